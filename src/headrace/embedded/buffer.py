@@ -1,0 +1,252 @@
+"""Messages on their way into a log: gathered in columns until there are enough for a batch."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.model.batch import Batch, Columns, encode
+from headrace.model.codec import Codec
+from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX
+
+WEIGHT_MAX = 224 << 10
+"""A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
+memory from the kernel each time, and touching its pages costs more than all the rest."""
+MESSAGE_WEIGHT = 128
+"""What a message weighs beyond its bytes."""
+
+GivenHeaders = Mapping[str, str | bytes]
+"""Headers as a caller may give them; text is stored as UTF-8."""
+
+
+_ASK, _OPEN, _TAKE = object(), object(), object()
+"""What the buffer's inside can be asked, other than to add messages."""
+
+
+class GivenMessage(NamedTuple):
+    """One message as it goes into the buffer, checked."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: dict[str, bytes] | None
+    timestamp: int | None
+    weight: int
+
+
+class Portion(list[bytes]):
+    """Values that fit into an empty buffer together, checked."""
+
+
+class Gathered:
+    """The columns of a batch."""
+
+    __slots__ = ("headers", "keys", "timestamps", "values", "weight")
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+        self.timestamps: list[int | None] | None = None
+        self.headers: list[dict[str, bytes] | None] | None = None
+        self.weight = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the messages have only values."""
+        return self.keys is None and self.timestamps is None and self.headers is None
+
+    def add(self, message: GivenMessage) -> None:
+        """Add a message. A column begins with the first message that needs it; those before have nothing in it."""
+        before = len(self.values)
+        if message.key is not None and self.keys is None:
+            self.keys = [None] * before
+        if message.timestamp is not None and self.timestamps is None:
+            self.timestamps = [None] * before
+        if message.headers is not None and self.headers is None:
+            self.headers = [None] * before
+        if self.keys is not None:
+            self.keys.append(message.key)
+        if self.timestamps is not None:
+            self.timestamps.append(message.timestamp)
+        if self.headers is not None:
+            self.headers.append(message.headers)
+        self.values.append(message.value)
+        self.weight += message.weight
+
+    def extend(self, values: Sequence[bytes]) -> None:
+        """Add messages that have only a value."""
+        for column in (self.keys, self.timestamps, self.headers):
+            if column is not None:
+                column.extend([None] * len(values))
+        self.values.extend(values)
+        self.weight += weight(values)
+
+    def batch(self, now_us: int, codec: Codec, data: bytearray) -> Batch:
+        """The messages as a batch in the memory given; those without a time get this one."""
+        timestamps = self.timestamps
+        filled = None if timestamps is None else [now_us if time is None else time for time in timestamps]
+        return encode(Columns(self.values, self.keys, filled, self.headers), now_us, codec=codec, buffer=data)
+
+
+class Buffer:
+    """Where messages wait for the others of their batch.
+
+    Its inside is a generator, and a generator admits one thread at a time: that costs half of what a lock does, and
+    appending one message is hardly more. `send` may find it taken or, after an interrupt, ended; `call` copes.
+    """
+
+    def __init__(self, next_offset: int) -> None:
+        self._base = next_offset
+        self._gathered = Gathered()
+        self._open = False
+        self.send: Callable[[object], Any]
+        self.revive()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return int(self.call(_ASK))
+
+    def add(self, message: GivenMessage | Portion) -> int:
+        """Add a message, or values; returns the first offset, or -1 when the buffer is closed or has no room."""
+        return int(self.call(message))
+
+    def open(self) -> None:
+        """Begin a batch."""
+        self.call(_OPEN)
+
+    def take(self) -> Gathered:
+        """What has been gathered; the buffer is then empty and closed."""
+        gathered: Gathered = self.call(_TAKE)
+        return gathered
+
+    def call(self, item: object) -> Any:
+        """Send until it is heard; the caller has the lock of the log if the buffer may have to be revived."""
+        while True:
+            try:
+                return self.send(item)
+            except ValueError:
+                time.sleep(0)  # another thread is inside, for an instant
+            except StopIteration:
+                self.revive()
+
+    def revive(self) -> None:
+        """Begin the inside anew, with what has been gathered."""
+        inside = self._inside()
+        next(inside)
+        self.send = inside.send
+
+    def _inside(self) -> Generator[object, object, None]:
+        answer: object = None
+        while True:
+            gathered = self._gathered
+            push = gathered.values.append
+            weight, offset = gathered.weight, self._base + len(gathered.values)
+            weight_max = WEIGHT_MAX if self._open and gathered.plain else 0
+            each = MESSAGE_WEIGHT
+            item = yield answer
+            # The quick way, for all but the first message of a batch as long as they are only values.
+            while type(item) is bytes:
+                weight += len(item) + each
+                if weight < weight_max:
+                    push(item)
+                    item = yield offset
+                    offset += 1
+                else:
+                    weight -= len(item) + each
+                    item = yield -1
+            gathered.weight = weight
+            answer = self._answer(item)
+
+    def _answer(self, item: object) -> object:
+        gathered = self._gathered
+        offset = self._base + len(gathered.values)
+        if item is _ASK:
+            return offset
+        if item is _OPEN:
+            self._open = True
+            return offset
+        if item is _TAKE:
+            self._gathered, self._base, self._open = Gathered(), offset, False
+            return gathered
+        room = WEIGHT_MAX - gathered.weight if self._open else -1
+        if isinstance(item, GivenMessage) and (item.weight < room or room == WEIGHT_MAX):
+            gathered.add(item)
+            return offset
+        if isinstance(item, Portion) and (weight(item) < room or room == WEIGHT_MAX):
+            gathered.extend(item)
+            return offset
+        return -1  # no room, or not checked yet
+
+
+def weight(values: Sequence[bytes]) -> int:
+    """What messages with only values weigh."""
+    return sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
+
+
+def checked_message(
+    value: bytes | None, key: bytes | None, headers: GivenHeaders | None, timestamp: int | None
+) -> GivenMessage:
+    """The parts of a message, if they are what they should be."""
+    value = _bytes(value, "a value")
+    key = _bytes(key, "a key")
+    checked_headers = _checked_headers(headers)
+    if timestamp is not None:
+        _check_timestamp(timestamp)
+    size = len(value or b"") + len(key or b"")
+    if checked_headers:
+        size += sum(len(name) + len(text) for name, text in checked_headers.items())
+    if size > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {size}")
+    return GivenMessage(value, key, checked_headers, timestamp, size + MESSAGE_WEIGHT)
+
+
+def checked_values(values: Iterable[bytes]) -> Sequence[bytes]:
+    """The values as a sequence of bytes."""
+    sequence = values if isinstance(values, list | tuple) else list(values)
+    if set(map(type, sequence)) <= {bytes}:
+        checked: Sequence[bytes] = sequence
+    else:
+        checked = [_bytes(value, "a value") or b"" for value in sequence]
+    if max(map(len, checked), default=0) > MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes")
+    return checked
+
+
+def portions(values: Sequence[bytes]) -> Iterator[Portion]:
+    """The values in portions that fit into an empty buffer, or are a single large one."""
+    start, count = 0, WEIGHT_MAX // (2 * MESSAGE_WEIGHT)
+    while start < len(values):
+        portion = Portion(values[start : start + count])
+        while len(portion) > 1 and weight(portion) > WEIGHT_MAX:
+            portion = Portion(portion[: len(portion) // 2])
+        start += len(portion)
+        yield portion
+
+
+def _check_timestamp(timestamp: int) -> None:
+    """Refuse what is no time in microseconds."""
+    if type(timestamp) is not int or not -TIMESTAMP_US_MAX <= timestamp <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"a timestamp is a whole number of microseconds since 1970, not {timestamp!r}")
+
+
+def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
+    """Headers as they are stored."""
+    if headers is None:
+        return None
+    checked = {}
+    for name, text in headers.items():
+        if not isinstance(name, str):
+            raise InvalidArgument(f"a header's name is text, not {name!r}")
+        content = text.encode() if isinstance(text, str) else _bytes(text, f"header {name}")
+        if content is None:
+            raise InvalidArgument(f"header {name} has no value")
+        checked[name] = content
+    return checked or None
+
+
+def _bytes(content: bytes | bytearray | memoryview | None, what: str) -> bytes | None:
+    if content is None or type(content) is bytes:
+        return content
+    if isinstance(content, bytes | bytearray | memoryview):
+        return bytes(content)
+    raise InvalidArgument(f"{what} is bytes, not {type(content).__name__}; encode text with .encode()")

@@ -1,0 +1,158 @@
+"""Durable positions in a log: one for each reader that wants its own, and one that all consumers share."""
+
+import struct
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headrace.model.errors import CursorInUse, InvalidArgument
+from headrace.model.message import Message
+from headrace.storage.disk import Disk
+from headrace.storage.record import Record
+
+if TYPE_CHECKING:
+    from headrace.embedded.reading import Readable
+
+DIRECTORY = "cursors"
+_POSITION = struct.Struct("<Q")
+
+
+class Position:
+    """An offset kept in a file of its own, which a lock keeps for one holder."""
+
+    def __init__(self, disk: Disk, directory: str, name: str) -> None:
+        disk.make_directory(directory)
+        self._disk = disk
+        path = f"{directory}/{name}"
+        new = not disk.exists(path)
+        self._record = Record(disk, path, write=True, create=True)
+        if new:
+            disk.sync_directory(directory)
+
+    def lock(self, *, wait: bool) -> bool:
+        """Become the holder."""
+        return self._disk.lock(self._record.file, wait=wait)
+
+    def unlock(self) -> None:
+        """Let another be the holder."""
+        self._disk.unlock(self._record.file)
+
+    def load(self) -> int | None:
+        """The offset, or None when there is none yet."""
+        content = self._record.load()
+        return None if content is None else int(_POSITION.unpack(content)[0])
+
+    def store(self, offset: int) -> None:
+        """Keep an offset, durably."""
+        self._record.store(_POSITION.pack(offset))
+
+
+class MemoryPosition:
+    """An offset that is forgotten with its log."""
+
+    def __init__(self) -> None:
+        self._held = threading.Lock()
+        self._offset: int | None = None
+
+    def lock(self, *, wait: bool) -> bool:
+        """Become the holder."""
+        return self._held.acquire(blocking=wait)
+
+    def unlock(self) -> None:
+        """Let another be the holder."""
+        self._held.release()
+
+    def load(self) -> int | None:
+        """The offset, or None when there is none yet."""
+        return self._offset
+
+    def store(self, offset: int) -> None:
+        """Keep an offset."""
+        self._offset = offset
+
+
+class Cursor:
+    """A named place in a log, kept across restarts. Iterating reads on from it; `commit` moves it.
+
+    >>> with Log(directory) as log:
+    ...     _ = log.append_many([b"a", b"b", b"c"])
+    ...     with log.cursor("billing") as cursor:
+    ...         first = next(iter(cursor))
+    ...         cursor.commit()
+    ...     with log.cursor("billing") as cursor:
+    ...         [message.value for message in cursor]
+    [b'b', b'c']
+    """
+
+    def __init__(self, log: "Readable", name: str, position: Position | MemoryPosition) -> None:
+        if not position.lock(wait=False):
+            raise CursorInUse(f"cursor {name} is open elsewhere; close it there or use another name")
+        self.name = name
+        self._log = log
+        self._position = position
+        stored = position.load()
+        self._committed = log.first_offset if stored is None else stored
+        if stored is None:
+            position.store(self._committed)
+        self._next = self._committed
+        self._open = True
+
+    @property
+    def offset(self) -> int:
+        """The offset of the message that comes next."""
+        return self._next
+
+    @property
+    def committed(self) -> int:
+        """The offset at which reading resumes after a restart."""
+        return self._committed
+
+    @property
+    def lag(self) -> int:
+        """How many offsets there are from the committed one to the end of the log."""
+        return max(self._log.next_offset - self._committed, 0)
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages from here to the end as it is now."""
+        for message in self._log.messages(self._start()):
+            self._next = message.offset + 1
+            yield message
+
+    def tail(self, timeout: float | None = None) -> Iterator[Message]:
+        """The messages from here on, waiting for new ones; ends after `timeout` seconds without one."""
+        for message in self._log.tail(self._start(), timeout=timeout):
+            self._next = message.offset + 1
+            yield message
+
+    def commit(self, offset: int | None = None) -> None:
+        """Keep the place durably: behind the last message read, or the offset given."""
+        self._committed = self._next if offset is None else self._checked(offset)
+        self._position.store(self._committed)
+
+    def seek(self, offset: int | None = None, *, time: int | None = None) -> None:
+        """Go to an offset, or to the first message of a time or later, without committing."""
+        if (offset is None) == (time is None):
+            raise InvalidArgument("seek to an offset or to a time")
+        self._next = self._log.find_time(time) if time is not None else self._checked(offset or 0)
+
+    def close(self) -> None:
+        """Let others open the cursor; what was not committed comes again."""
+        if self._open:
+            self._open = False
+            self._position.unlock()
+
+    def __enter__(self) -> "Cursor":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> int:
+        # Messages that retention has removed are passed over, as they can never be read.
+        return max(self._next, self._log.first_offset)
+
+    def _checked(self, offset: int) -> int:
+        if not 0 <= offset <= self._log.next_offset:
+            raise InvalidArgument(f"offset {offset} is not between 0 and {self._log.next_offset}, the log's end")
+        return offset

@@ -1,0 +1,422 @@
+"""The embedded log: append from one process, read from any number."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from headrace.embedded import shared
+from headrace.embedded.buffer import (
+    Buffer,
+    Gathered,
+    GivenHeaders,
+    GivenMessage,
+    Portion,
+    checked_message,
+    checked_values,
+    portions,
+)
+from headrace.embedded.reading import Readable
+from headrace.model.batch import HEADER_BYTES
+from headrace.model.codec import Codec
+from headrace.model.errors import HeadraceError, InvalidArgument, LogClosed, LogInUse, LogNotFound, LogReadOnly
+from headrace.model.limits import SEGMENT_BYTES_MIN
+from headrace.model.message import Message
+from headrace.storage.beacon import Beacon
+from headrace.storage.compaction import Keep
+from headrace.storage.disk import OpenFile
+from headrace.storage.follower import LIVE, Follower
+from headrace.storage.host import Host
+from headrace.storage.log import FileLog
+from headrace.storage.memory import MemoryLog
+from headrace.storage.recovery import Findings, verify
+from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+
+logger = logging.getLogger("headrace.embedded")
+
+MEMORY = ":memory:"
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.005
+_RETENTION_SEGMENTS = 8
+"""Retention removes whole segments: with less than so many it would be coarse."""
+
+
+class Log(Readable):
+    """A durable log in a directory, or, with the path ":memory:", a bounded one in memory.
+
+    One process at a time writes; any number read, with `readonly=True`. Appended messages gather in a buffer:
+
+    - they are *written* (visible to every reader, safe from a killed process) when the buffer is full, on `flush()`,
+      at the latest `sync_every` seconds after they were appended, and before this object reads anything;
+    - they are *synced* (safe from a power loss) when `flush()` or `close()` returns, leaving the `with` block
+      included, and otherwise soon after `sync_every` seconds.
+
+    >>> with Log(directory) as log:
+    ...     log.append(b"hello")
+    ...     log.append(b"world", key=b"k", headers={"lang": "en"})
+    ...     [message.value for message in log]
+    0
+    1
+    [b'hello', b'world']
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        create: bool = True,
+        sync_every: float | None = 0.1,
+        compression: str = "none",
+        segment_bytes: int | None = None,
+        segment_seconds: float | None = None,
+        retain_seconds: float | None = None,
+        retain_bytes: int | None = None,
+        until_consumed: bool = False,
+        memory_bytes: int = 256 << 20,
+        host: Host | None = None,
+    ) -> None:
+        """Open the log, or make it.
+
+        :param readonly: read what another process writes.
+        :param create: make the log if there is none.
+        :param sync_every: seconds after which appended messages are synced without being asked; None: never.
+        :param compression: of each batch: none, lz4 or zstd.
+        :param segment_bytes: the size of the log's files; a smaller one frees space in smaller steps.
+        :param segment_seconds: start a new file after so long.
+        :param retain_seconds: remove files whose newest message was appended longer ago.
+        :param retain_bytes: remove the oldest files while there are more bytes.
+        :param until_consumed: remove files that every cursor has passed.
+        :param memory_bytes: how much a log in memory holds before it drops the oldest messages.
+        :param host: share files and threads with these logs rather than with all of the process.
+        """
+        super().__init__()
+        self.path = os.fspath(path)
+        self.readonly = readonly
+        self._codec = _codec(compression)
+        self._sync_every = _positive(sync_every, "sync_every")
+        self._retain_us = _microseconds(retain_seconds, "retain_seconds")
+        self._retain_bytes = _positive(retain_bytes, "retain_bytes")
+        self._until_consumed = until_consumed
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._taken: Gathered | None = None
+        """Messages taken from the buffer and not written yet."""
+        self._data = bytearray(HEADER_BYTES)
+        self._ticking = False
+        self._host = host or shared.host()
+        self._disk = self._host.disk
+        self._beacon: Beacon | None = None
+        settings = self._settings(segment_bytes, _microseconds(segment_seconds, "segment_seconds"))
+        self._open(settings, create, memory_bytes)
+        self._segments_seen = len(getattr(self._stored, "segments", ()))
+        self._buffer = Buffer(self._stored.next_offset)
+        if not readonly:
+            shared.close_at_exit(self)
+            self._trim_if_asked()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._stored.next_offset if self.readonly else self._buffer.next_offset
+
+    @property
+    def recovery(self) -> Findings:
+        """What was found and mended when the log was opened."""
+        return self._stored.findings if isinstance(self._stored, FileLog) else Findings()
+
+    def append(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: int | None = None,
+    ) -> int:
+        """Append a message and return its offset. When this raises, the message was not appended.
+
+        A message without a timestamp, in microseconds since 1970, gets the time at which it is written. A value of
+        None says that the key is deleted.
+        """
+        if key is None and headers is None and timestamp is None:
+            try:
+                offset: int = self._buffer.send(value)
+            except (ValueError, StopIteration):
+                offset = -1
+            if offset >= 0:
+                return offset
+        message = checked_message(value, key, headers, timestamp)
+        with self._lock:
+            return self._add(message)
+
+    def append_many(self, values: Iterable[bytes]) -> range:
+        """Append many messages that have only a value, and return their offsets.
+
+        Nothing is appended when a value is not bytes. When the disk fills up half-way, `next_offset` tells how far
+        it came.
+        """
+        checked = checked_values(values)
+        with self._lock:
+            first = offset = self.next_offset
+            for portion in portions(checked):
+                offset = self._add(portion) + len(portion)
+            return range(first, offset)
+
+    def flush(self, *, sync: bool = True) -> int:
+        """Write what was appended, so that readers see it, and return when it is on the disk; unless not `sync`.
+
+        Returns the offset before which all messages are that safe.
+        """
+        with self._lock:
+            self._check_open()
+            offset = self._write()
+        if sync and isinstance(self._stored, FileLog):
+            self._stored.wait_synced(offset)
+        return offset
+
+    def truncate_before(self, offset: int) -> None:
+        """Forget the messages before an offset."""
+        with self._lock:
+            self._write()
+            self._writer().truncate_before(offset)
+
+    def trim(self) -> int:
+        """Apply the retention settings now, and return the first offset left; it also happens by itself."""
+        now_us = _now_us()
+        with self._lock:
+            writer = self._writer()
+            writer.retain(now_us, age_us=self._retain_us, bytes_max=self._retain_bytes)
+            consumed = self._consumed() if self._until_consumed else None
+            if consumed is not None:
+                writer.truncate_before(min(consumed, self._stored.next_offset))
+        return self.first_offset
+
+    def compact(self, keep: Callable[[Message], bool]) -> int:
+        """Remove the messages that the rule does not keep from all but the newest file; returns the bytes freed.
+
+        Offsets stay as they are. Reading and appending go on meanwhile.
+        """
+        self.flush(sync=False)
+        return self._writer().compact(_by_message(keep))
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log, changing nothing."""
+        self._settle()
+        if isinstance(self._stored, MemoryLog):
+            return Findings()
+        assert isinstance(self._stored, FileLog | Follower)
+        return verify(self._stored.segments, self._stored.next_offset, progress)
+
+    def info(self) -> dict[str, Any]:
+        """What there is to know about the log, as it is now."""
+        self._settle()
+        segments = getattr(self._stored, "segments", ())
+        return {
+            "path": self.path,
+            "first_offset": self.first_offset,
+            "next_offset": self.next_offset,
+            "messages": len(self),
+            "bytes": getattr(self._stored, "size_bytes", 0),
+            "segments": len(segments),
+            "cursors": self.cursors(),
+        }
+
+    def close(self) -> None:
+        """Write and sync what was appended, and let go of the log; it may be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._pid != os.getpid():
+                self._closed = True  # a forked child has only a copy of its parent's buffer
+                return
+            if not self.readonly:
+                self._write()
+            self._closed = True
+            self._stored.close()  # type: ignore[attr-defined]
+            if self._beacon is not None and not self.readonly:
+                self._beacon.close()
+            with self._grown:
+                self._grown.notify_all()
+        shared.closed(self)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"offsets {self.first_offset} to {self.next_offset}"
+        return f"<headrace.Log {self.path} {state}>"
+
+    def _open(self, settings: LogSettings, create: bool, memory_bytes: int) -> None:
+        if self.path == MEMORY:
+            if self.readonly:
+                raise InvalidArgument("a log in memory is its process's own: it cannot be opened readonly")
+            self._stored = MemoryLog(memory_bytes)
+            return
+        self.path = os.path.abspath(self.path)
+        if self.readonly:
+            follower = Follower(self._host, self.path)
+            self._stored, self._beacon = follower, follower.beacon
+            return
+        live = self._locked(create)
+        stored = FileLog(self._host, self.path, settings, create=create)
+        self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
+        self._beacon.begin(stored.first_offset, stored.next_offset)
+        stored.beacon = self._beacon
+
+    def _locked(self, create: bool) -> OpenFile:
+        """The file that the writer keeps locked; who reads may hold it too, for a moment."""
+        live = lock_file(self._host, self.path, create=create)
+        for _ in range(_LOCK_TRIES):
+            if self._disk.lock(live):
+                return live
+            time.sleep(_LOCK_PAUSE_S)
+        raise LogInUse(f"{self.path} is open for writing elsewhere; close it there, or open it with readonly=True")
+
+    def _settings(self, segment_bytes: int | None, segment_age_us: int | None) -> LogSettings:
+        if segment_bytes is None:
+            segment_bytes = DEFAULT_SETTINGS.segment_bytes
+            if self._retain_bytes is not None:
+                segment_bytes = max(min(segment_bytes, self._retain_bytes // _RETENTION_SEGMENTS), SEGMENT_BYTES_MIN)
+        if segment_age_us is None and self._retain_us is not None:
+            segment_age_us = max(self._retain_us // _RETENTION_SEGMENTS, 1)
+        return LogSettings(segment_bytes=segment_bytes, segment_age_us=segment_age_us)
+
+    def _begin(self) -> None:
+        """Before the first message of a batch: see that it can be written, and that it will be."""
+        self._check_open()
+        if self._sync_every is not None and not self._ticking and self.path != MEMORY:
+            self._ticking = True
+            shared.ticker().call_later(self._sync_every, self._tick)
+
+    def _tick(self) -> None:
+        """Write and sync what has waited long enough."""
+        with self._lock:
+            self._ticking = False
+            if self._closed:
+                return
+            try:
+                self._write()
+                self._file_log().request_sync()
+            except HeadraceError as error:
+                # The messages stay in the buffer; the next append or flush meets the same error and raises it.
+                logger.warning("%s: %s", self.path, error)
+                self._begin()
+
+    def _add(self, message: GivenMessage | Portion) -> int:
+        """Add to the buffer, writing it out if it is full; the caller has the lock."""
+        offset = self._buffer.add(message)
+        while offset < 0:
+            self._write()
+            self._begin()
+            self._buffer.open()
+            offset = self._buffer.add(message)
+        return offset
+
+    def _write(self) -> int:
+        """Write what is in the buffer as a batch; when this raises, it waits for the next time.
+
+        Returns the offset of the next message. The caller has the lock.
+        """
+        if self._taken is None:
+            taken = self._buffer.take()
+            self._taken = taken if taken.values else None
+        if self._taken is None:
+            return self._stored.next_offset
+        now_us = _now_us()
+        batch = self._taken.batch(now_us, self._codec, self._data)
+        offset = self._writer().append(batch, now_us).next_offset
+        self._taken = None
+        if isinstance(self._stored, MemoryLog):
+            with self._grown:
+                self._grown.notify_all()
+        elif len(self._file_log().segments) != self._segments_seen:
+            self._trim_if_asked()
+        return offset
+
+    def _trim_if_asked(self) -> None:
+        if self._retain_us is not None or self._retain_bytes is not None or self._until_consumed:
+            self.trim()
+        self._segments_seen = len(getattr(self._stored, "segments", ()))
+
+    def _settle(self) -> None:
+        if self._closed:
+            raise LogClosed
+        if not self.readonly:
+            with self._lock:
+                self._write()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed
+        if self.readonly:
+            raise LogReadOnly
+        if self._pid != os.getpid():
+            raise LogInUse("the log was opened before this process was forked off; open it again, with readonly=True")
+
+    def _writer(self) -> FileLog | MemoryLog:
+        self._check_open()
+        assert isinstance(self._stored, FileLog | MemoryLog)
+        return self._stored
+
+    def _file_log(self) -> FileLog:
+        assert isinstance(self._stored, FileLog)
+        return self._stored
+
+
+def repair(path: str | os.PathLike[str]) -> Findings:
+    """Look at every byte of a log that nobody writes, set damage aside and make the log whole again."""
+    host = shared.host()
+    directory = os.path.abspath(os.fspath(path))
+    live = lock_file(host, directory, create=False)
+    if not host.disk.lock(live):
+        raise LogInUse(f"{directory} is open for writing elsewhere; close it there first")
+    log = FileLog(host, directory, create=False, repair=True)
+    beacon = Beacon(host.disk, live, write=True)
+    beacon.begin(log.first_offset, log.next_offset)
+    log.close()
+    beacon.close()
+    return log.findings
+
+
+def lock_file(host: Host, directory: str, *, create: bool) -> OpenFile:
+    """The file of a log that its writer locks, made if need be."""
+    disk = host.disk
+    path = f"{directory}/{LIVE}"
+    if create:
+        disk.make_directory(directory)
+    elif not disk.exists(directory) or not disk.names(directory):
+        raise LogNotFound(f"there is no log in {directory}")
+    try:
+        return disk.open(path, write=True)
+    except LogNotFound:
+        return disk.open(path, create=True)
+
+
+def _by_message(keep: Callable[[Message], bool]) -> Keep:
+    return lambda batch: [index for index, message in enumerate(batch.messages()) if keep(message)]
+
+
+def _codec(name: str) -> Codec:
+    try:
+        return Codec[name.upper()]
+    except KeyError:
+        raise InvalidArgument(f"compression is none, lz4 or zstd, not {name!r}") from None
+
+
+def _positive(number: float | int | None, name: str) -> Any:
+    if number is not None and not number > 0:
+        raise InvalidArgument(f"{name} must be more than 0, not {number}")
+    return number
+
+
+def _microseconds(seconds: float | None, name: str) -> int | None:
+    return None if seconds is None else max(int(_positive(seconds, name) * 1_000_000), 1)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

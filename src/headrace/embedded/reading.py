@@ -1,0 +1,225 @@
+"""Reading an embedded log: by offset, by time, by cursor, and waiting for what comes."""
+
+import threading
+import time as clock
+from collections.abc import Iterator
+from itertools import chain, dropwhile, takewhile
+from typing import overload
+
+from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position
+from headrace.model.batch import Batch
+from headrace.model.errors import InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
+from headrace.model.message import Message
+from headrace.storage.beacon import Beacon
+from headrace.storage.disk import Disk
+from headrace.storage.driver import checked_name
+from headrace.storage.reader import LogReader
+
+_SHARED = ".shared"
+_WAIT_S = 0.25
+"""The longest single sleep, which bounds how late a signal or a close is noticed."""
+
+
+class Readable:
+    """What can be read of a log, in the process that writes it or in another."""
+
+    _stored: LogReader
+    _beacon: Beacon | None
+    _disk: Disk
+    path: str
+
+    def __init__(self) -> None:
+        self._positions: dict[str, MemoryPosition] = {}
+        self._shared: Position | MemoryPosition | None = None
+        self._shared_lock = threading.Lock()
+        self._grown = threading.Condition()
+        self._closed = False
+
+    def _settle(self) -> None:
+        """Make what this process has appended readable."""
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self._stored.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._stored.next_offset
+
+    def __len__(self) -> int:
+        """How many offsets the log holds; messages that compaction removed count too."""
+        return self.next_offset - self.first_offset
+
+    def __bool__(self) -> bool:
+        """A log is a log even when it is empty."""
+        return True
+
+    def read(self, offset: int) -> Message:
+        """The message at an offset."""
+        self._settle()
+        if not self._stored.first_offset <= offset < self._stored.next_offset:
+            first, following = self.first_offset, self.next_offset
+            raise OffsetOutOfRange(f"there is no message at offset {offset}; the log has {first} up to {following}")
+        for message in self.messages(offset, until=offset + 1):
+            return message
+        raise MessageGone(f"the message at offset {offset} was removed by compaction")
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | list[Message]:
+        """The message at an offset, or those in a range of offsets; negative ones count from the end."""
+        if isinstance(at, slice):
+            if at.step not in (None, 1):
+                raise InvalidArgument("slices of a log have no step")
+            first, following = self.first_offset, self.next_offset
+            start = first if at.start is None else at.start if at.start >= 0 else at.start + following
+            stop = following if at.stop is None else at.stop if at.stop >= 0 else at.stop + following
+            return list(self.messages(min(max(start, first), following), until=stop))
+        return self.read(at if at >= 0 else at + self.next_offset)
+
+    def __iter__(self) -> Iterator[Message]:
+        """All messages, to the end as it is now."""
+        return self.messages()
+
+    def messages(
+        self, start: int | None = None, *, time: int | None = None, until: int | None = None, skip_corrupt: bool = False
+    ) -> Iterator[Message]:
+        """The messages from an offset, or from a time, to the end as it is now or before `until`.
+
+        Damaged messages raise CorruptBatch, which says where to go on; `skip_corrupt` passes over them.
+        """
+        self._settle()
+        start = self._start(start, time)
+        batches = self._stored.batches(start, until=until, skip_corrupt=skip_corrupt)
+        messages = chain.from_iterable(map(Batch.messages, batches))
+        later = dropwhile(lambda message: message.offset < start, messages)
+        return later if until is None else takewhile(lambda message: message.offset < until, later)
+
+    def batches(
+        self, start: int | None = None, *, time: int | None = None, until: int | None = None, skip_corrupt: bool = False
+    ) -> Iterator[Batch]:
+        """The same as whole batches, the fastest way to read: `batch.columns().values` is a list of the values.
+
+        The first batch may begin before `start`, and the last may end after `until`.
+        """
+        self._settle()
+        return self._stored.batches(self._start(start, time), until=until, skip_corrupt=skip_corrupt)
+
+    def tail(
+        self, start: int | None = None, *, time: int | None = None, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Messages as they come, from an offset, a time, or by default from now on.
+
+        Ends when the log is closed, or after `timeout` seconds without a message.
+        """
+        self._settle()
+        offset = self.next_offset if start is None and time is None else self._start(start, time)
+        while True:
+            for message in self.messages(offset):
+                offset = message.offset + 1
+                yield message
+            offset = max(offset, self.first_offset)
+            if not self.wait(offset, timeout):
+                return
+
+    def wait(self, offset: int, timeout: float | None = None) -> bool:
+        """Wait until there is a message at an offset or after it; whether there is one.
+
+        A process that waits costs nothing, and is woken by the writing process.
+        """
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        self._settle()
+        while not self._closed:
+            if self._stored.next_offset > offset:
+                return True
+            left = _WAIT_S if deadline is None else min(deadline - clock.monotonic(), _WAIT_S)
+            if left <= 0:
+                return False
+            self._sleep(self._stored.next_offset, left)
+        return False
+
+    def find_time(self, time: int) -> int:
+        """The offset of the first message with this timestamp, in microseconds, or a later one."""
+        self._settle()
+        return self._stored.find_time(time)
+
+    def cursor(self, name: str) -> Cursor:
+        """Open the durable cursor of that name; a new one begins with the oldest message."""
+        return Cursor(self, checked_name(name), self._position(name))
+
+    def cursors(self) -> dict[str, int]:
+        """The names of the cursors, and the offsets at which they stand."""
+        names = self._positions if self._beacon is None else self._disk.names(f"{self.path}/{DIRECTORY}")
+        offsets = {name: self._position(name).load() for name in names if name != _SHARED}
+        return {name: offset for name, offset in offsets.items() if offset is not None}
+
+    def consume(self, max_messages: int = 1, *, timeout: float | None = 0.0) -> list[Message]:
+        """Take the next messages, which no other consumer of this log will get; empty when none come in time.
+
+        All who call this, in any process, share one durable place. It has moved on when this returns: a consumer
+        that fails then has consumed them. Use a cursor to have messages again until they are committed.
+        """
+        if max_messages < 1:
+            raise InvalidArgument(f"max_messages must be 1 at least, not {max_messages}")
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        with self._shared_lock:
+            if self._shared is None:
+                self._shared = self._position(_SHARED)
+        while True:
+            taken, offset = self._take(self._shared, max_messages)
+            left = None if deadline is None else deadline - clock.monotonic()
+            if taken or self._closed or (left is not None and left <= 0):
+                return taken
+            if not self.wait(offset, left):
+                return []
+
+    def _take(self, position: Position | MemoryPosition, max_messages: int) -> tuple[list[Message], int]:
+        with self._shared_lock:  # the file's lock is between processes
+            position.lock(wait=True)
+            try:
+                offset = max(position.load() or 0, self.first_offset)
+                taken = [message for message, _ in zip(self.messages(offset), range(max_messages), strict=False)]
+                if taken:
+                    offset = taken[-1].offset + 1
+                    position.store(offset)
+                return taken, offset
+            finally:
+                position.unlock()
+
+    def _consumed(self) -> int | None:
+        """The offset that every cursor has passed; None when there is no cursor."""
+        offsets = list(self.cursors().values())
+        shared = self._position(_SHARED).load() if self._has_shared() else None
+        if shared is not None:
+            offsets.append(shared)
+        return min(offsets, default=None)
+
+    def _has_shared(self) -> bool:
+        return _SHARED in self._positions or self._disk.exists(f"{self.path}/{DIRECTORY}/{_SHARED}")
+
+    def _position(self, name: str) -> Position | MemoryPosition:
+        if self._beacon is None:
+            return self._positions.setdefault(name, MemoryPosition())
+        try:
+            return Position(self._disk, f"{self.path}/{DIRECTORY}", name)
+        except PermissionError as error:
+            raise LogReadOnly(f"cursors of {self.path} need leave to write there: {error}") from error
+
+    def _start(self, start: int | None, time: int | None) -> int:
+        if start is not None and time is not None:
+            raise InvalidArgument("start at an offset or at a time, not both")
+        if time is not None:
+            return self._stored.find_time(time)
+        return self._stored.first_offset if start is None else start
+
+    def _sleep(self, seen: int, timeout_s: float) -> None:
+        if self._beacon is not None:
+            self._beacon.wait(seen, timeout_s)
+        else:
+            with self._grown:
+                if self._stored.next_offset == seen:
+                    self._grown.wait(timeout_s)

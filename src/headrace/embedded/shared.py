@@ -1,0 +1,68 @@
+"""What all embedded logs of a process share, made at first use and put in order when the process ends."""
+
+import atexit
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from headrace.embedded.ticker import Ticker
+from headrace.storage.host import Host
+
+
+class Closable(Protocol):
+    """A log that can be closed."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+_lock = threading.Lock()
+_host: Host | None = None
+_ticker: Ticker | None = None
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+
+def host() -> Host:
+    """The process's host."""
+    global _host
+    with _lock:
+        if _host is None:
+            _host = Host()
+        return _host
+
+
+def ticker() -> Ticker:
+    """The process's ticker."""
+    global _ticker
+    with _lock:
+        if _ticker is None:
+            _ticker = Ticker()
+        return _ticker
+
+
+def close_at_exit(log: Closable) -> None:
+    """Close a log when the process ends, if nobody has before."""
+    _open.add(log)
+
+
+def closed(log: Closable) -> None:
+    """The log needs no closing any more."""
+    _open.discard(log)
+
+
+@atexit.register
+def _close_all() -> None:
+    for log in list(_open):
+        log.close()
+
+
+def _forget() -> None:
+    """In a forked child: its parent's threads are not there, and its parent's logs are not its own."""
+    global _host, _ticker, _open, _lock
+    _lock = threading.Lock()
+    _host = _ticker = None
+    _open = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,1 @@
+"""The shared words of Headrace: messages, batches, errors and limits."""

@@ -1,0 +1,313 @@
+"""The batch: the unit of work, storage and transport. Its bytes are laid out in storage/FORMAT.md."""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from headrace.model.codec import Codec, compress, decompress
+from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, MessageTooLarge, UnsupportedFormat
+from headrace.model.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
+from headrace.model.message import Message
+
+MAGIC = b"\xa7HRB"
+VERSION = 1
+
+# magic check | base_offset append_time log_id | crc length version codec flags count span time_min time_max producer...
+_HEADER = struct.Struct("<4sI QqI IIBBHII qq QII")
+_PRODUCER = struct.Struct("<4sI 20x IIBBHII qq QII")
+_PLACE = struct.Struct("<QqI")
+_U32 = struct.Struct("<I")
+
+HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == 80
+_CHECK_AT = 4
+_PLACE_AT = 8  # the check covers the header from here
+_CRC_AT = 28
+_PRODUCED_AT = 32  # the crc covers the batch from here
+
+FLAG_COMPACTED = 1
+"""No messages: compaction removed them all."""
+FLAG_LOST = 2
+"""No messages: they were damaged, and repair put this in their place."""
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Columns(msgspec.Struct, array_like=True):
+    """A batch's messages, a list for each field; None where no message has the field."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None = None
+    timestamps: Sequence[int] | None = None
+    headers: Sequence[dict[str, bytes] | None] | None = None
+    dues: Sequence[int | None] | None = None
+    priorities: Sequence[int | None] | None = None
+    expires: Sequence[int | None] | None = None
+    places: Sequence[int] | None = None
+    """Each message's offset less the batch's base offset, when compaction left holes."""
+
+    def picked(self, indices: Sequence[int], base_places: Sequence[int]) -> "Columns":
+        """Only the messages at these indices, with their places in the batch written down."""
+
+        def pick(column: Sequence[Any] | None) -> list[Any] | None:
+            return None if column is None else [column[index] for index in indices]
+
+        return Columns(
+            [self.values[index] for index in indices],
+            pick(self.keys),
+            pick(self.timestamps),
+            pick(self.headers),
+            pick(self.dues),
+            pick(self.priorities),
+            pick(self.expires),
+            [base_places[index] for index in indices],
+        )
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Columns)
+
+
+class Producer(NamedTuple):
+    """Who produced a batch, for recognising a repeated one; all zero when nobody says."""
+
+    id: int = 0
+    epoch: int = 0
+    sequence: int = 0
+
+
+NO_PRODUCER = Producer()
+
+
+class Batch(msgspec.Struct, gc=False):
+    """One batch: the fields of its header, and `data`, all of its bytes."""
+
+    magic: bytes
+    check: int
+    base_offset: int
+    append_time: int
+    log_id: int
+    crc: int
+    length: int
+    version: int
+    codec: int
+    flags: int
+    count: int
+    span: int
+    """How many offsets the batch covers; more than count after compaction."""
+    time_min: int
+    time_max: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    data: Bytes
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last one that the batch covers."""
+        return self.base_offset + self.span
+
+    @property
+    def producer(self) -> Producer:
+        """Who produced the batch."""
+        return Producer(self.producer_id, self.producer_epoch, self.sequence)
+
+    def copied(self) -> "Batch":
+        """The same batch with bytes of its own, which may be given another place."""
+        return msgspec.structs.replace(self, data=bytearray(self.data))
+
+    def verify(self) -> None:
+        """Check everything the producer wrote, header fields and body, against the crc."""
+        if crc32c(memoryview(self.data)[_PRODUCED_AT:]) != self.crc:
+            raise InvalidBatch("the checksum does not match")
+
+    def place(self, base_offset: int, append_time: int, log_id: int) -> None:
+        """Give the batch its place in a log, and seal it with the check."""
+        self.base_offset = base_offset
+        self.append_time = append_time
+        self.log_id = log_id
+        data = self.data
+        _PLACE.pack_into(data, _PLACE_AT, base_offset, append_time, log_id)
+        self.check = crc32c(memoryview(data)[_PLACE_AT:HEADER_BYTES])
+        _U32.pack_into(data, _CHECK_AT, self.check)
+
+    def columns(self) -> Columns:
+        """The messages as columns."""
+        if not self.count:
+            return Columns([])
+        body: Bytes = memoryview(self.data)[HEADER_BYTES:]
+        if self.codec:
+            body = decompress(self.codec, memoryview(body))
+        try:
+            columns = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise InvalidBatch(f"the body is not columns of messages: {error}") from error
+        _check_columns(columns, self.count, self.span)
+        return columns
+
+    def messages(self) -> Iterator[Message]:
+        """The messages, one by one."""
+        columns = self.columns()
+        base = self.base_offset
+        return map(
+            Message,
+            range(base, base + self.count) if columns.places is None else [base + at for at in columns.places],
+            columns.values,
+            columns.timestamps or repeat(self.time_max),
+            columns.keys or repeat(None),
+            columns.headers or repeat(None),
+            columns.dues or repeat(None),
+            columns.priorities or repeat(None),
+            columns.expires or repeat(None),
+        )
+
+    def places(self, columns: Columns) -> Sequence[int]:
+        """Each message's offset less the base offset."""
+        return range(self.count) if columns.places is None else columns.places
+
+
+_batch: Callable[..., Batch] = Batch
+
+
+def encode(
+    columns: Columns,
+    time_us: int,
+    *,
+    codec: Codec = Codec.NONE,
+    producer: Producer = NO_PRODUCER,
+    span: int | None = None,
+    buffer: bytearray | None = None,
+) -> Batch:
+    """Make a batch; `time_us` is the timestamp of messages that have none of their own.
+
+    A buffer given is written over and belongs to the batch until the caller is done with it.
+    """
+    count = len(columns.values)
+    if not 0 < count <= BATCH_COUNT_MAX:
+        raise BatchTooLarge(f"a batch holds 1 to {BATCH_COUNT_MAX} messages, not {count}")
+    data = bytearray(HEADER_BYTES) if buffer is None else buffer
+    try:
+        _encoder.encode_into(columns, data, HEADER_BYTES)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument(f"a message cannot be encoded: {error}") from error
+    if len(data) > BATCH_BYTES_MAX:
+        raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {len(data)}")
+    if len(data) > MESSAGE_BYTES_MAX:
+        _check_message_sizes(columns)
+    if codec is not Codec.NONE:
+        packed = compress(codec, memoryview(data)[HEADER_BYTES:])
+        if len(packed) < len(data) - HEADER_BYTES:
+            data[HEADER_BYTES:] = packed
+        else:
+            codec = Codec.NONE
+    times = columns.timestamps
+    return _finish(
+        data,
+        codec,
+        0,
+        count,
+        count if span is None else span,
+        min(times) if times else time_us,
+        max(times) if times else time_us,
+        producer,
+    )
+
+
+def gap(span: int, flag: int, time_us: int, body: Bytes = b"") -> Batch:
+    """A batch that covers offsets whose messages are no more; a body only fills the bytes it stands for."""
+    data = bytearray(HEADER_BYTES)
+    data += body
+    return _finish(data, Codec.NONE, flag, 0, span, time_us, time_us, NO_PRODUCER)
+
+
+def _finish(
+    data: bytearray, codec: Codec, flags: int, count: int, span: int, time_min: int, time_max: int, producer: Producer
+) -> Batch:
+    length = len(data)
+    _PRODUCER.pack_into(data, 0, MAGIC, 0, 0, length, VERSION, codec, flags, count, span, time_min, time_max, *producer)
+    crc = crc32c(memoryview(data)[_PRODUCED_AT:])
+    _U32.pack_into(data, _CRC_AT, crc)
+    return Batch(
+        MAGIC, 0, 0, 0, 0, crc, length, VERSION, codec, flags, count, span, time_min, time_max, *producer, data
+    )
+
+
+def parse(view: memoryview, position: int = 0, *, whole: bool = True) -> Batch:
+    """The batch at this position of stored bytes, its header checked; `verify` checks the rest.
+
+    Raises InvalidBatch when there is none, or, unless only the header is wanted, when its end is missing.
+    """
+    if position + HEADER_BYTES > len(view):
+        raise InvalidBatch("the bytes end inside a header")
+    fields = _HEADER.unpack_from(view, position)
+    if fields[0] != MAGIC:
+        raise InvalidBatch("no batch begins here")
+    if crc32c(view[position + _PLACE_AT : position + HEADER_BYTES]) != fields[1]:
+        raise InvalidBatch("the header's checksum does not match")
+    end = position + fields[6]
+    if whole and end > len(view):
+        raise InvalidBatch("the bytes end inside the batch")
+    batch = _batch(*fields, view[position:end])
+    _check_header(batch)
+    return batch
+
+
+def received(data: bytearray | memoryview) -> Batch:
+    """A batch as a producer sent it, without a place yet, checked whole; the bytes must be writable."""
+    if len(data) < HEADER_BYTES:
+        raise InvalidBatch("the bytes end inside a header")
+    batch = _batch(*_HEADER.unpack_from(data), data)
+    if batch.magic != MAGIC or batch.length != len(data):
+        raise InvalidBatch("the bytes are not one batch")
+    _check_header(batch)
+    if not 0 < batch.count == batch.span or batch.flags:
+        raise InvalidBatch("a producer's batch holds messages without gaps")
+    batch.verify()
+    return batch
+
+
+def _check_header(batch: Batch) -> None:
+    if batch.version != VERSION:
+        raise UnsupportedFormat(f"batch version {batch.version} is unknown; this Headrace knows version {VERSION}")
+    if batch.length < HEADER_BYTES or (batch.length > BATCH_BYTES_MAX and not batch.flags):
+        raise InvalidBatch(f"a length of {batch.length} bytes is impossible")
+    if batch.count > min(BATCH_COUNT_MAX, batch.span) or not batch.span:
+        raise InvalidBatch(f"{batch.count} messages in {batch.span} offsets are impossible")
+
+
+def _check_columns(columns: Columns, count: int, span: int) -> None:
+    for column in (
+        columns.values,
+        columns.keys,
+        columns.timestamps,
+        columns.headers,
+        columns.dues,
+        columns.priorities,
+        columns.expires,
+        columns.places,
+    ):
+        if column is not None and len(column) != count:
+            raise InvalidBatch(f"a column has {len(column)} entries for {count} messages")
+    places = columns.places
+    if places is not None:
+        rising = all(map(int.__lt__, places, places[1:]))
+        if not rising or places[0] < 0 or places[-1] >= span:
+            raise InvalidBatch("the places of the messages are not in order")
+    elif count != span:
+        raise InvalidBatch("a batch with holes does not say where its messages are")
+
+
+def _check_message_sizes(columns: Columns) -> None:
+    """Find a message that is too large, in a batch large enough to have one."""
+    for index, value in enumerate(columns.values):
+        size = len(value or b"")
+        if columns.keys:
+            size += len(columns.keys[index] or b"")
+        if columns.headers:
+            size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
+        if size > MESSAGE_BYTES_MAX:
+            raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {size}")

@@ -1,0 +1,180 @@
+"""A page of memory that a log's writer shares with reading processes, and on which they sleep until it changes.
+
+On Linux they sleep in the kernel's futex, on the low half of the word that counts messages, and are woken by the
+writer in tens of microseconds at no cost while nothing happens. Elsewhere they look every millisecond.
+"""
+
+import ctypes
+import errno
+import functools
+import platform
+import sys
+import threading
+import time
+
+from headrace.model.errors import LogNotFound
+from headrace.storage.disk import Disk, OpenFile
+
+_MAGIC = int.from_bytes(b"HRLIVE01", "little")
+_PAGE_BYTES = 4096
+# The words of the page, eight bytes each.
+_MAGIC_AT, _SESSION, _CHANGES, _CUTS, _FIRST, _NEXT = range(6)
+
+_FUTEX_CALL = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAIT, _FUTEX_WAKE, _ALL = 0, 1, 0x7FFFFFFF
+_QUIET = (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
+_POLL_S = 0.001
+
+
+class Beacon:
+    """Where a log stands, for all processes of this host. Nothing here is durable, or trusted after a crash.
+
+    Each word is stored and loaded whole, and each stands for itself.
+    """
+
+    def __init__(self, disk: Disk, file: OpenFile, *, write: bool) -> None:
+        """Map the page. A lock on the file is kept by the mapping until `close`."""
+        if disk.size(file) < _PAGE_BYTES:
+            if not write:
+                raise LogNotFound(f"{file.path} is empty; no log was ever written there")
+            # Real blocks now, or a full disk would kill the process when the page is touched.
+            disk.write(file, 0, bytes(_PAGE_BYTES))
+        self._page = disk.map(file, _PAGE_BYTES, write=write)
+        self._words = memoryview(self._page).cast("Q")
+        self._futex = _futex(self._page, _NEXT * 8)
+        self._sleeping = threading.Condition()
+        self._sleepers = 0
+        self._closed = False
+
+    @property
+    def session(self) -> int:
+        """Counts the times a writer has opened the log."""
+        return self._words[_SESSION]
+
+    @property
+    def changes(self) -> int:
+        """Counts the times the log's files have changed: one added, replaced or removed."""
+        return self._words[_CHANGES]
+
+    @property
+    def cuts(self) -> int:
+        """Counts the times messages were taken back from the end of the log."""
+        return self._words[_CUTS]
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self._words[_FIRST]
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._words[_NEXT]
+
+    def begin(self, first_offset: int, next_offset: int) -> None:
+        """Announce a new writer."""
+        words = self._words
+        words[_MAGIC_AT] = _MAGIC
+        words[_FIRST] = first_offset
+        words[_CHANGES] += 1
+        words[_CUTS] += 1
+        words[_NEXT] = next_offset
+        words[_SESSION] += 1
+        self._futex.wake()
+
+    def publish(self, next_offset: int) -> None:
+        """Make messages visible that stand in the log already, and wake who waits for them."""
+        self._words[_NEXT] = next_offset
+        self._futex.wake()
+
+    def announce_change(self, first_offset: int, *, cut: bool = False) -> None:
+        """Say that the files changed, before messages in new ones are published."""
+        self._words[_FIRST] = first_offset
+        if cut:
+            self._words[_CUTS] += 1
+        self._words[_CHANGES] += 1
+
+    def wait(self, seen: int, timeout_s: float) -> bool:
+        """Sleep until next_offset is another than the one seen, a signal comes or time is up; whether it is."""
+        with self._sleeping:
+            if self._closed:
+                return False
+            self._sleepers += 1
+        try:
+            if self._words[_NEXT] == seen:
+                self._futex.sleep(seen, timeout_s)
+            return self._words[_NEXT] != seen
+        finally:
+            with self._sleeping:
+                self._sleepers -= 1
+                self._sleeping.notify_all()
+
+    def close(self) -> None:
+        """Let go of the page, and with it of a lock on its file, once nobody sleeps on it."""
+        with self._sleeping:
+            self._closed = True
+            while self._sleepers:
+                self._futex.wake()
+                self._sleeping.wait(_POLL_S)
+        self._futex.close()
+        self._words.release()
+        self._page.close()
+
+
+class _Polling:
+    """How to wait where there is no futex."""
+
+    def sleep(self, _: int, timeout_s: float) -> None:
+        """Sleep for a moment."""
+        time.sleep(min(timeout_s, _POLL_S))
+
+    def wake(self) -> None:
+        """Nobody is asleep for long."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _PyBuffer(ctypes.Structure):
+    # CPython's Py_buffer, of which only the first field is read.
+    _fields_ = (("address", ctypes.c_void_p), ("rest", ctypes.c_char * 128))
+
+
+class _Futex(_Polling):
+    """The kernel's own way to sleep on a 32-bit word of a shared page."""
+
+    def __init__(self, page: object, position: int, number: int) -> None:
+        # A page mapped for reading only has an address too, but ctypes gives it only by the C interface.
+        self._buffer = _PyBuffer()
+        self._python = ctypes.PyDLL(None)
+        get_buffer = self._python.PyObject_GetBuffer
+        get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+        get_buffer(page, ctypes.addressof(self._buffer), 0)
+        word = (ctypes.c_long(number), ctypes.c_void_p(self._buffer.address + position))
+        # Waiting lets other threads run meanwhile; waking is too short for that.
+        waiting = ctypes.CDLL(None, use_errno=True).syscall
+        self._wait = functools.partial(waiting, *word, ctypes.c_int(_FUTEX_WAIT))
+        self.wake = functools.partial(  # type: ignore[method-assign]
+            self._python.syscall, *word, ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(_ALL)
+        )
+
+    def sleep(self, seen: int, timeout_s: float) -> None:
+        """Sleep until the word is another, a signal comes, or time is up."""
+        span = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
+        if self._wait(ctypes.c_uint32(seen & 0xFFFFFFFF), ctypes.byref(span)) and ctypes.get_errno() not in _QUIET:
+            super().sleep(seen, timeout_s)  # a sandbox that forbids it
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._python.PyBuffer_Release(ctypes.byref(self._buffer))
+
+
+def _futex(page: object, position: int) -> _Polling:
+    number = _FUTEX_CALL.get(platform.machine())
+    if sys.platform != "linux" or sys.implementation.name != "cpython" or number is None or sys.maxsize < 1 << 32:
+        return _Polling()
+    return _Futex(page, position, number)

@@ -1,0 +1,174 @@
+"""The only door to the operating system's files: everything that storage does to a disk goes through here."""
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+
+from headrace.model.errors import DiskFull, LogNotFound
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ZEROS = bytes(1 << 20)
+
+
+class OpenFile:
+    """An open file; it closes when the last holder lets go of it."""
+
+    __slots__ = ("_disk", "fd", "path")
+
+    def __init__(self, disk: "Disk", fd: int, path: str) -> None:
+        self._disk = disk
+        self.fd = fd
+        self.path = path
+
+    def __del__(self) -> None:
+        self._disk.close(self.fd)
+
+
+class Disk:
+    """The real disk. A test may pass another with the same methods: see headrace.testing."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:
+        """Open a file; with `create` it must not exist yet."""
+        flags = (os.O_RDWR if write or create else os.O_RDONLY) | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_EXCL
+        try:
+            return OpenFile(self, os.open(path, flags, 0o644), path)
+        except OSError as error:
+            raise _explained(error, path) from error
+
+    def close(self, fd: int) -> None:
+        """Close a file descriptor; OpenFile calls this by itself."""
+        os.close(fd)
+
+    def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of the data at a position, or raise."""
+        try:
+            done = os.pwrite(file.fd, data, position)
+            while done < len(data):
+                done += os.pwrite(file.fd, memoryview(data)[done:], position + done)
+        except OSError as error:
+            raise _explained(error, file.path) from error
+
+    def zero(self, file: OpenFile, position: int, length: int) -> None:
+        """Write zeros, so that later writes there change no metadata and sync quickly."""
+        for at in range(position, position + length, len(_ZEROS)):
+            self.write(file, at, memoryview(_ZEROS)[: position + length - at])
+
+    def read(self, file: OpenFile, position: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the end of the file."""
+        parts = []
+        while length > 0:
+            part = os.pread(file.fd, length, position)
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self, file: OpenFile) -> int:
+        """The length of an open file in bytes."""
+        return os.fstat(file.fd).st_size
+
+    def truncate(self, file: OpenFile, length: int) -> None:
+        """Set a file's length."""
+        os.ftruncate(file.fd, length)
+
+    def sync(self, file: OpenFile) -> None:
+        """Return when the file's data is on the disk, with the metadata needed to read it."""
+        _sync(file.fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Return when the directory's entries are on the disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
+        """Map the first `length` bytes; the mapping goes when nobody holds a view of it."""
+        return mmap.mmap(file.fd, length, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory at the path."""
+        return os.path.exists(path)
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory, sorted; none when there is no such directory."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: str, *, sync: bool = True) -> None:
+        """Make a directory and the ones above it, durably if `sync`; it may exist."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_directory(parent)
+        try:
+            os.mkdir(path)
+        except OSError as error:
+            if not os.path.isdir(path):
+                raise _explained(error, path) from error
+        if sync:
+            self.sync_directory(parent)
+
+    def rename(self, source: str, target: str, *, sync: bool = True) -> None:
+        """Put a file in another's place, atomically, and durably if `sync`."""
+        os.replace(source, target)
+        if sync:
+            self.sync_directory(os.path.dirname(target))
+
+    def remove(self, path: str, *, sync: bool = True) -> None:
+        """Remove a file, if it is there, durably if `sync`."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        if sync:
+            self.sync_directory(os.path.dirname(path))
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and all that is in it, durably."""
+        for name in self.names(path):
+            inner = os.path.join(path, name)
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                self.remove_directory(inner)
+            else:
+                os.unlink(inner)
+        os.rmdir(path)
+        self.sync_directory(os.path.dirname(os.path.abspath(path)))
+
+    def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
+        """Take the file's lock, which others respect; it goes when the file and all mappings of it are closed."""
+        try:
+            fcntl.flock(file.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, file: OpenFile) -> None:
+        """Give the file's lock back."""
+        fcntl.flock(file.fd, fcntl.LOCK_UN)
+
+
+def _sync(fd: int) -> None:
+    if sys.platform == "darwin":
+        # fsync on macOS leaves the data in the drive's own cache.
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(fd)
+
+
+def _explained(error: OSError, path: str) -> Exception:
+    """The operating system's error, or ours where it has a name with us."""
+    if error.errno in _FULL:
+        return DiskFull(f"no room to write {path}; nothing was appended, free some space and try again")
+    if error.errno == errno.ENOENT:
+        return LogNotFound(f"there is no {path}")
+    return error

@@ -1,0 +1,418 @@
+"""A log in files: segments in order, one writer, group commit."""
+
+import logging
+import secrets
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from headrace.model.batch import Batch
+from headrace.model.durability import Durability
+from headrace.model.errors import (
+    CorruptFile,
+    DiskFull,
+    HeadraceError,
+    LogClosed,
+    LogFailed,
+    LogNotFound,
+    OffsetOutOfRange,
+    Timeout,
+)
+from headrace.storage.beacon import Beacon
+from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
+from headrace.storage.host import Host
+from headrace.storage.reader import LogReader, retention_offset
+from headrace.storage.receipt import Receipt
+from headrace.storage.record import Record
+from headrace.storage.recovery import Findings, open_segments, remove_segment, segment_bases
+from headrace.storage.segment import FileSegment, Header, SegmentReplaced, read_header, segment_path
+from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+
+logger = logging.getLogger("headrace.storage")
+
+META = "meta"
+_META = struct.Struct("<IQ")
+_LITTLE_BYTES = 64 << 10
+
+
+class FileLog(LogReader):
+    """A log in a directory. Appends are written at once and synced in groups, together with other logs'.
+
+    One thread at a time appends; any thread reads. The caller sees to it that no other process writes.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_failure",
+        "_first_offset",
+        "_lock",
+        "_next_offset",
+        "_segments",
+        "_structure",
+        "_synced_offset",
+        "_unsynced_directories",
+        "_waiting",
+        "beacon",
+        "directory",
+        "findings",
+        "host",
+        "log_id",
+        "settings",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        directory: str,
+        settings: LogSettings = DEFAULT_SETTINGS,
+        *,
+        create: bool = True,
+        repair: bool = False,
+    ) -> None:
+        """Open a log, bringing its files in order after a crash, or make a new one.
+
+        To `repair` is to look at all of it, not only at what a crash may have torn.
+        """
+        super().__init__()
+        self.host = host
+        self.directory = directory
+        self.settings = settings
+        self.findings = Findings()
+        """What recovery found when the log was opened."""
+        self.beacon: Beacon | None = None
+        """Set by who wants other processes to see the log grow."""
+        self._lock = threading.Lock()
+        self._structure = threading.RLock()
+        """Held while files are synced, replaced or removed."""
+        self._waiting: deque[tuple[int, Callable[[HeadraceError | None], None]]] = deque()
+        self._failure: LogFailed | None = None
+        self._closed = False
+        self._unsynced_directories: list[str] = []
+        self.log_id: int
+        self._first_offset: int
+        self._open_meta(create)
+        segments = open_segments(host, directory, self.log_id, self._first_offset, self.findings, everything=repair)
+        self._segments: tuple[FileSegment, ...] = tuple(segments)
+        self._next_offset = segments[-1].next_offset if segments else self._first_offset
+        self._first_offset = max(self._first_offset, segments[0].base_offset if segments else 0)
+        self._synced_offset = self._next_offset
+        if segments and segments[-1].checkpoint != segments[-1].end:
+            host.disk.sync(segments[-1].file())
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self._first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._next_offset
+
+    @property
+    def synced_offset(self) -> int:
+        """All messages before this offset are on the disk."""
+        return self._synced_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the log's batches take."""
+        return sum(segment.end for segment in self._segments)
+
+    @property
+    def segments(self) -> Sequence[FileSegment]:
+        """The segments now, oldest first."""
+        return self._segments
+
+    def _layout(self) -> Sequence[FileSegment]:
+        return self._segments
+
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.WRITTEN) -> Receipt:
+        """Write a batch, and have it synced soon if that is asked for. Returns at once; the receipt can wait.
+
+        When this raises, nothing was appended.
+        """
+        with self._lock:
+            self._check_writable()
+            segment = self._segment_for(batch, now_us)
+            base_offset = self._next_offset
+            batch.place(base_offset, now_us, self.log_id)
+            try:
+                segment.append(batch)
+            except OSError as error:
+                self._fail(error)
+                raise self._failed() from error
+            self._next_offset = next_offset = segment.next_offset
+        if self.beacon is not None:
+            self.beacon.publish(next_offset)
+        if durability is Durability.SYNCED:
+            self.request_sync()
+        return Receipt(self, base_offset, next_offset, Durability.WRITTEN)
+
+    def request_sync(self) -> None:
+        """Have the flusher sync soon what has been written by now."""
+        self.host.flusher.submit(self._sync)
+
+    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:
+        """Return when all messages before an offset are on the disk."""
+        if self._synced_offset >= offset:
+            return
+        self.request_sync()
+        with self.host.synced:
+            done = self.host.synced.wait_for(lambda: self._synced_offset >= offset or self._failure, timeout_s)
+        if self._synced_offset < offset:
+            if done:
+                raise self._failed()
+            raise Timeout(f"the messages before offset {offset} were not synced in {timeout_s} s")
+
+    def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
+        """Call back, from the flusher's thread, when all messages before an offset are on the disk, or cannot be.
+
+        Offsets must not fall from one call to the next.
+        """
+        with self._lock:
+            if self._synced_offset < offset and self._failure is None:
+                self._waiting.append((offset, callback))
+                callback = _nothing
+        callback(self._failure)
+        self.request_sync()
+
+    def truncate_before(self, offset: int) -> None:
+        """Forget the messages before an offset; whole segments of them are removed."""
+        with self._structure:
+            self._check_writable()
+            if offset > self._next_offset:
+                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self._next_offset}")
+            if offset <= self._first_offset:
+                return
+            self._sync()
+            # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
+            self._meta().store(_META.pack(self.log_id, offset))
+            with self._lock:
+                gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
+                self._first_offset = offset
+                self._segments = self._segments[len(gone) :]
+            self._changed()
+            for segment in gone:
+                self.host.forget(segment)
+                remove_segment(self.host, segment.path)
+
+    def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
+        """Forget whole segments that are too old, or too many bytes from the end; returns the first offset left."""
+        self.truncate_before(retention_offset(self._segments, now_us, age_us, bytes_max))
+        return self._first_offset
+
+    def truncate_after(self, offset: int) -> None:
+        """Forget the messages from an offset on; the next message appended gets that offset."""
+        with self._structure:
+            self._check_writable()
+            if not self._first_offset <= offset <= self._next_offset:
+                raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
+            self._sync()
+            # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
+            while self._segments and self._segments[-1].base_offset >= offset:
+                self._drop_last()
+            if self._next_offset > offset:
+                self._cut_last(offset)
+            self._synced_offset = min(self._synced_offset, offset)
+
+    def compact(self, keep: Keep) -> int:
+        """Rewrite sealed segments with only the messages that the rule keeps; returns how many bytes that freed.
+
+        Offsets stay as they are. Readers go on undisturbed, and appending too.
+        """
+        freed = 0
+        with self._structure:
+            self._check_writable()
+            self._sync()
+        for old in self._segments[:-1]:
+            new = write_copy(old, compacted(old, keep))
+            with self._structure:
+                if new.end >= old.end or old not in self._segments:
+                    discard(new)
+                    continue
+                swap(old, new)
+                new.seal()
+                with self._lock:
+                    self._segments = tuple(new if segment is old else segment for segment in self._segments)
+                self.host.forget(old)
+                self._changed()
+            freed += old.end - new.end
+        return freed
+
+    def close(self) -> None:
+        """Sync everything, seal the last segment so that opening is quick, and let go of the files."""
+        with self._structure:
+            if self._closed:
+                return
+            self._sync()
+            self._closed = True
+            if self._failure is None and self._segments and not self._segments[-1].sealed:
+                self._segments[-1].seal()
+            for segment in self._segments:
+                self.host.forget(segment)
+
+    @property
+    def structure(self) -> threading.RLock:
+        """Held while files are synced, replaced or removed."""
+        return self._structure
+
+    def _open_meta(self, create: bool) -> None:
+        disk = self.host.disk
+        path = f"{self.directory}/{META}"
+        if not disk.exists(path) and not segment_bases(self.host, self.directory):
+            if not create:
+                raise LogNotFound(f"there is no log in {self.directory}")
+            disk.make_directory(self.directory, sync=False)
+            self._unsynced_directories = [self.directory, self.directory.rpartition("/")[0] or "/"]
+        meta = Record(disk, path, write=True, create=True)
+        self.log_id, self._first_offset = read_meta(self.host, self.directory, meta)
+        meta.store(_META.pack(self.log_id, self._first_offset), sync=False)
+
+    def _meta(self) -> Record:
+        return Record(self.host.disk, f"{self.directory}/{META}", write=True)
+
+    def _segment_for(self, batch: Batch, now_us: int) -> FileSegment:
+        """The segment to append a batch to: the last one, or a new one when that is full or old."""
+        settings = self.settings
+        if self._segments:
+            segment = self._segments[-1]
+            if segment.next_offset == segment.base_offset:
+                return segment
+            aged = settings.segment_age_us is not None and now_us - segment.created_us >= settings.segment_age_us
+            if segment.end + batch.length <= settings.segment_bytes and not aged:
+                return segment
+        path = segment_path(self.directory, self._next_offset)
+        header = Header(self.log_id, 0, self._next_offset, now_us)
+        segment = FileSegment.create(self.host, path, header)
+        self._segments = (*self._segments, segment)
+        self._unsynced_directories.append(self.directory)
+        self._changed()
+        self.request_sync()
+        return segment
+
+    def _sync(self) -> None:
+        """Sync what has been written by now, in the order in which it was written, and tell who waits for it."""
+        with self._structure:
+            if not self._closed and self._failure is None:
+                try:
+                    self._sync_written()
+                except (OSError, DiskFull) as error:
+                    self._fail(error)
+        self._tell()
+
+    def _sync_written(self) -> None:
+        with self._lock:
+            target = self._next_offset
+            segments = self._segments
+            summary = segments[-1].summary() if segments else None
+            directories, self._unsynced_directories = self._unsynced_directories, []
+        self._sync_files(segments, directories)
+        self._synced_offset = target
+        if summary is None:
+            return
+        last = segments[-1]
+        if summary.end - last.checkpoint >= self.settings.checkpoint_bytes:
+            last.save_index(summary)
+        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs.
+        little = 0 < summary.end - last.synced_end <= _LITTLE_BYTES
+        last.synced_end = summary.end
+        if little and last.wants_room(self.settings.ahead_bytes_max):
+            self.host.preparer.submit(self._prepare)
+
+    def _sync_files(self, segments: Sequence[FileSegment], directories: list[str]) -> None:
+        if directories:
+            self.host.disk.sync(self._meta().file)
+        for segment in segments[:-1] if directories else ():
+            if not segment.sealed:  # it was rolled since the last time
+                segment.seal()
+        if segments:
+            self.host.disk.sync(segments[-1].file())
+        for directory in dict.fromkeys(directories):
+            self.host.disk.sync_directory(directory)
+
+    def _prepare(self) -> None:
+        """Fill the last segment with zeros ahead of the writer."""
+        segment = self._segments[-1]
+        try:
+            if not self._closed and self._failure is None:
+                segment.prepare(self.settings.ahead_bytes_max)
+        except (OSError, DiskFull, SegmentReplaced) as error:
+            logger.info("%s: no room prepared ahead: %s", segment.path, error)
+
+    def _tell(self) -> None:
+        with self._lock:
+            ready = []
+            while self._waiting and (self._failure or self._waiting[0][0] <= self._synced_offset):
+                ready.append(self._waiting.popleft()[1])
+        for callback in ready:
+            callback(self._failure)
+        with self.host.synced:
+            self.host.synced.notify_all()
+
+    def _drop_last(self) -> None:
+        segment = self._segments[-1]
+        segment.retire()
+        with self._lock:
+            self._segments = self._segments[:-1]
+            self._next_offset = segment.base_offset
+        self._changed(cut=True)
+        self.host.forget(segment)
+        remove_segment(self.host, segment.path)
+
+    def _cut_last(self, offset: int) -> None:
+        old = self._segments[-1]
+        old.retire()
+        new = write_copy(old, before(old, offset))
+        swap(old, new)
+        with self._lock:
+            self._next_offset = new.next_offset
+            self._segments = (*self._segments[:-1], new)
+        self.host.forget(old)
+        self._changed(cut=True)
+
+    def _changed(self, *, cut: bool = False) -> None:
+        if self.beacon is not None:
+            self.beacon.announce_change(self._first_offset, cut=cut)
+            if cut:
+                self.beacon.publish(self._next_offset)
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise LogClosed
+        if self._failure is not None:
+            raise self._failed()
+
+    def _fail(self, error: Exception) -> None:
+        """Never sync again: after a failed sync the system may have dropped the data and forgotten that it did."""
+        self._failure = LogFailed(
+            f"{self.directory} could not be written or synced ({error}); messages from offset {self._synced_offset} on "
+            "may not survive a power loss. The log is read-only until it is opened again: check the disk first"
+        )
+        logger.error("%s", self._failure)
+
+    def _failed(self) -> LogFailed:
+        assert self._failure is not None
+        return LogFailed(str(self._failure))
+
+
+def read_meta(host: Host, directory: str, meta: Record) -> tuple[int, int]:
+    """A log's id and first offset; made up from the segments, or anew, when the record is empty or damaged."""
+    content = meta.load()
+    if content is not None:
+        log_id, first_offset = _META.unpack(content)
+        return log_id, first_offset
+    for base in segment_bases(host, directory):
+        path = segment_path(directory, base)
+        file = host.disk.open(path)
+        header = read_header(host.disk.read(file, 0, FileSegment.begin), path)
+        if header is not None:
+            return header.log_id, 0
+    if segment_bases(host, directory):
+        raise CorruptFile(f"neither {directory}/{META} nor any segment tells which log this is")
+    return secrets.randbits(32), 0
+
+
+def _nothing(_: HeadraceError | None) -> None:
+    """Called in place of a callback that has to wait."""

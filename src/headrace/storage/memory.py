@@ -1,0 +1,221 @@
+"""A log in memory: the same as one in files, bounded in bytes; what no longer fits is dropped or goes to disk."""
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from headrace.model.batch import Batch
+from headrace.model.durability import Durability
+from headrace.model.errors import BatchTooLarge, DurabilityUnavailable, InvalidArgument, LogClosed, OffsetOutOfRange
+from headrace.storage.compaction import Keep, before, compacted
+from headrace.storage.disk import OpenFile
+from headrace.storage.index import Index
+from headrace.storage.log import FileLog
+from headrace.storage.reader import LogReader, retention_offset
+from headrace.storage.receipt import Receipt
+from headrace.storage.segment import TIME_NONE, Segment, note
+
+SEGMENT_BYTES = 1 << 20
+
+
+class MemorySegment:
+    """A segment in a block of memory. A reader's view keeps the block alive after the log has dropped it."""
+
+    begin = 0
+    path = "memory"
+
+    def __init__(self, log_id: int, base_offset: int, capacity: int, now_us: int) -> None:
+        self.log_id = log_id
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.end = 0
+        self.time_max = TIME_NONE
+        self.append_time = now_us
+        self._block = memoryview(bytearray(capacity))
+        self._index = Index()
+
+    @property
+    def capacity(self) -> int:
+        """How many bytes fit."""
+        return len(self._block)
+
+    def append(self, batch: Batch) -> None:
+        """Copy a batch behind the last one."""
+        position, end = self.end, self.end + batch.length
+        self._block[position:end] = batch.data
+        note(self._index, batch.base_offset, position, self.time_max)
+        self.time_max = max(self.time_max, batch.time_max)
+        self.append_time = batch.append_time
+        self.end = end
+        self.next_offset = batch.next_offset
+
+    def size(self) -> int:
+        """How many bytes hold batches."""
+        return self.end
+
+    def view(self, end: int) -> memoryview:
+        """All bytes."""
+        assert end <= len(self._block)
+        return self._block
+
+    def read(self, position: int, length: int) -> bytes:
+        """A copy of some bytes."""
+        return bytes(self._block[position : min(position + length, self.end)])
+
+    def index(self) -> Index:
+        """The sparse index."""
+        return self._index
+
+    def file(self) -> OpenFile | None:
+        """There is none."""
+        return None
+
+
+class MemoryLog(LogReader):
+    """A log of at most `bytes_max` in memory. What is older is dropped, or, with `spill`, moved to a log in files.
+
+    Appends reach the durability `memory` and no more, spilled or not: the log is empty when it is opened again.
+    """
+
+    log_id = 0
+
+    def __init__(self, bytes_max: int, spill: FileLog | None = None) -> None:
+        if bytes_max < 2 * SEGMENT_BYTES:
+            raise InvalidArgument(f"a log in memory needs {2 * SEGMENT_BYTES} bytes at least, not {bytes_max}")
+        if spill is not None:
+            spill.truncate_after(spill.first_offset)
+            spill.truncate_before(spill.next_offset)
+        super().__init__()
+        self._bytes_max = bytes_max
+        self._spill = spill
+        self._lock = threading.Lock()
+        self._closed = False
+        self._first_offset = self._next_offset = spill.next_offset if spill is not None else 0
+        self._segments: tuple[MemorySegment, ...] = ()
+        self._all: tuple[Segment, ...] = ()
+        self._rearrange(())
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read, from disk or from memory."""
+        return self._first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._next_offset
+
+    @property
+    def synced_offset(self) -> int:
+        """Nothing is ever synced."""
+        return 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the log's batches take, in memory and on disk."""
+        return sum(segment.end for segment in self._segments) + (self._spill.size_bytes if self._spill else 0)
+
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> Receipt:
+        """Copy a batch into memory; more durability cannot be had."""
+        if durability > Durability.MEMORY:
+            raise DurabilityUnavailable
+        if batch.length > self._bytes_max // 2:
+            raise BatchTooLarge(f"a batch of {batch.length} bytes is too much for a log of {self._bytes_max} in memory")
+        with self._lock:
+            if self._closed:
+                raise LogClosed
+            segment = self._segment_for(batch.length, now_us)
+            base_offset = self._next_offset
+            batch.place(base_offset, now_us, self.log_id)
+            segment.append(batch)
+            self._next_offset = segment.next_offset
+        return Receipt(self, base_offset, segment.next_offset, Durability.MEMORY)
+
+    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:  # noqa: ARG002
+        """Memory is never synced."""
+        raise DurabilityUnavailable
+
+    def truncate_before(self, offset: int) -> None:
+        """Forget the messages before an offset."""
+        with self._lock:
+            if offset > self._next_offset:
+                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self._next_offset}")
+            if offset <= self._first_offset:
+                return
+            if self._spill is not None:
+                self._spill.truncate_before(min(offset, self._spill.next_offset))
+            self._first_offset = offset
+            self._rearrange(segment for segment in self._segments if segment.next_offset > offset)
+
+    def truncate_after(self, offset: int) -> None:
+        """Forget the messages from an offset on."""
+        with self._lock:
+            if not self._first_offset <= offset <= self._next_offset:
+                raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
+            if self._spill is not None and offset < self._spill.next_offset:
+                self._spill.truncate_after(offset)
+            kept = [segment for segment in self._segments if segment.base_offset < offset]
+            if kept and kept[-1].next_offset > offset:
+                kept[-1] = self._copy(kept[-1], list(before(kept[-1], offset)))
+            self._next_offset = offset
+            self._rearrange(kept)
+
+    def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
+        """Forget whole segments that are too old, or too many bytes from the end; returns the first offset left."""
+        self.truncate_before(retention_offset(self._layout(), now_us, age_us, bytes_max))
+        return self._first_offset
+
+    def compact(self, keep: Keep) -> int:
+        """Rewrite full segments with only the messages that the rule keeps; returns how many bytes that freed."""
+        freed = self._spill.compact(keep) if self._spill is not None else 0
+        with self._lock:
+            segments = list(self._segments)
+            for number, old in enumerate(segments[:-1]):
+                new = self._copy(old, list(compacted(old, keep)))
+                if new.end < old.end:
+                    segments[number] = new
+                    freed += old.end - new.end
+            self._rearrange(segments)
+        return freed
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._closed = True
+            self._first_offset = self._next_offset
+            if self._spill is not None:
+                self._spill.close()
+            self._rearrange(())
+
+    def _layout(self) -> Sequence[Segment]:
+        return self._all
+
+    def _rearrange(self, segments: Iterable[MemorySegment]) -> None:
+        """Set the segments in memory, and with them the order of all: what is on disk comes first."""
+        self._segments = tuple(segments)
+        spilled = self._spill.segments if self._spill is not None and not self._closed else ()
+        self._all = (*spilled, *self._segments)
+
+    def _segment_for(self, length: int, now_us: int) -> MemorySegment:
+        if self._segments and self._segments[-1].end + length <= self._segments[-1].capacity:
+            return self._segments[-1]
+        capacity = max(SEGMENT_BYTES, length)
+        while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
+            self._give_up(self._segments[0], now_us)
+        segment = MemorySegment(self.log_id, self._next_offset, capacity, now_us)
+        self._rearrange((*self._segments, segment))
+        return segment
+
+    def _give_up(self, segment: MemorySegment, now_us: int) -> None:
+        """Drop the oldest segment, or move it to disk before it leaves memory."""
+        if self._spill is None:
+            self._first_offset = segment.next_offset
+        else:
+            for batch in before(segment, segment.next_offset):
+                self._spill.append(batch.copied(), now_us)
+        self._rearrange(self._segments[1:])
+
+    def _copy(self, old: MemorySegment, batches: list[Batch]) -> MemorySegment:
+        new = MemorySegment(self.log_id, old.base_offset, sum(batch.length for batch in batches), old.append_time)
+        for batch in batches:
+            new.append(batch)
+        return new

@@ -1,0 +1,184 @@
+"""Reading a log: by offset, by time, as batches or as byte ranges; the same for every place a log can live."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+from headrace.model.batch import FLAG_LOST, Batch
+from headrace.model.errors import CorruptBatch, LogNotFound, OffsetOutOfRange
+from headrace.storage.disk import OpenFile
+from headrace.storage.index import Index
+from headrace.storage.scan import Damage, scan
+from headrace.storage.segment import Segment, SegmentReplaced
+
+_ENDS_MAX = 16
+
+
+class ByteRange(NamedTuple):
+    """Whole batches that lie side by side, ready for a socket: as a file's range for sendfile, and as a view."""
+
+    first_offset: int
+    """Of the first batch, which may begin before the offset asked for."""
+    next_offset: int
+    view: memoryview
+    file: OpenFile | None
+    """None for a log in memory. The descriptor stays open as long as this is held."""
+    position: int
+    length: int
+
+
+class LogReader:
+    """What can be read of a log. Readers hold no lock, and never make the writer wait."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self) -> None:
+        self._ends: dict[int, tuple[Segment, int]] = {}
+        """Where readers came to the end lately: offsets to segments and positions."""
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        raise NotImplementedError
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        raise NotImplementedError
+
+    def _layout(self) -> Sequence[Segment]:
+        """The segments now, oldest first; a new sequence whenever they change."""
+        raise NotImplementedError
+
+    def batches(self, offset: int, *, until: int | None = None, skip_corrupt: bool = False) -> Iterator[Batch]:
+        """The batches from the one with `offset` to the end as it is now, checked whole.
+
+        Damaged messages raise CorruptBatch, which says where to go on, or are skipped.
+        """
+        end = self.next_offset if until is None else min(until, self.next_offset)
+        for position, item, segment in self._from(offset, end):
+            if isinstance(item, Damage) or item.flags & FLAG_LOST:
+                if not skip_corrupt:
+                    raise _corrupt(item, segment, position)
+            elif item.count:
+                yield item
+
+    def byte_range(self, offset: int, bytes_max: int) -> ByteRange | None:
+        """Whole batches from the one with `offset` on, of one segment, at least one; None at the end of the log.
+
+        Only their headers are checked: whoever decodes the batches checks the rest.
+        """
+        end = self.next_offset
+        if offset == end:
+            return None
+        begin = length = first = 0
+        segment: Segment | None = None
+        for position, item, found_in in self._from(offset, end):
+            if segment is not None and (found_in is not segment or position + item.length - begin > bytes_max):
+                break
+            if isinstance(item, Damage):
+                if segment is None:
+                    raise _corrupt(item, found_in, position)
+                break
+            if segment is None:
+                segment, begin, first = found_in, position, item.base_offset
+            length = position + item.length - begin
+            offset = item.next_offset
+        assert segment is not None
+        view = segment.view(begin + length)[begin : begin + length]
+        return ByteRange(first, offset, view, segment.file(), begin, length)
+
+    def find_time(self, time_us: int) -> int:
+        """The offset of the first message with this timestamp or a later one; next_offset when there is none."""
+        layout = self._layout()
+        if not layout:
+            return self.next_offset
+        # The latest timestamp so far rises from segment to segment even where the segments' own do not.
+        latest = list(accumulate((segment.time_max for segment in layout[:-1]), max))
+        segment = layout[bisect_left(latest, time_us)]
+        index = segment.index()
+        start = index.offsets[index.at_time(time_us)] if index.positions else segment.base_offset
+        first = self.first_offset
+        for batch in self.batches(max(start, first), skip_corrupt=True):
+            if batch.time_max >= time_us:
+                for message in batch.messages():
+                    if message.timestamp >= time_us and message.offset >= first:
+                        return message.offset
+        return self.next_offset
+
+    def _from(self, offset: int, end: int) -> Iterator[tuple[int, Batch | Damage, Segment]]:
+        """Batches and damage from an offset on, to the end of the log, with where they are."""
+        while offset < end:
+            self._check(offset)
+            layout = self._layout()
+            number = bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
+            if number < 0:
+                raise OffsetOutOfRange(f"offset {offset} is before the first one, {layout[0].base_offset}")
+            segment = layout[number]
+            stop = min(end, layout[number + 1].base_offset) if number + 1 < len(layout) else end
+            try:
+                after = 0
+                for position, item in self._scan(segment, offset, stop):
+                    if isinstance(item, Damage) and self._layout() is not layout:
+                        break  # the segment was replaced or removed while we read it
+                    if item.next_offset > offset:
+                        offset = item.next_offset
+                        after = position + item.length
+                        yield position, item, segment
+                if after:
+                    self._remember(offset, segment, after)
+            except (SegmentReplaced, LogNotFound):
+                if not self._stale(segment, layout):
+                    raise
+
+    def _scan(self, segment: Segment, offset: int, stop: int) -> Iterator[tuple[int, Batch | Damage]]:
+        remembered = self._ends.get(offset)
+        if remembered is not None and remembered[0] is segment:
+            position, base = remembered[1], offset
+        else:
+            index = self._index(segment, offset)
+            entry = index.at_offset(offset)
+            if index.positions:
+                position, base = index.positions[entry], index.offsets[entry]
+            else:
+                position, base = segment.begin, segment.base_offset
+        return scan(segment, position, base, segment.size(), start=offset, stop=stop)
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        """Keep where a reader came to the end, so that it goes on from there without a search."""
+        ends = dict(islice(self._ends.items(), max(len(self._ends) - _ENDS_MAX, 0), None))
+        ends[offset] = segment, position
+        self._ends = ends
+
+    def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
+        """Whether a segment whose file is gone or another now can be looked up again."""
+        return self._layout() is not layout
+
+    def _index(self, segment: Segment, offset: int) -> Index:  # noqa: ARG002
+        """A segment's index, good enough to find an offset."""
+        return segment.index()
+
+    def _check(self, offset: int) -> None:
+        first, following = self.first_offset, self.next_offset
+        if not first <= offset <= following:
+            has = f"offsets {first} to {following - 1}" if first < following else f"nothing before offset {following}"
+            raise OffsetOutOfRange(f"there is no offset {offset}; the log has {has}")
+
+
+def retention_offset(layout: Sequence[Segment], now_us: int, age_us: int | None, bytes_max: int | None) -> int:
+    """The first offset to keep when segments may be so old, and all together so large; the last one always stays."""
+    offset = 0
+    kept_bytes = sum(segment.end for segment in layout)
+    for segment in layout[:-1]:
+        too_old = age_us is not None and segment.append_time < now_us - age_us
+        if not too_old and (bytes_max is None or kept_bytes <= bytes_max):
+            break
+        offset = segment.next_offset
+        kept_bytes -= segment.end
+    return offset
+
+
+def _corrupt(item: Batch | Damage, segment: Segment, position: int) -> CorruptBatch:
+    reason = item.reason if isinstance(item, Damage) else "lost, as an earlier repair found"
+    return CorruptBatch(item.base_offset, item.next_offset, segment.path, position, reason)

@@ -1,0 +1,60 @@
+"""A small durable record: two slots in one file, written in turn, so that a torn write leaves the older one."""
+
+import struct
+
+from crc32c import crc32c
+
+from headrace.model.errors import LogNotFound
+from headrace.storage.disk import Disk, OpenFile
+
+# magic sequence length | payload | crc over all before
+_HEAD = struct.Struct("<4sQH")
+_CRC = struct.Struct("<I")
+_MAGIC = b"\xa7HRR"
+_SLOT_BYTES = 4096
+PAYLOAD_BYTES_MAX = _SLOT_BYTES - _HEAD.size - _CRC.size
+
+
+class Record:
+    """A few bytes that are replaced whole: the newest of two slots whose checksum holds."""
+
+    __slots__ = ("_disk", "file")
+
+    def __init__(self, disk: Disk, path: str, *, write: bool, create: bool = False) -> None:
+        """Open the record, or make an empty one, which is durable when its directory and a first content are."""
+        self._disk = disk
+        try:
+            self.file: OpenFile = disk.open(path, write=write)
+        except LogNotFound:
+            if not create:
+                raise
+            self.file = disk.open(path, create=True)
+
+    def load(self) -> bytes | None:
+        """What was stored last; None when nothing was, or both slots are damaged."""
+        return max(self._slots(), default=(0, None), key=lambda slot: slot[0])[1]
+
+    def store(self, payload: bytes, *, sync: bool = True) -> None:
+        """Replace what is stored; durable when this returns, if `sync`."""
+        assert len(payload) <= PAYLOAD_BYTES_MAX
+        sequence = max((sequence for sequence, _ in self._slots()), default=0) + 1
+        slot = _HEAD.pack(_MAGIC, sequence, len(payload)) + payload
+        self._disk.write(self.file, sequence % 2 * _SLOT_BYTES, slot + _CRC.pack(crc32c(slot)))
+        if sync:
+            self._disk.sync(self.file)
+
+    def _slots(self) -> list[tuple[int, bytes | None]]:
+        slots: list[tuple[int, bytes | None]] = []
+        for position in (0, _SLOT_BYTES):
+            slot = self._disk.read(self.file, position, _SLOT_BYTES)
+            if len(slot) < _HEAD.size + _CRC.size:
+                continue
+            magic, sequence, length = _HEAD.unpack_from(slot)
+            end = _HEAD.size + length
+            if (
+                magic == _MAGIC
+                and end + _CRC.size <= len(slot)
+                and _CRC.unpack_from(slot, end)[0] == crc32c(slot[:end])
+            ):
+                slots.append((sequence, slot[_HEAD.size : end]))
+        return slots

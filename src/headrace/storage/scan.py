@@ -1,0 +1,129 @@
+"""Walking over stored bytes batch by batch, and finding the way again after damage."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from headrace.model.batch import HEADER_BYTES, MAGIC, Batch, parse
+from headrace.model.errors import InvalidBatch
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Damage(NamedTuple):
+    """Bytes that are no batch, and the offsets of the messages that were there."""
+
+    position: int
+    length: int
+    base_offset: int
+    next_offset: int
+    """Equal to base_offset when nothing tells how many messages there were."""
+    reason: str
+
+    @property
+    def end(self) -> int:
+        """Where the next good batch begins."""
+        return self.position + self.length
+
+
+class Source(Protocol):
+    """Stored bytes of one log, as a segment has them."""
+
+    log_id: int
+
+    def view(self, end: int) -> memoryview:
+        """The bytes up to `end` at least, without a copy."""
+
+    def read(self, position: int, length: int) -> bytes:
+        """A copy of some bytes; fewer at the end."""
+
+
+def batch_at(source: Source, view: memoryview, position: int, offset: int) -> Batch:
+    """The batch at a position, which must have this offset and this log's id; its body is not checked yet."""
+    if position + HEADER_BYTES > len(view):
+        view = source.view(position + HEADER_BYTES)
+    batch = parse(view, position, whole=False)
+    if position + batch.length > len(view):
+        batch = parse(source.view(position + batch.length), position)
+    if batch.log_id != source.log_id:
+        raise InvalidBatch("the batch belongs to another log")
+    if batch.base_offset != offset:
+        raise InvalidBatch(f"a batch with offset {batch.base_offset} stands where {offset} is due")
+    return batch
+
+
+def scan(
+    source: Source, position: int, offset: int, size: int, *, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, Batch | Damage]]:
+    """Every batch from a position on, and every damaged range, each with its position.
+
+    Batches wholly before `start` are passed over, only their headers checked. The scan ends at byte `size`; without
+    `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which must be reached.
+    """
+    view = source.view(position)
+    while position < size and (stop is None or offset < stop):
+        try:
+            batch = batch_at(source, view, position, offset)
+            if offset + batch.span > start:
+                batch.verify()
+        except InvalidBatch as error:
+            found = find_batch(source, position + 1, size, offset + 1)
+            if found is not None:
+                next_position, batch = found
+                yield position, Damage(position, next_position - position, offset, batch.base_offset, str(error))
+                position, offset = next_position, batch.base_offset
+                continue
+            if stop is not None or not is_zero(source, position, size):
+                yield position, Damage(position, size - position, offset, stop or offset, str(error))
+            return
+        if offset + batch.span > start:
+            yield position, batch
+        position += batch.length
+        offset += batch.span
+    if stop is not None and offset < stop:
+        yield position, Damage(position, size - position, offset, stop, "the segment ends too early")
+
+
+def find_batch(source: Source, position: int, size: int, offset_min: int) -> tuple[int, Batch] | None:
+    """The first whole batch at or after a position, and where it is.
+
+    Bytes inside a message can look like a batch: only this log's own, not older than what is due, count.
+    """
+    while position < size:
+        chunk = source.read(position, min(_CHUNK_BYTES, size - position))
+        if len(chunk) < HEADER_BYTES:
+            return None
+        at = chunk.find(MAGIC)
+        while at >= 0:
+            batch = _whole_batch(source, position + at, size)
+            if batch is not None and batch.log_id == source.log_id and batch.base_offset >= offset_min:
+                return position + at, batch
+            at = chunk.find(MAGIC, at + 1)
+        # A magic may lie across the border of two chunks.
+        position += len(chunk) - len(MAGIC) + 1
+    return None
+
+
+def is_zero(source: Source, position: int, end: int) -> bool:
+    """Whether there is nothing but zeros in a range."""
+    while position < end:
+        chunk = source.read(position, min(_CHUNK_BYTES, end - position))
+        if not chunk:
+            return True
+        if chunk.count(0) != len(chunk):
+            return False
+        position += len(chunk)
+    return True
+
+
+def _whole_batch(source: Source, position: int, size: int) -> Batch | None:
+    try:
+        # The header alone first: its check keeps a chance magic from making us read much.
+        header = source.read(position, HEADER_BYTES)
+        length = parse(memoryview(header), whole=False).length
+        if position + length > size:
+            return None
+        batch = parse(memoryview(source.read(position, length)))
+        batch.verify()
+    except InvalidBatch:
+        return None
+    return batch

@@ -1,0 +1,315 @@
+"""A segment: the batches of one range of offsets, in one file or in memory."""
+
+import struct
+import threading
+from typing import NamedTuple, Protocol
+
+from crc32c import crc32c
+
+from headrace.model.batch import Batch
+from headrace.model.errors import DiskFull, InvalidBatch, UnsupportedFormat
+from headrace.storage import index as indexes
+from headrace.storage.disk import OpenFile
+from headrace.storage.host import Host
+from headrace.storage.index import Index, Summary
+from headrace.storage.scan import Source, scan
+
+SUFFIX = ".seg"
+INDEX_BYTES = 64 << 10
+"""An index entry at most every so many bytes."""
+GENERATION_UNKNOWN = (1 << 32) - 1
+"""The generation of a segment whose header is damaged."""
+TIME_NONE = -(1 << 63)
+"""The latest timestamp of no messages."""
+
+_MAGIC = b"HRSEGMT1"
+# magic log_id generation base_offset created_us | crc over all before | zeros to 64 bytes
+_HEADER = struct.Struct("<8sIIQq")
+_CRC = struct.Struct("<I")
+DATA_AT = 64
+"""Where the first batch begins."""
+
+_ZERO_STEP_BYTES = 1 << 20
+_AHEAD_BYTES_MIN = 64 << 10
+
+
+class Header(NamedTuple):
+    """What a segment's file says of itself at its beginning."""
+
+    log_id: int
+    generation: int
+    base_offset: int
+    created_us: int
+
+    def packed(self) -> bytes:
+        """The header's bytes."""
+        header = _HEADER.pack(_MAGIC, *self)
+        return (header + _CRC.pack(crc32c(header))).ljust(DATA_AT, b"\0")
+
+
+def read_header(content: bytes, path: str) -> Header | None:
+    """The header of a segment's file; None when it is damaged."""
+    if len(content) < DATA_AT or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(content[: _HEADER.size]):
+        return None
+    magic, *fields = _HEADER.unpack_from(content)
+    if magic != _MAGIC:
+        raise UnsupportedFormat(f"{path} has a format that this Headrace does not know")
+    return Header(*fields)
+
+
+def segment_path(directory: str, base_offset: int) -> str:
+    """The path of the segment that begins with an offset."""
+    return f"{directory}/{base_offset:020d}{SUFFIX}"
+
+
+class SegmentReplaced(Exception):
+    """The segment's file was replaced by another of the same name: look it up again."""
+
+
+class Segment(Source, Protocol):
+    """What a log's reader needs to know of a segment."""
+
+    base_offset: int
+    next_offset: int
+    begin: int
+    """Where the first batch begins, in bytes."""
+    end: int
+    """Where the next batch will begin, in bytes."""
+    time_max: int
+    append_time: int
+    path: str
+
+    def size(self) -> int:
+        """How many bytes may hold batches."""
+
+    def index(self) -> Index:
+        """The sparse index."""
+
+    def file(self) -> OpenFile | None:
+        """The open file; None for a segment in memory."""
+
+
+class FileSegment:
+    """A segment in a file. Its bytes are reached through the host's pools, so that idle segments cost nothing."""
+
+    begin = DATA_AT
+
+    __slots__ = (
+        "_index",
+        "_zeroing",
+        "allocated",
+        "append_time",
+        "base_offset",
+        "checkpoint",
+        "created_us",
+        "end",
+        "generation",
+        "host",
+        "log_id",
+        "next_offset",
+        "path",
+        "sealed",
+        "synced_end",
+        "time_max",
+        "writable",
+    )
+
+    def __init__(self, host: Host, path: str, header: Header) -> None:
+        self.host = host
+        self.path = path
+        self.log_id, self.generation, self.base_offset, self.created_us = header
+        self.next_offset = self.base_offset
+        self.end = DATA_AT
+        self.time_max = TIME_NONE
+        self.append_time = self.created_us
+        self.sealed = False
+        self.writable = False
+        self.allocated = 0
+        self.checkpoint = 0
+        """How far the index on disk reaches, in bytes."""
+        self.synced_end = DATA_AT
+        self._index: Index | None = None
+        self._zeroing: threading.Lock | None = None
+
+    @staticmethod
+    def create(host: Host, path: str, header: Header) -> "FileSegment":
+        """Make a new file; it is durable once it and its directory are synced."""
+        segment = FileSegment(host, path, header)
+        file = host.disk.open(path, create=True)
+        try:
+            host.disk.write(file, 0, header.packed())
+        except DiskFull:
+            host.disk.remove(path, sync=False)
+            raise
+        host.files.put(segment, file)
+        segment.continue_writing(Index(), DATA_AT)
+        return segment
+
+    @staticmethod
+    def open(host: Host, path: str, log_id: int, *, writable: bool) -> "FileSegment":
+        """Open an existing file; where its batches end is for the caller to find out.
+
+        A damaged header is made up for by what is known from elsewhere; the generation is then unknown.
+        """
+        file = host.disk.open(path, write=writable)
+        base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
+        header = read_header(host.disk.read(file, 0, DATA_AT), path)
+        segment = FileSegment(host, path, header or Header(log_id, GENERATION_UNKNOWN, base_offset, 0))
+        segment.writable = writable
+        host.files.put(segment, file)
+        return segment
+
+    def continue_writing(self, index: Index, allocated: int) -> None:
+        """Make this the segment that a writer appends to."""
+        self._index = index
+        self._zeroing = threading.Lock()
+        self.writable = True
+        self.sealed = False
+        self.allocated = allocated
+
+    def covered_by(self, summary: Summary) -> bool:
+        """Whether an index belongs to this segment as it is now."""
+        return summary[:3] == (self.log_id, self.generation, self.base_offset)
+
+    def apply(self, summary: Summary) -> None:
+        """Take over what the index on disk says."""
+        self.end, self.next_offset = summary.end, summary.next_offset
+        self.time_max, self.append_time = summary.time_max, summary.append_time
+        self.checkpoint = summary.end
+
+    def summary(self) -> Summary:
+        """What an index saved now may say; the caller has synced the segment."""
+        return Summary(
+            self.log_id, self.generation, self.base_offset, self.end, self.next_offset, self.time_max, self.append_time
+        )
+
+    @property
+    def index_path(self) -> str:
+        """Where the index is kept."""
+        return self.path.removesuffix(SUFFIX) + indexes.SUFFIX
+
+    def file(self) -> OpenFile:
+        """The open file."""
+        # A file may be closed with writes not synced yet: Linux reports a failed write to the next one who opens it.
+        return self.host.files.get(self) or self.host.files.put(self, self._reopened())
+
+    def view(self, end: int) -> memoryview:
+        """The bytes up to `end` at least, mapped."""
+        view = self.host.views.get(self)
+        if view is None or len(view) < end:
+            file = self.file()
+            size = self.host.disk.size(file)
+            if size < end:
+                raise InvalidBatch("the file ends inside the batch")
+            view = self.host.views.put(self, memoryview(self.host.disk.map(file, size)))
+        return view
+
+    def size(self) -> int:
+        """How many bytes may hold batches: only the writer knows the end of a segment that still grows."""
+        return self.end if self.sealed or self.writable else self.host.disk.size(self.file())
+
+    def read(self, position: int, length: int) -> bytes:
+        """A copy of some bytes; fewer at the end of the file."""
+        return self.host.disk.read(self.file(), position, length)
+
+    def index(self) -> Index:
+        """The sparse index, loaded or rebuilt if need be."""
+        return self._index or self.host.indexes.get_or_make(self, self._load_index)
+
+    def append(self, batch: Batch) -> None:
+        """Write a batch behind the last one; when this raises, nothing has changed."""
+        assert self._index is not None
+        assert self._zeroing is not None
+        position = self.end
+        end = position + batch.length
+        if end > self.allocated:
+            with self._zeroing:  # or the zeros being written there would land on the batch
+                self.allocated = max(self.allocated, end)
+        self.host.disk.write(self.file(), position, batch.data)
+        self.note(self._index, batch, position)
+
+    def note(self, index: Index, batch: Batch, position: int) -> None:
+        """Count a batch that stands at the end of the segment."""
+        note(index, batch.base_offset, position, self.time_max)
+        self.time_max = max(self.time_max, batch.time_max)
+        self.append_time = batch.append_time
+        self.end = position + batch.length
+        self.next_offset = batch.base_offset + batch.span
+
+    def wants_room(self, ahead_bytes_max: int) -> bool:
+        """Whether less than half of the room that should lie ahead of the writer is left."""
+        return self.allocated - self.end < self._ahead(ahead_bytes_max) // 2
+
+    def prepare(self, ahead_bytes_max: int) -> None:
+        """Write zeros ahead of the writer and sync them, so that syncing what comes there is cheap."""
+        assert self._zeroing is not None
+        disk, file = self.host.disk, self.file()
+        target = self.end + self._ahead(ahead_bytes_max)
+        while True:
+            with self._zeroing:
+                if self.sealed:
+                    return
+                if self.allocated >= target:
+                    break
+                step = min(_ZERO_STEP_BYTES, target - self.allocated)
+                disk.zero(file, self.allocated, step)
+                self.allocated += step
+        disk.sync(file)
+
+    def seal(self) -> None:
+        """End the writing: give back unused room, sync, and save the index."""
+        assert self._index is not None
+        self.retire()
+        disk, file = self.host.disk, self.file()
+        if disk.size(file) > self.end:
+            disk.truncate(file, self.end)
+        disk.sync(file)
+        self.save_index(self.summary())
+        self.host.indexes.put(self, self._index)
+        self._index = None
+
+    def retire(self) -> None:
+        """Write no more zeros: the segment is complete, or about to be replaced."""
+        if self._zeroing is not None:
+            with self._zeroing:
+                self.sealed = True
+
+    def save_index(self, summary: Summary) -> None:
+        """Write down the part of the index that the summary covers, which has been synced."""
+        self.index().save(self.host.disk, self.index_path, summary)
+        self.checkpoint = summary.end
+
+    def _ahead(self, ahead_bytes_max: int) -> int:
+        # As much as the segment holds already: a log that is hardly used stays small.
+        return min(ahead_bytes_max, max(self.end, _AHEAD_BYTES_MIN))
+
+    def _reopened(self) -> OpenFile:
+        file = self.host.disk.open(self.path, write=self.writable)
+        header = read_header(self.host.disk.read(file, 0, DATA_AT), self.path)
+        if header is not None and header.generation != self.generation:
+            raise SegmentReplaced
+        return file
+
+    def _load_index(self) -> Index:
+        loaded = indexes.load(self.host.disk, self.index_path)
+        if loaded is not None and self.covered_by(loaded[0]) and (loaded[0].end == self.end or not self.sealed):
+            return loaded[1]
+        return self._rebuild_index()
+
+    def _rebuild_index(self) -> Index:
+        index = Index()
+        time_max = TIME_NONE
+        for position, item in scan(self, DATA_AT, self.base_offset, self.end):
+            if isinstance(item, Batch):
+                note(index, item.base_offset, position, time_max)
+                time_max = max(time_max, item.time_max)
+        if self.writable and self.sealed:
+            index.save(self.host.disk, self.index_path, self.summary())
+        return index
+
+
+def note(index: Index, offset: int, position: int, time_before: int) -> None:
+    """Add a batch to a sparse index if the last entry is far enough behind."""
+    positions = index.positions
+    if not positions or position - positions[-1] >= INDEX_BYTES:
+        index.add(offset, position, time_before)

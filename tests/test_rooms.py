@@ -1,0 +1,302 @@
+"""The architecture as a test: which room may import which, and the rules of the house."""
+
+import ast
+import graphlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "headrace"
+
+# A room is a folder or a file directly under src/headrace; it may always import itself.
+ROOMS: dict[str, set[str]] = {
+    "model": set(),
+    "storage": {"model"},
+    "engines": {"model", "storage"},
+    "embedded": {"model", "storage"},  # the log without a server
+    "security": {"model"},
+    "wire": {"model"},
+    "broker": {"model", "security", "engines.api"},
+    "gateways": {"model", "wire", "security", "broker"},
+    "cluster": {"model", "wire", "security", "broker"},
+    "client": {"model", "wire", "security"},
+    "spark": {"model", "client", "storage"},
+    "console": {"model", "client", "server"},
+    "cli": {"model", "client", "server", "embedded", "storage"},
+    "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
+    "__init__": {"model", "embedded"},
+    "__main__": {"cli"},
+}
+ROOMS["server"] = ROOMS.keys() - {"testing", "__init__", "__main__"}
+
+CLOCKLESS = {"model", "storage", "engines", "broker"}
+CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
+CLOCKS |= {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")} | {"datetime.date.today"}
+SYSTEM_DOOR = "storage/disk.py"
+SYSTEM_MODULES = {"os", "mmap", "fcntl", "ctypes", "socket"}
+FUTEX_DOOR = "storage/beacon.py"  # ctypes only: sleeping on a word of memory is no file's business
+
+FILE_LINES_REPORTED, FILE_LINES_MAX = 400, 600
+FUNCTION_LINES_REPORTED, FUNCTION_LINES_MAX = 40, 100
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Found = Iterator[tuple[int, str]]  # a line and what is there
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; `path` counts from src/headrace."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def room(self) -> str:
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @property
+    def name(self) -> str:
+        """The dotted name it is imported by."""
+        return ".".join(["headrace", *self.path.removesuffix(".py").split("/")]).removesuffix(".__init__")
+
+
+def read_source() -> list[Module]:
+    files = sorted(SOURCE.rglob("*.py"))
+    assert files, f"no source in {SOURCE}"
+    return [Module(file.relative_to(SOURCE).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+
+
+def imports(tree: ast.Module, typing_too: bool = True) -> Found:
+    """Line and full dotted name of everything imported, also inside functions."""
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            skipped.update(inner for statement in node.body for inner in ast.walk(statement))
+    for node in ast.walk(tree):
+        if node in skipped and not typing_too:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def names_used(tree: ast.Module) -> Found:
+    """Line and full dotted name of everything mentioned, with import aliases resolved."""
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known.update({alias.asname: alias.name for alias in node.names if alias.asname})
+        elif isinstance(node, ast.ImportFrom):
+            known.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            first, dot, rest = ast.unparse(node).partition(".")
+            yield node.lineno, known.get(first, first) + dot + rest
+
+
+# The rules. Each yields the lines that break it and says how.
+
+
+def imports_outside_the_table(module: Module) -> Found:
+    allowed = ROOMS.get(module.room, set()) | {module.room}
+    for line, name in imports(module.tree):
+        top, _, target = name.partition(".")
+        if target.split(".")[0] not in ROOMS:
+            target = "__init__"  # a name that the package itself offers
+        if top == "headrace" and not any(f"{target}.".startswith(f"{room}.") for room in allowed):
+            yield line, f"{module.room} may not import {name}"
+
+
+def relative_imports(module: Module) -> Found:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield node.lineno, "imports are absolute"
+
+
+def clock_reads(module: Module) -> Found:
+    if module.room in CLOCKLESS:
+        found = [*imports(module.tree), *names_used(module.tree)]
+        yield from ((line, f"{name}: time is an argument here") for line, name in found if name in CLOCKS)
+
+
+def second_doors_to_the_system(module: Module) -> Found:
+    if module.room == "storage" and module.path != SYSTEM_DOOR:
+        for line, name in imports(module.tree):
+            allowed = {"ctypes"} if module.path == FUTEX_DOOR else set()
+            if name.split(".")[0] in SYSTEM_MODULES - allowed:
+                yield line, f"only {SYSTEM_DOOR} imports {name.split('.')[0]}"
+
+
+def swallowed_errors(module: Module) -> Found:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            blind = any(kind is None or ast.unparse(kind) in {"Exception", "BaseException"} for kind in kinds)
+            if blind and all(isinstance(step, ast.Pass) for step in node.body):
+                yield node.lineno, "an error of any kind disappears here"
+
+
+def leftover_markers(module: Module) -> Found:
+    for number, line in enumerate(module.text.splitlines(), 1):
+        if found := re.search(r"\b(TODO|FIXME|XXX)\b", line):
+            yield number, f"{found[0]} left behind"
+
+
+def missing_docstrings(module: Module) -> Found:
+    """Modules, public classes and functions, and public methods of public classes need one."""
+    if not ast.get_docstring(module.tree):
+        yield 1, "the module has no docstring"
+    parents: list[ast.Module | ast.ClassDef] = [module.tree]
+    for parent in parents:
+        for node in parent.body:
+            if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
+                continue
+            if isinstance(node, ast.ClassDef):
+                parents.append(node)  # the loop over parents comes to it
+            if isinstance(node, Function) and ast.unparse(node.body[-1]) == "...":
+                continue  # a protocol's line: what it means stands with the class that does it
+            marks = {ast.unparse(mark).split(".")[-1] for mark in node.decorator_list}
+            if not ast.get_docstring(node) and not marks & {"overload", "override", "setter", "deleter"}:
+                yield node.lineno, f"{node.name} has no docstring"
+
+
+def prints_outside_cli(module: Module) -> Found:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print" and module.room != "cli":
+            yield node.lineno, "only cli prints"
+
+
+def too_long(module: Module, file_max: int = FILE_LINES_MAX, function_max: int = FUNCTION_LINES_MAX) -> Found:
+    if (length := len(module.text.splitlines())) > file_max:
+        yield 1, f"the file has {length} lines, more than {file_max}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function) and (length := (node.end_lineno or 0) - node.lineno + 1) > function_max:
+            yield node.lineno, f"{node.name} has {length} lines, more than {function_max}"
+
+
+def import_cycle(modules: Iterable[Module]) -> list[str]:
+    """Some modules that import each other in a circle, or nothing. Imports for type checkers do not count."""
+    trees = {module.name: module.tree for module in modules}
+    graph: dict[str, set[str]] = {name: set() for name in trees}
+    for importer, tree in trees.items():
+        for _, imported in imports(tree, typing_too=False):
+            while imported and imported not in trees:  # a class or function: its module is what is imported
+                imported = imported.rpartition(".")[0]
+            if imported and imported != importer:
+                graph[importer].add(imported)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def strangers(folder: Path) -> set[str]:
+    """Folders and modules directly in `folder` that are no known room; caches do not count."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    kept = [path.parts for path in files if "__pycache__" not in path.parts and not path.parts[0].startswith(".")]
+    return {parts[0].removesuffix(".py") for parts in kept if len(parts) > 1 or parts[0].endswith(".py")} - ROOMS.keys()
+
+
+# Every rule, with code that breaks it.
+Rule = Callable[[Module], Found]
+RULES: dict[Rule, list[tuple[str, str]]] = {
+    imports_outside_the_table: [
+        ("model/topic.py", "from headrace.storage.log import Log"),
+        ("storage/log.py", "def late():\n    import headrace.broker"),
+        ("storage/log.py", "if TYPE_CHECKING:\n    from headrace import engines"),
+        ("broker/publish.py", "from headrace.engines import leased"),
+        ("client/producer.py", "from headrace import open"),
+        ("server.py", "from headrace.testing import clock"),
+    ],
+    relative_imports: [("model/topic.py", "from . import errors"), ("model/topic.py", "from ..wire import frame")],
+    clock_reads: [
+        ("storage/log.py", "import time\nnow = time.time_ns()"),
+        ("engines/cursor.py", "from time import monotonic"),
+        ("model/message.py", "import time as t\nclock = t.monotonic_ns"),
+        ("broker/groups.py", "from datetime import datetime\ndatetime.now(UTC)"),
+        ("broker/groups.py", "import datetime\ndatetime.datetime.utcnow()"),
+    ],
+    second_doors_to_the_system: [("storage/log.py", "import os.path"), ("storage/pool.py", "from mmap import mmap")],
+    swallowed_errors: [("cli/a.py", f"try: x\nexcept{kind}: pass") for kind in ("", " Exception", " (A, Exception)")],
+    leftover_markers: [("model/topic.py", "x = 1  # TODO"), ("model/topic.py", "# FIXME: y"), ("model/a.py", "# XXX")],
+    missing_docstrings: [
+        ("model/topic.py", "x = 1"),
+        ("model/topic.py", "'''Words.'''\nasync def publish(): return 1"),
+        ("model/topic.py", "'''Words.'''\nclass Topic:\n    '''One.'''\n    def name(self): return 1"),
+    ],
+    prints_outside_cli: [("model/topic.py", "print('here')")],
+    too_long: [("model/topic.py", "x = 1\n" * 601), ("model/topic.py", "def f():\n" + "    go()\n" * 100)],
+}
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), [(rule, *bad) for rule, cases in RULES.items() for bad in cases])
+def test_rule_can_fail(rule: Rule, path: str, text: str) -> None:
+    assert list(rule(Module(path, text)))
+
+
+GOOD = [
+    ("storage/disk.py", "import os, mmap"),
+    ("broker/publish.py", "from headrace.engines.api import Engine\nfrom headrace.broker import groups"),
+    ("gateways/http.py", "import time\nnow = time.time()"),
+    ("cli/main.py", "try:\n    print(1)\nexcept OSError:\n    pass"),
+    ("__init__.py", "from headrace.embedded import open\ndef _hidden(): ..."),
+]
+
+
+@pytest.mark.parametrize(("path", "text"), GOOD)
+def test_good_code_passes(path: str, text: str) -> None:
+    assert [why for rule in RULES for _, why in rule(Module(path, f"'''Documented.'''\n{text}"))] == []
+
+
+def test_cycle_is_found_unless_it_is_for_type_checkers() -> None:
+    log = Module("storage/log.py", "from headrace.storage import segment")
+    segment = "def late():\n    from headrace.storage.log import Log"
+    assert import_cycle([log, Module("storage/segment.py", segment)])
+    assert not import_cycle([log, Module("storage/segment.py", segment.replace("def late()", "if TYPE_CHECKING"))])
+
+
+def test_stranger_is_found(tmp_path: Path) -> None:
+    for name in ("model/topic.py", "attic/page.md", "loose.py", "py.typed", "gone/__pycache__/old.pyc", ".cache/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert strangers(tmp_path) == {"attic", "loose"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_house_keeps_rule(rule: Rule) -> None:
+    broken = [f"src/headrace/{module.path}:{line}: {why}" for module in read_source() for line, why in rule(module)]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert strangers(SOURCE) == set()
+
+
+def test_no_import_cycles() -> None:
+    assert import_cycle(read_source()) == []
+
+
+def test_long_files_and_functions_are_reported(request: pytest.FixtureRequest) -> None:
+    long = [
+        f"src/headrace/{module.path}:{line}: {why}"
+        for module in read_source()
+        for line, why in too_long(module, FILE_LINES_REPORTED, FUNCTION_LINES_REPORTED)
+    ]
+
+    class Report:
+        def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+            terminalreporter.section("longer than we like")
+            terminalreporter.write_line("\n".join(long))
+
+    if long:
+        request.config.pluginmanager.register(Report())
