@@ -26,13 +26,15 @@ class Host:
         files_max: int = FILES_MAX,
         views_max: int = VIEWS_MAX,
         indexes_max: int = INDEXES_MAX,
+        flusher: Worker | None = None,
+        preparer: Worker | None = None,
     ) -> None:
         self.disk = disk or Disk()
         self.files: Pool[FileSegment, OpenFile] = Pool(files_max)
         self.views: Pool[FileSegment, memoryview] = Pool(views_max)
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
-        self.flusher = Worker("headrace-flush")
-        self.preparer = Worker("headrace-prepare")
+        self.flusher = flusher or Worker("headrace-flush")
+        self.preparer = preparer or Worker("headrace-prepare")
         self.synced = threading.Condition()
         """Notified when the flusher has synced a log, or failed to."""
 

@@ -11,7 +11,6 @@ from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import (
     CorruptFile,
-    DiskFull,
     HeadraceError,
     LogClosed,
     LogFailed,
@@ -26,7 +25,7 @@ from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
 from headrace.storage.record import Record
 from headrace.storage.recovery import Findings, open_segments, remove_segment, segment_bases
-from headrace.storage.segment import FileSegment, Header, SegmentReplaced, read_header, segment_path
+from headrace.storage.segment import FileSegment, Header, read_header, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 logger = logging.getLogger("headrace.storage")
@@ -88,7 +87,8 @@ class FileLog(LogReader):
         self._waiting: deque[tuple[int, Callable[[HeadraceError | None], None]]] = deque()
         self._failure: LogFailed | None = None
         self._closed = False
-        self._unsynced_directories: list[str] = []
+        # Whoever made the log may have crashed before its directory was on the disk.
+        self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
         self.log_id: int
         self._first_offset: int
         self._open_meta(create)
@@ -135,7 +135,9 @@ class FileLog(LogReader):
         """
         with self._lock:
             self._check_writable()
+            before = self._segments
             segment = self._segment_for(batch, now_us)
+            rolled = self._segments is not before
             base_offset = self._next_offset
             batch.place(base_offset, now_us, self.log_id)
             try:
@@ -146,7 +148,7 @@ class FileLog(LogReader):
             self._next_offset = next_offset = segment.next_offset
         if self.beacon is not None:
             self.beacon.publish(next_offset)
-        if durability is Durability.SYNCED:
+        if rolled or durability is Durability.SYNCED:
             self.request_sync()
         return Receipt(self, base_offset, next_offset, Durability.WRITTEN)
 
@@ -186,7 +188,7 @@ class FileLog(LogReader):
                 raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self._next_offset}")
             if offset <= self._first_offset:
                 return
-            self._sync()
+            self._sync_now()
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
             self._meta().store(_META.pack(self.log_id, offset))
             with self._lock:
@@ -209,7 +211,7 @@ class FileLog(LogReader):
             self._check_writable()
             if not self._first_offset <= offset <= self._next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
-            self._sync()
+            self._sync_now()
             # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
             while self._segments and self._segments[-1].base_offset >= offset:
                 self._drop_last()
@@ -225,7 +227,7 @@ class FileLog(LogReader):
         freed = 0
         with self._structure:
             self._check_writable()
-            self._sync()
+            self._sync_now()
         for old in self._segments[:-1]:
             new = write_copy(old, compacted(old, keep))
             with self._structure:
@@ -242,16 +244,21 @@ class FileLog(LogReader):
         return freed
 
     def close(self) -> None:
-        """Sync everything, seal the last segment so that opening is quick, and let go of the files."""
+        """Sync everything, seal the last segment so that opening is quick, and let go of the files.
+
+        Raises LogFailed if not everything could be synced; the log is closed then too.
+        """
         with self._structure:
             if self._closed:
                 return
             self._sync()
             self._closed = True
-            if self._failure is None and self._segments and not self._segments[-1].sealed:
-                self._segments[-1].seal()
             for segment in self._segments:
+                if self._failure is None and not segment.sealed:
+                    segment.seal()
                 self.host.forget(segment)
+            if self._failure is not None:
+                raise self._failed()
 
     @property
     def structure(self) -> threading.RLock:
@@ -265,10 +272,10 @@ class FileLog(LogReader):
             if not create:
                 raise LogNotFound(f"there is no log in {self.directory}")
             disk.make_directory(self.directory, sync=False)
-            self._unsynced_directories = [self.directory, self.directory.rpartition("/")[0] or "/"]
         meta = Record(disk, path, write=True, create=True)
         self.log_id, self._first_offset = read_meta(self.host, self.directory, meta)
-        meta.store(_META.pack(self.log_id, self._first_offset), sync=False)
+        if meta.load() is None:
+            meta.store(_META.pack(self.log_id, self._first_offset), sync=False)
 
     def _meta(self) -> Record:
         return Record(self.host.disk, f"{self.directory}/{META}", write=True)
@@ -281,7 +288,7 @@ class FileLog(LogReader):
             if segment.next_offset == segment.base_offset:
                 return segment
             aged = settings.segment_age_us is not None and now_us - segment.created_us >= settings.segment_age_us
-            if segment.end + batch.length <= settings.segment_bytes and not aged:
+            if segment.end + batch.length <= settings.segment_bytes and not aged and not segment.sealed:
                 return segment
         path = segment_path(self.directory, self._next_offset)
         header = Header(self.log_id, 0, self._next_offset, now_us)
@@ -289,7 +296,6 @@ class FileLog(LogReader):
         self._segments = (*self._segments, segment)
         self._unsynced_directories.append(self.directory)
         self._changed()
-        self.request_sync()
         return segment
 
     def _sync(self) -> None:
@@ -298,9 +304,13 @@ class FileLog(LogReader):
             if not self._closed and self._failure is None:
                 try:
                     self._sync_written()
-                except (OSError, DiskFull) as error:
+                except Exception as error:  # noqa: BLE001 whatever it was, what is on the disk is unknown now
                     self._fail(error)
         self._tell()
+
+    def _sync_now(self) -> None:
+        self._sync()
+        self._check_writable()
 
     def _sync_written(self) -> None:
         with self._lock:
@@ -338,7 +348,7 @@ class FileLog(LogReader):
         try:
             if not self._closed and self._failure is None:
                 segment.prepare(self.settings.ahead_bytes_max)
-        except (OSError, DiskFull, SegmentReplaced) as error:
+        except Exception as error:  # noqa: BLE001 the writer does without, and meets what is wrong by itself
             logger.info("%s: no room prepared ahead: %s", segment.path, error)
 
     def _tell(self) -> None:

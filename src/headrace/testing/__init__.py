@@ -1,6 +1,7 @@
-"""Means for tests, those of Headrace's users too: a disk that loses power, fills up, fails and flips bits."""
+"""For tests, yours too: a disk that fails on command, and a worker without a thread."""
 
 from headrace.testing.faulty_disk import FaultyDisk, Flip, PowerLoss
+from headrace.testing.inline import InlineWorker
 from headrace.testing.survival import Unsynced
 
-__all__ = ["FaultyDisk", "Flip", "PowerLoss", "Unsynced"]
+__all__ = ["FaultyDisk", "Flip", "InlineWorker", "PowerLoss", "Unsynced"]

@@ -1,0 +1,1 @@
+"""The command line: `headrace` and its commands."""

@@ -1,0 +1,68 @@
+"""Signals that ask a command to end, turned into an exception where that does no harm."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+        """What a shell says of a process that died of the signal."""
+
+
+class Interrupts:
+    """Raises Interrupted when a signal comes; while held, it only notes the signal."""
+
+    def __init__(self) -> None:
+        self._noted: int | None = None
+        self._held = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Note signals only: nothing in the block is cut short. `check` afterwards, or the signal has no effect."""
+        before = self._held
+        try:
+            self._held = True
+            yield
+        finally:
+            self._held = before
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside a held block: a part that may be cut short, for it may wait forever."""
+        before = self._held
+        try:
+            self._held = False
+            self.check()
+            yield
+        finally:
+            self._held = before
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has been noted."""
+        if self._noted is not None:
+            raise Interrupted(self._noted)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._noted = number
+        if not self._held:
+            raise Interrupted(number)
