@@ -47,7 +47,7 @@ def before(segment: Segment, offset: int) -> Iterator[Batch]:
 
 def write_copy(old: FileSegment, batches: Iterator[Batch]) -> FileSegment:
     """A new file beside the old one, with these batches, synced; `swap` or `discard` it."""
-    header = Header(old.log_id, old.generation + 1, old.base_offset, old.created_us)
+    header = Header.new(old.log_id, old.base_offset, old.created_us)
     disk = old.host.disk
     path = old.path + ".tmp"
     disk.remove(path)

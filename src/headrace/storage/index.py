@@ -11,7 +11,7 @@ from headrace.storage.disk import Disk
 
 SUFFIX = ".idx"
 _MAGIC = b"HRINDEX1"
-# magic log_id generation base_offset | position next_offset time_max append_time | entries entries_crc
+# magic log_id file_id base_offset | position next_offset time_max append_time | entries entries_crc
 _HEADER = struct.Struct("<8sIIQQQqqII")
 _CRC = struct.Struct("<I")
 _HEADER_BYTES = _HEADER.size + _CRC.size
@@ -22,7 +22,7 @@ class Summary(NamedTuple):
     """What an index says of its segment: that the first `end` bytes are on the disk and good, and what they hold."""
 
     log_id: int
-    generation: int
+    file_id: int
     base_offset: int
     end: int
     next_offset: int

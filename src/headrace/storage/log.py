@@ -291,7 +291,7 @@ class FileLog(LogReader):
             if segment.end + batch.length <= settings.segment_bytes and not aged and not segment.sealed:
                 return segment
         path = segment_path(self.directory, self._next_offset)
-        header = Header(self.log_id, 0, self._next_offset, now_us)
+        header = Header.new(self.log_id, self._next_offset, now_us)
         segment = FileSegment.create(self.host, path, header)
         self._segments = (*self._segments, segment)
         self._unsynced_directories.append(self.directory)

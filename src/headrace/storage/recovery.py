@@ -13,7 +13,7 @@ from headrace.storage import index as indexes
 from headrace.storage.host import Host
 from headrace.storage.index import Index
 from headrace.storage.scan import Damage, is_zero, scan
-from headrace.storage.segment import GENERATION_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
+from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
 
 logger = logging.getLogger("headrace.storage")
 
@@ -118,12 +118,11 @@ def mend(segment: FileSegment, following: int | None, findings: Findings, *, eve
 
 
 def _mend_header(segment: FileSegment, findings: Findings) -> None:
-    if segment.generation != GENERATION_UNKNOWN:
+    if segment.file_id != FILE_ID_UNKNOWN:
         return
     findings.headers.append(segment.path)
-    summary = indexes.load_summary(segment.host.disk, segment.index_path)
-    segment.generation = summary.generation if summary is not None else 0
-    header = Header(segment.log_id, segment.generation, segment.base_offset, segment.created_us)
+    header = Header.new(segment.log_id, segment.base_offset, segment.created_us)
+    segment.file_id = header.file_id
     _set_aside(segment, 0, segment.begin)
     segment.host.disk.write(segment.file(), 0, header.packed())
     segment.host.disk.sync(segment.file())

@@ -1,5 +1,6 @@
 """A segment: the batches of one range of offsets, in one file or in memory."""
 
+import secrets
 import struct
 import threading
 from typing import NamedTuple, Protocol
@@ -17,13 +18,13 @@ from headrace.storage.scan import Source, scan
 SUFFIX = ".seg"
 INDEX_BYTES = 64 << 10
 """An index entry at most every so many bytes."""
-GENERATION_UNKNOWN = (1 << 32) - 1
-"""The generation of a segment whose header is damaged."""
+FILE_ID_UNKNOWN = 0
+"""The file id of a segment whose header is damaged."""
 TIME_NONE = -(1 << 63)
 """The latest timestamp of no messages."""
 
 _MAGIC = b"HRSEGMT1"
-# magic log_id generation base_offset created_us | crc over all before | zeros to 64 bytes
+# magic log_id file_id base_offset created_us | crc over all before | zeros to 64 bytes
 _HEADER = struct.Struct("<8sIIQq")
 _CRC = struct.Struct("<I")
 DATA_AT = 64
@@ -37,9 +38,15 @@ class Header(NamedTuple):
     """What a segment's file says of itself at its beginning."""
 
     log_id: int
-    generation: int
+    file_id: int
+    """Random, so that an index left behind by an earlier file of the same name is not taken for this one's."""
     base_offset: int
     created_us: int
+
+    @staticmethod
+    def new(log_id: int, base_offset: int, created_us: int) -> "Header":
+        """The header of a file that is about to be made."""
+        return Header(log_id, 1 + secrets.randbelow((1 << 32) - 1), base_offset, created_us)
 
     def packed(self) -> bytes:
         """The header's bytes."""
@@ -103,7 +110,7 @@ class FileSegment:
         "checkpoint",
         "created_us",
         "end",
-        "generation",
+        "file_id",
         "host",
         "log_id",
         "next_offset",
@@ -117,7 +124,7 @@ class FileSegment:
     def __init__(self, host: Host, path: str, header: Header) -> None:
         self.host = host
         self.path = path
-        self.log_id, self.generation, self.base_offset, self.created_us = header
+        self.log_id, self.file_id, self.base_offset, self.created_us = header
         self.next_offset = self.base_offset
         self.end = DATA_AT
         self.time_max = TIME_NONE
@@ -149,12 +156,12 @@ class FileSegment:
     def open(host: Host, path: str, log_id: int, *, writable: bool) -> "FileSegment":
         """Open an existing file; where its batches end is for the caller to find out.
 
-        A damaged header is made up for by what is known from elsewhere; the generation is then unknown.
+        A damaged header is made up for by what is known from elsewhere; the file's id is then unknown.
         """
         file = host.disk.open(path, write=writable)
         base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
         header = read_header(host.disk.read(file, 0, DATA_AT), path)
-        segment = FileSegment(host, path, header or Header(log_id, GENERATION_UNKNOWN, base_offset, 0))
+        segment = FileSegment(host, path, header or Header(log_id, FILE_ID_UNKNOWN, base_offset, 0))
         segment.writable = writable
         host.files.put(segment, file)
         return segment
@@ -169,7 +176,7 @@ class FileSegment:
 
     def covered_by(self, summary: Summary) -> bool:
         """Whether an index belongs to this segment as it is now."""
-        return summary[:3] == (self.log_id, self.generation, self.base_offset)
+        return summary[:3] == (self.log_id, self.file_id, self.base_offset)
 
     def apply(self, summary: Summary) -> None:
         """Take over what the index on disk says."""
@@ -180,7 +187,7 @@ class FileSegment:
     def summary(self) -> Summary:
         """What an index saved now may say; the caller has synced the segment."""
         return Summary(
-            self.log_id, self.generation, self.base_offset, self.end, self.next_offset, self.time_max, self.append_time
+            self.log_id, self.file_id, self.base_offset, self.end, self.next_offset, self.time_max, self.append_time
         )
 
     @property
@@ -286,7 +293,7 @@ class FileSegment:
     def _reopened(self) -> OpenFile:
         file = self.host.disk.open(self.path, write=self.writable)
         header = read_header(self.host.disk.read(file, 0, DATA_AT), self.path)
-        if header is not None and header.generation != self.generation:
+        if header is not None and header.file_id != self.file_id:
             raise SegmentReplaced
         return file
 
