@@ -19,7 +19,7 @@ GivenHeaders = Mapping[str, str | bytes]
 """Headers as a caller may give them; text is stored as UTF-8."""
 
 
-_ASK, _OPEN, _TAKE = object(), object(), object()
+_ASK, _OPEN, _TAKE, _TAKE_AND_CLOSE = object(), object(), object(), object()
 """What the buffer's inside can be asked, other than to add messages."""
 
 
@@ -114,9 +114,9 @@ class Buffer:
         """Begin a batch."""
         self.call(_OPEN)
 
-    def take(self) -> Gathered:
-        """What has been gathered; the buffer is then empty and closed."""
-        gathered: Gathered = self.call(_TAKE)
+    def take(self, *, close: bool) -> Gathered:
+        """What has been gathered; the buffer is empty then, and closed if it should be."""
+        gathered: Gathered = self.call(_TAKE_AND_CLOSE if close else _TAKE)
         return gathered
 
     def call(self, item: object) -> Any:
@@ -165,8 +165,9 @@ class Buffer:
         if item is _OPEN:
             self._open = True
             return offset
-        if item is _TAKE:
-            self._gathered, self._base, self._open = Gathered(), offset, False
+        if item is _TAKE or item is _TAKE_AND_CLOSE:
+            self._gathered, self._base = Gathered(), offset
+            self._open = self._open and item is _TAKE
             return gathered
         room = WEIGHT_MAX - gathered.weight if self._open else -1
         if isinstance(item, GivenMessage) and (item.weight < room or room == WEIGHT_MAX):

@@ -107,6 +107,8 @@ class Log(Readable):
         """Messages taken from the buffer and not written yet."""
         self._data = bytearray(HEADER_BYTES)
         self._ticking = False
+        """Whether what is in the buffer will be written without being asked, or never has to be."""
+        self._closing = False
         self._host = host or shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
@@ -232,14 +234,17 @@ class Log(Readable):
                 self._closed = True  # a forked child has only a copy of its parent's buffer
                 return
             if not self.readonly:
+                self._closing = True
                 self._write()
             self._closed = True
-            self._stored.close()  # type: ignore[attr-defined]
-            if self._beacon is not None and not self.readonly:
-                self._beacon.close()
+            shared.closed(self)
             with self._grown:
                 self._grown.notify_all()
-        shared.closed(self)
+            try:
+                self._stored.close()  # type: ignore[attr-defined]
+            finally:
+                if self._beacon is not None:
+                    self._beacon.close()
 
     def __enter__(self) -> "Log":
         return self
@@ -289,9 +294,11 @@ class Log(Readable):
     def _begin(self) -> None:
         """Before the first message of a batch: see that it can be written, and that it will be."""
         self._check_open()
-        if self._sync_every is not None and not self._ticking and self.path != MEMORY:
+        if not self._ticking and not self._closing:
             self._ticking = True
-            shared.ticker().call_later(self._sync_every, self._tick)
+            if self._sync_every is not None and self.path != MEMORY:
+                shared.ticker().call_later(self._sync_every, self._tick)
+        self._buffer.open()
 
     def _tick(self) -> None:
         """Write and sync what has waited long enough."""
@@ -313,7 +320,6 @@ class Log(Readable):
         while offset < 0:
             self._write()
             self._begin()
-            self._buffer.open()
             offset = self._buffer.add(message)
         return offset
 
@@ -323,7 +329,8 @@ class Log(Readable):
         Returns the offset of the next message. The caller has the lock.
         """
         if self._taken is None:
-            taken = self._buffer.take()
+            # As long as a tick is to come the buffer stays open; without one, a batch has to begin with asking for it.
+            taken = self._buffer.take(close=self._closing or not self._ticking)
             self._taken = taken if taken.values else None
         if self._taken is None:
             return self._stored.next_offset

@@ -134,12 +134,13 @@ class Readable:
         deadline = None if timeout is None else clock.monotonic() + timeout
         self._settle()
         while not self._closed:
+            seen = self._stored.next_offset if self._beacon is None else self._beacon.next_offset
             if self._stored.next_offset > offset:
                 return True
             left = _WAIT_S if deadline is None else min(deadline - clock.monotonic(), _WAIT_S)
             if left <= 0:
                 return False
-            self._sleep(self._stored.next_offset, left)
+            self._sleep(seen, left)
         return False
 
     def find_time(self, time: int) -> int:

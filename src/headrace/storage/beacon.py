@@ -112,6 +112,8 @@ class Beacon:
     def close(self) -> None:
         """Let go of the page, and with it of a lock on its file, once nobody sleeps on it."""
         with self._sleeping:
+            if self._closed:
+                return
             self._closed = True
             while self._sleepers:
                 self._futex.wake()

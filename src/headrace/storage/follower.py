@@ -66,7 +66,6 @@ class Follower(LogReader):
 
     def close(self) -> None:
         """Let go of the files."""
-        self.beacon.close()
         for segment in self._segments:
             self.host.forget(segment)
 

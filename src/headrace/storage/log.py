@@ -192,11 +192,12 @@ class FileLog(LogReader):
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
             self._meta().store(_META.pack(self.log_id, offset))
             with self._lock:
-                gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
+                gone = [segment for segment in self._segments if segment.next_offset <= offset]
                 self._first_offset = offset
                 self._segments = self._segments[len(gone) :]
             self._changed()
             for segment in gone:
+                segment.retire()
                 self.host.forget(segment)
                 remove_segment(self.host, segment.path)
 
@@ -344,12 +345,12 @@ class FileLog(LogReader):
 
     def _prepare(self) -> None:
         """Fill the last segment with zeros ahead of the writer."""
-        segment = self._segments[-1]
         try:
-            if not self._closed and self._failure is None:
-                segment.prepare(self.settings.ahead_bytes_max)
+            for segment in self._segments[-1:]:
+                if not self._closed and self._failure is None:
+                    segment.prepare(self.settings.ahead_bytes_max)
         except Exception as error:  # noqa: BLE001 the writer does without, and meets what is wrong by itself
-            logger.info("%s: no room prepared ahead: %s", segment.path, error)
+            logger.info("%s: no room prepared ahead: %s", self.directory, error)
 
     def _tell(self) -> None:
         with self._lock:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple
 
 from headrace.model.batch import FLAG_LOST, Batch
@@ -56,6 +56,7 @@ class LogReader:
 
         Damaged messages raise CorruptBatch, which says where to go on, or are skipped.
         """
+        self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
         for position, item, segment in self._from(offset, end):
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
@@ -70,11 +71,12 @@ class LogReader:
         Only their headers are checked: whoever decodes the batches checks the rest.
         """
         end = self.next_offset
+        self._check(offset)
         if offset == end:
             return None
         begin = length = first = 0
         segment: Segment | None = None
-        for position, item, found_in in self._from(offset, end):
+        for position, item, found_in in self._from(offset, end, verify=False):
             if segment is not None and (found_in is not segment or position + item.length - begin > bytes_max):
                 break
             if isinstance(item, Damage):
@@ -107,10 +109,9 @@ class LogReader:
                         return message.offset
         return self.next_offset
 
-    def _from(self, offset: int, end: int) -> Iterator[tuple[int, Batch | Damage, Segment]]:
+    def _from(self, offset: int, end: int, *, verify: bool = True) -> Iterator[tuple[int, Batch | Damage, Segment]]:
         """Batches and damage from an offset on, to the end of the log, with where they are."""
         while offset < end:
-            self._check(offset)
             layout = self._layout()
             number = bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
             if number < 0:
@@ -119,7 +120,7 @@ class LogReader:
             stop = min(end, layout[number + 1].base_offset) if number + 1 < len(layout) else end
             try:
                 after = 0
-                for position, item in self._scan(segment, offset, stop):
+                for position, item in self._scan(segment, offset, stop, verify):
                     if isinstance(item, Damage) and self._layout() is not layout:
                         break  # the segment was replaced or removed while we read it
                     if item.next_offset > offset:
@@ -131,9 +132,10 @@ class LogReader:
             except (SegmentReplaced, LogNotFound):
                 if not self._stale(segment, layout):
                     raise
+            self._check(offset)
 
-    def _scan(self, segment: Segment, offset: int, stop: int) -> Iterator[tuple[int, Batch | Damage]]:
-        remembered = self._ends.get(offset)
+    def _scan(self, segment: Segment, offset: int, stop: int, verify: bool) -> Iterator[tuple[int, Batch | Damage]]:
+        remembered = self._ends.pop(offset, None)
         if remembered is not None and remembered[0] is segment:
             position, base = remembered[1], offset
         else:
@@ -143,13 +145,13 @@ class LogReader:
                 position, base = index.positions[entry], index.offsets[entry]
             else:
                 position, base = segment.begin, segment.base_offset
-        return scan(segment, position, base, segment.size(), start=offset, stop=stop)
+        return scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=verify)
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         """Keep where a reader came to the end, so that it goes on from there without a search."""
-        ends = dict(islice(self._ends.items(), max(len(self._ends) - _ENDS_MAX, 0), None))
-        ends[offset] = segment, position
-        self._ends = ends
+        if len(self._ends) >= _ENDS_MAX:
+            self._ends.clear()
+        self._ends[offset] = segment, position
 
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
         """Whether a segment whose file is gone or another now can be looked up again."""

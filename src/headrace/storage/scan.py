@@ -52,18 +52,26 @@ def batch_at(source: Source, view: memoryview, position: int, offset: int) -> Ba
 
 
 def scan(
-    source: Source, position: int, offset: int, size: int, *, start: int = 0, stop: int | None = None
+    source: Source,
+    position: int,
+    offset: int,
+    size: int,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    verify: bool = True,
 ) -> Iterator[tuple[int, Batch | Damage]]:
     """Every batch from a position on, and every damaged range, each with its position.
 
-    Batches wholly before `start` are passed over, only their headers checked. The scan ends at byte `size`; without
-    `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which must be reached.
+    Batches wholly before `start` are passed over; the bodies of the others are checked, if `verify`. The scan ends at
+    byte `size`; without `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which
+    must be reached.
     """
     view = source.view(position)
     while position < size and (stop is None or offset < stop):
         try:
             batch = batch_at(source, view, position, offset)
-            if offset + batch.span > start:
+            if verify and offset + batch.span > start:
                 batch.verify()
         except InvalidBatch as error:
             found = find_batch(source, position + 1, size, offset + 1)

@@ -249,7 +249,8 @@ class FileSegment:
 
     def prepare(self, ahead_bytes_max: int) -> None:
         """Write zeros ahead of the writer and sync them, so that syncing what comes there is cheap."""
-        assert self._zeroing is not None
+        if self.sealed or self._zeroing is None:
+            return
         disk, file = self.host.disk, self.file()
         target = self.end + self._ahead(ahead_bytes_max)
         while True:
