@@ -297,6 +297,28 @@ def test_removed_file_may_come_back_with_its_content() -> None:
     assert set(found) == {None, b"data"}
 
 
+def test_files_found_on_the_disk_come_back_too(place: str) -> None:
+    for name in ("removed", "replaced", "new"):
+        Path(place, name).write_text(name)
+    disk = FaultyDisk()
+    disk.remove(f"{place}/removed", sync=False)
+    disk.rename(f"{place}/new", f"{place}/replaced", sync=False)
+    assert listed(place) == {"replaced"}
+    disk.power_loss(Unsynced.LOST)
+    assert {name: content(place, name).decode() for name in listed(place)} == {
+        name: name for name in ("removed", "replaced", "new")
+    }
+
+
+def test_file_changed_behind_its_back_counts_as_durable_when_opened(place: str) -> None:
+    disk = FaultyDisk()
+    saved(disk, place, b"old")
+    Path(place, "file").write_bytes(b"by hand")
+    disk.write(disk.open(f"{place}/file", write=True), 0, b"new")
+    disk.power_loss(Unsynced.LOST)
+    assert content(place) == b"by hand"
+
+
 def test_file_removed_while_open_comes_back_as_it_was_written_since(place: str) -> None:
     disk = FaultyDisk()
     saved(disk, place, b"old")
@@ -490,6 +512,15 @@ def test_crash_leaves_a_part_of_the_last_write() -> None:
             assert b"done12345678".startswith(content(place))
             lengths.add(len(content(place)))
     assert lengths == set(range(4, 13))
+
+
+def test_crash_not_reached_is_off_after_a_power_loss(place: str) -> None:
+    disk = FaultyDisk()
+    disk.crash_after(2)
+    disk.sync_directory(place)
+    disk.power_loss()
+    saved(disk, place, b"data")
+    assert not disk.crashed
 
 
 def test_crash_at_once_and_power_loss_is_no_os_error(place: str) -> None:

@@ -16,18 +16,18 @@ from headrace.model.message import Message
 MAGIC = b"\xa7HRB"
 VERSION = 1
 
-# magic check | base_offset append_time log_id | crc length version codec flags count span time_min time_max producer...
-_HEADER = struct.Struct("<4sI QqI IIBBHII qq QII")
-_PRODUCER = struct.Struct("<4sI 20x IIBBHII qq QII")
-_PLACE = struct.Struct("<QqI")
+# magic check | base_offset append_time synced_offset log_id | crc length version codec flags count span times producer
+_HEADER = struct.Struct("<4sI QqQI IIBBHII qq QII")
+_PRODUCER = struct.Struct("<4sI 28x IIBBHII qq QII")
+_PLACE = struct.Struct("<QqQI")
 _U32 = struct.Struct("<I")
 
 HEADER_BYTES = _HEADER.size
-assert HEADER_BYTES == 80
+assert HEADER_BYTES == 88
 _CHECK_AT = 4
 _PLACE_AT = 8  # the check covers the header from here
-_CRC_AT = 28
-_PRODUCED_AT = 32  # the crc covers the batch from here
+_CRC_AT = 36
+_PRODUCED_AT = 40  # the crc covers the batch from here
 
 FLAG_COMPACTED = 1
 """No messages: compaction removed them all."""
@@ -90,6 +90,8 @@ class Batch(msgspec.Struct, gc=False):
     check: int
     base_offset: int
     append_time: int
+    synced_offset: int
+    """All messages before it were on the disk when the batch was appended."""
     log_id: int
     crc: int
     length: int
@@ -125,13 +127,14 @@ class Batch(msgspec.Struct, gc=False):
         if crc32c(memoryview(self.data)[_PRODUCED_AT:]) != self.crc:
             raise InvalidBatch("the checksum does not match")
 
-    def place(self, base_offset: int, append_time: int, log_id: int) -> None:
+    def place(self, base_offset: int, append_time: int, log_id: int, synced_offset: int = 0) -> None:
         """Give the batch its place in a log, and seal it with the check."""
         self.base_offset = base_offset
         self.append_time = append_time
+        self.synced_offset = synced_offset
         self.log_id = log_id
         data = self.data
-        _PLACE.pack_into(data, _PLACE_AT, base_offset, append_time, log_id)
+        _PLACE.pack_into(data, _PLACE_AT, base_offset, append_time, synced_offset, log_id)
         self.check = crc32c(memoryview(data)[_PLACE_AT:HEADER_BYTES])
         _U32.pack_into(data, _CHECK_AT, self.check)
 
@@ -232,7 +235,7 @@ def _finish(
     crc = crc32c(memoryview(data)[_PRODUCED_AT:])
     _U32.pack_into(data, _CRC_AT, crc)
     return Batch(
-        MAGIC, 0, 0, 0, 0, crc, length, VERSION, codec, flags, count, span, time_min, time_max, *producer, data
+        MAGIC, 0, 0, 0, 0, 0, crc, length, VERSION, codec, flags, count, span, time_min, time_max, *producer, data
     )
 
 
@@ -248,7 +251,7 @@ def parse(view: memoryview, position: int = 0, *, whole: bool = True) -> Batch:
         raise InvalidBatch("no batch begins here")
     if crc32c(view[position + _PLACE_AT : position + HEADER_BYTES]) != fields[1]:
         raise InvalidBatch("the header's checksum does not match")
-    end = position + fields[6]
+    end = position + fields[7]
     if whole and end > len(view):
         raise InvalidBatch("the bytes end inside the batch")
     batch = _batch(*fields, view[position:end])

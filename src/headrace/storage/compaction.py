@@ -105,5 +105,5 @@ def _gap(segment: Segment, start: int, end: int, following: Batch | None) -> Ite
 
 
 def _placed_like(old: Batch, new: Batch, base_offset: int) -> Batch:
-    new.place(base_offset, old.append_time, old.log_id)
+    new.place(base_offset, old.append_time, old.log_id, old.synced_offset)
     return new

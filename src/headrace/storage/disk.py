@@ -144,6 +144,14 @@ class Disk:
         os.rmdir(path)
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
+    def boot_id(self) -> bytes:
+        """Sixteen bytes that differ after the machine has been started again; none where that cannot be known."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                return bytes.fromhex(file.read().strip().replace("-", ""))
+        except FileNotFoundError:
+            return b""
+
     def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
         """Take the file's lock, which others respect; it goes when the file and all mappings of it are closed."""
         try:

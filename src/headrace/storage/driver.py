@@ -9,8 +9,9 @@ from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, LogNotFound
 from headrace.storage.compaction import Keep
 from headrace.storage.host import Host
-from headrace.storage.log import META, FileLog
+from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.meta import NAME as META_NAME
 from headrace.storage.reader import ByteRange
 from headrace.storage.receipt import Receipt
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
@@ -69,7 +70,7 @@ class FileDriver:
     def names(self) -> list[str]:
         """The logs there are."""
         disk = self._host.disk
-        return [name for name in disk.names(self._root) if disk.exists(f"{self._root}/{name}/{META}")]
+        return [name for name in disk.names(self._root) if disk.exists(f"{self._root}/{name}/{META_NAME}")]
 
     def delete(self, name: str) -> None:
         """Remove a log that nobody has open."""

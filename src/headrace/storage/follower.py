@@ -9,9 +9,8 @@ from headrace.storage import index as indexes
 from headrace.storage.beacon import Beacon
 from headrace.storage.host import Host
 from headrace.storage.index import Index
-from headrace.storage.log import META, read_meta
+from headrace.storage.meta import read_meta
 from headrace.storage.reader import LogReader
-from headrace.storage.record import Record
 from headrace.storage.recovery import segment_bases
 from headrace.storage.scan import batch_at, scan
 from headrace.storage.segment import FileSegment, Segment, note, segment_path
@@ -27,16 +26,15 @@ class Follower(LogReader):
         super().__init__()
         self.host = host
         self.directory = directory
-        path = f"{directory}/{META}"
         try:
             live = host.disk.open(f"{directory}/{LIVE}")
             self.beacon = Beacon(host.disk, live, write=False)
-            meta = Record(host.disk, path, write=False)
+            meta = read_meta(host, directory)
         except LogNotFound as error:
             raise LogNotFound(f"there is no log in {directory}") from error
         writer_at_work = not host.disk.lock(live, shared=True)
         host.disk.unlock(live)
-        self.log_id, self._first_offset = read_meta(host, directory, meta)
+        self.log_id, self._first_offset = meta.log_id, meta.first_offset
         self._lock = threading.Lock()
         self._segments: tuple[FileSegment, ...] = ()
         self._changes = self._cuts = -1

@@ -1,8 +1,6 @@
 """A log in files: segments in order, one writer, group commit."""
 
 import logging
-import secrets
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,7 +8,7 @@ from collections.abc import Callable, Sequence
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import (
-    CorruptFile,
+    DiskFull,
     HeadraceError,
     LogClosed,
     LogFailed,
@@ -21,17 +19,15 @@ from headrace.model.errors import (
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
 from headrace.storage.host import Host
+from headrace.storage.meta import open_meta, store_meta, sync_meta
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
-from headrace.storage.record import Record
-from headrace.storage.recovery import Findings, open_segments, remove_segment, segment_bases
-from headrace.storage.segment import FileSegment, Header, read_header, segment_path
+from headrace.storage.recovery import Findings, Recovery, remove_segment
+from headrace.storage.segment import FileSegment, Header, SegmentReplaced, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 logger = logging.getLogger("headrace.storage")
 
-META = "meta"
-_META = struct.Struct("<IQ")
 _LITTLE_BYTES = 64 << 10
 
 
@@ -89,16 +85,21 @@ class FileLog(LogReader):
         self._closed = False
         # Whoever made the log may have crashed before its directory was on the disk.
         self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
-        self.log_id: int
-        self._first_offset: int
-        self._open_meta(create)
-        segments = open_segments(host, directory, self.log_id, self._first_offset, self.findings, everything=repair)
+        meta = open_meta(host, directory, create=create)
+        self.log_id, self._first_offset = meta.log_id, meta.first_offset
+        recovery = Recovery(
+            host, directory, self.log_id, self.findings, power_lost=meta.power_lost(host), everything=repair
+        )
+        segments = recovery.segments(self._first_offset)
         self._segments: tuple[FileSegment, ...] = tuple(segments)
         self._next_offset = segments[-1].next_offset if segments else self._first_offset
         self._first_offset = max(self._first_offset, segments[0].base_offset if segments else 0)
         self._synced_offset = self._next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
+        if meta.power_lost(host):
+            # Only now: a crash before must not make the next recovery believe that the power was never lost.
+            store_meta(host, directory, self.log_id, self._first_offset, sync=False)
 
     @property
     def first_offset(self) -> int:
@@ -136,16 +137,16 @@ class FileLog(LogReader):
         with self._lock:
             self._check_writable()
             before = self._segments
-            segment = self._segment_for(batch, now_us)
-            rolled = self._segments is not before
             base_offset = self._next_offset
-            batch.place(base_offset, now_us, self.log_id)
+            batch.place(base_offset, now_us, self.log_id, self._synced_offset)
             try:
+                segment = self._segment_for(batch, now_us)
                 segment.append(batch)
             except OSError as error:
                 self._fail(error)
                 raise self._failed() from error
             self._next_offset = next_offset = segment.next_offset
+            rolled = self._segments is not before
         if self.beacon is not None:
             self.beacon.publish(next_offset)
         if rolled or durability is Durability.SYNCED:
@@ -190,10 +191,10 @@ class FileLog(LogReader):
                 return
             self._sync_now()
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            self._meta().store(_META.pack(self.log_id, offset))
+            self._first_offset = offset
+            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
             with self._lock:
                 gone = [segment for segment in self._segments if segment.next_offset <= offset]
-                self._first_offset = offset
                 self._segments = self._segments[len(gone) :]
             self._changed()
             for segment in gone:
@@ -266,21 +267,6 @@ class FileLog(LogReader):
         """Held while files are synced, replaced or removed."""
         return self._structure
 
-    def _open_meta(self, create: bool) -> None:
-        disk = self.host.disk
-        path = f"{self.directory}/{META}"
-        if not disk.exists(path) and not segment_bases(self.host, self.directory):
-            if not create:
-                raise LogNotFound(f"there is no log in {self.directory}")
-            disk.make_directory(self.directory, sync=False)
-        meta = Record(disk, path, write=True, create=True)
-        self.log_id, self._first_offset = read_meta(self.host, self.directory, meta)
-        if meta.load() is None:
-            meta.store(_META.pack(self.log_id, self._first_offset), sync=False)
-
-    def _meta(self) -> Record:
-        return Record(self.host.disk, f"{self.directory}/{META}", write=True)
-
     def _segment_for(self, batch: Batch, now_us: int) -> FileSegment:
         """The segment to append a batch to: the last one, or a new one when that is full or old."""
         settings = self.settings
@@ -334,7 +320,7 @@ class FileLog(LogReader):
 
     def _sync_files(self, segments: Sequence[FileSegment], directories: list[str]) -> None:
         if directories:
-            self.host.disk.sync(self._meta().file)
+            sync_meta(self.host, self.directory)
         for segment in segments[:-1] if directories else ():
             if not segment.sealed:  # it was rolled since the last time
                 segment.seal()
@@ -349,8 +335,11 @@ class FileLog(LogReader):
             for segment in self._segments[-1:]:
                 if not self._closed and self._failure is None:
                     segment.prepare(self.settings.ahead_bytes_max)
-        except Exception as error:  # noqa: BLE001 the writer does without, and meets what is wrong by itself
+        except (DiskFull, SegmentReplaced, LogNotFound) as error:
             logger.info("%s: no room prepared ahead: %s", self.directory, error)
+        except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
+            self._fail(error)
+            self._tell()
 
     def _tell(self) -> None:
         with self._lock:
@@ -406,23 +395,6 @@ class FileLog(LogReader):
     def _failed(self) -> LogFailed:
         assert self._failure is not None
         return LogFailed(str(self._failure))
-
-
-def read_meta(host: Host, directory: str, meta: Record) -> tuple[int, int]:
-    """A log's id and first offset; made up from the segments, or anew, when the record is empty or damaged."""
-    content = meta.load()
-    if content is not None:
-        log_id, first_offset = _META.unpack(content)
-        return log_id, first_offset
-    for base in segment_bases(host, directory):
-        path = segment_path(directory, base)
-        file = host.disk.open(path)
-        header = read_header(host.disk.read(file, 0, FileSegment.begin), path)
-        if header is not None:
-            return header.log_id, 0
-    if segment_bases(host, directory):
-        raise CorruptFile(f"neither {directory}/{META} nor any segment tells which log this is")
-    return secrets.randbits(32), 0
 
 
 def _nothing(_: HeadraceError | None) -> None:

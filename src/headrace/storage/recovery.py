@@ -12,12 +12,13 @@ from headrace.model.errors import CorruptFile
 from headrace.storage import index as indexes
 from headrace.storage.host import Host
 from headrace.storage.index import Index
-from headrace.storage.scan import Damage, is_zero, scan
+from headrace.storage.scan import Damage, find_batch, is_zero, scan
 from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
 
 logger = logging.getLogger("headrace.storage")
 
 QUARANTINE = "quarantine"
+_CHUNK_BYTES = 1 << 20
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -63,147 +64,209 @@ def segment_bases(host: Host, directory: str) -> list[int]:
     )
 
 
-def open_segments(
-    host: Host, directory: str, log_id: int, first_offset: int, findings: Findings, *, everything: bool = False
-) -> list[FileSegment]:
-    """All segments of a log, ready for a writer; only what may be torn is scanned."""
-    for name in host.disk.names(directory):
-        if name.endswith(".tmp"):
-            host.disk.remove(f"{directory}/{name}")
-    bases = segment_bases(host, directory)
-    segments = []
-    for base, following in zip_longest(bases, bases[1:]):
-        if following is not None and following <= first_offset:
-            remove_segment(host, segment_path(directory, base))
-            continue
-        segment = FileSegment.open(host, segment_path(directory, base), log_id, writable=True)
-        mend(segment, following, findings, everything=everything)
-        segments.append(segment)
-    return segments
-
-
 def remove_segment(host: Host, path: str) -> None:
     """Remove a segment's file, then its index."""
     host.disk.remove(path)
     host.disk.remove(path.removesuffix(SUFFIX) + indexes.SUFFIX, sync=False)
 
 
-def mend(segment: FileSegment, following: int | None, findings: Findings, *, everything: bool = False) -> None:
-    """Make a segment whole from its last checkpoint on, or from its beginning, up to the segment that follows it.
+class Recovery:
+    """Opens a log's segments for a writer, looking only at what a crash may have touched, or at everything.
 
-    Damage between good batches is copied aside and replaced by a batch that says so, which keeps its place. What
-    follows the last good batch of the last segment was being written in a crash: it is copied aside and cut off.
+    Damage between good batches is copied aside and replaced by a batch that says so and keeps its place. What follows
+    the last good batch was being written in a crash: it is copied aside and cut off. After a power loss, writes that
+    were not synced may have reached the disk in any order: there, the log ends at the first that is missing.
     """
-    findings.segments += 1
-    _mend_header(segment, findings)
-    disk = segment.host.disk
-    size = disk.size(segment.file())
-    summary = None if everything else indexes.load_summary(disk, segment.index_path)
-    sealed = summary is not None and segment.covered_by(summary) and summary.end == size
-    if summary is not None and sealed and summary.next_offset == following:
+
+    def __init__(
+        self, host: Host, directory: str, log_id: int, findings: Findings, *, power_lost: bool, everything: bool
+    ) -> None:
+        self._host = host
+        self._disk = host.disk
+        self._directory = directory
+        self._log_id = log_id
+        self._findings = findings
+        self._power_lost = power_lost
+        self._everything = everything
+
+    def segments(self, first_offset: int) -> list[FileSegment]:
+        """All segments of the log, in order and whole."""
+        for name in self._disk.names(self._directory):
+            if name.endswith(".tmp"):
+                self._disk.remove(f"{self._directory}/{name}")
+        bases = segment_bases(self._host, self._directory)
+        while len(bases) > 1 and bases[1] <= first_offset:
+            remove_segment(self._host, segment_path(self._directory, bases.pop(0)))
+        segments = []
+        while bases:
+            segment = self._open(bases.pop(0))
+            self._mend(segment, bases)
+            segments.append(segment)
+        return segments
+
+    def _open(self, base: int) -> FileSegment:
+        return FileSegment.open(self._host, segment_path(self._directory, base), self._log_id, writable=True)
+
+    def _mend(self, segment: FileSegment, later: list[int]) -> None:
+        """Make a segment whole; the log may turn out to end with it, and then the later ones are removed."""
+        self._findings.segments += 1
+        self._mend_header(segment)
+        size = self._disk.size(segment.file())
+        if not self._everything and self._is_sealed(segment, size, later):
+            return
+        index = Index()
+        loaded = indexes.load(self._disk, segment.index_path)
+        vouched = 0
+        if loaded is not None and segment.covered_by(loaded[0]) and loaded[0].end <= size:
+            vouched = loaded[0].end
+            if not self._everything:
+                segment.apply(loaded[0])
+                index = loaded[1]
+        if segment.end < size or later:
+            self._mend_batches(segment, index, size, later)
+            self._mend_tail(segment, index, later)
+            self._write_again(segment, max(vouched, segment.begin))
+        segment.continue_writing(index, segment.end)
+        if later:
+            segment.seal()
+
+    def _is_sealed(self, segment: FileSegment, size: int, later: list[int]) -> bool:
+        summary = indexes.load_summary(self._disk, segment.index_path)
+        if summary is None or not segment.covered_by(summary) or summary.end != size:
+            return False
+        if not later or summary.next_offset != later[0]:
+            return False
         segment.apply(summary)
         segment.sealed = True
-        return
-    index = Index()
-    loaded = None if everything else indexes.load(disk, segment.index_path)
-    if loaded is not None and segment.covered_by(loaded[0]) and loaded[0].end <= size:
-        segment.apply(loaded[0])
-        index = loaded[1]
-    if segment.end < size or following is not None:
-        _mend_batches(segment, index, size, findings)
-        _mend_tail(segment, index, following, findings)
-    segment.continue_writing(index, segment.end)
-    if following is not None:
-        segment.seal()
+        return True
 
+    def _mend_header(self, segment: FileSegment) -> None:
+        if segment.file_id != FILE_ID_UNKNOWN:
+            return
+        self._findings.headers.append(segment.path)
+        header = Header.new(segment.log_id, segment.base_offset, segment.created_us)
+        segment.file_id = header.file_id
+        self._set_aside(segment, 0, segment.begin)
+        self._disk.write(segment.file(), 0, header.packed())
+        self._disk.sync(segment.file())
+        logger.warning("%s: rewrote a damaged header", segment.path)
 
-def _mend_header(segment: FileSegment, findings: Findings) -> None:
-    if segment.file_id != FILE_ID_UNKNOWN:
-        return
-    findings.headers.append(segment.path)
-    header = Header.new(segment.log_id, segment.base_offset, segment.created_us)
-    segment.file_id = header.file_id
-    _set_aside(segment, 0, segment.begin)
-    segment.host.disk.write(segment.file(), 0, header.packed())
-    segment.host.disk.sync(segment.file())
-    logger.warning("%s: rewrote a damaged header", segment.path)
+    def _mend_batches(self, segment: FileSegment, index: Index, size: int, later: list[int]) -> None:
+        self._findings.bytes += max(size - segment.end, 0)
+        for position, item in scan(segment, segment.end, segment.next_offset, size):
+            if isinstance(item, Batch):
+                batch = item
+            elif item.next_offset == item.base_offset:
+                return  # nothing good follows in this segment
+            elif self._was_not_synced(segment, later):
+                self._forget_later(later)
+                return
+            else:
+                batch = self._bridge(segment, item)
+            self._findings.batches += 1
+            self._findings.messages += batch.count
+            segment.note(index, batch, position)
 
+    def _mend_tail(self, segment: FileSegment, index: Index, later: list[int]) -> None:
+        """Deal with what lies between the last good batch and the next segment, or the end."""
+        while later and later[0] < segment.next_offset:
+            self._remove_empty(later)
+        size = self._disk.size(segment.file())
+        garbage = 0 if is_zero(segment, segment.end, size) else size - segment.end
+        if later and later[0] > segment.next_offset:
+            if self._was_not_synced(segment, later):
+                self._forget_later(later)
+            else:
+                damage = Damage(
+                    segment.end, garbage, segment.next_offset, later[0], "the end of the segment is missing"
+                )
+                segment.note(index, self._bridge(segment, damage), segment.end)
+        if garbage and not later:
+            self._report_cut(segment, self._set_aside(segment, segment.end, garbage), garbage)
+        if self._disk.size(segment.file()) > segment.end:
+            self._disk.truncate(segment.file(), segment.end)
+            self._host.views.drop(segment)
 
-def _mend_batches(segment: FileSegment, index: Index, size: int, findings: Findings) -> None:
-    findings.bytes += max(size - segment.end, 0)
-    for position, item in scan(segment, segment.end, segment.next_offset, size):
-        if isinstance(item, Batch):
-            batch = item
-        elif item.next_offset == item.base_offset:
-            return  # the tail
-        else:
-            batch = _bridge(segment, item, findings)
-        findings.batches += 1
-        findings.messages += batch.count
-        segment.note(index, batch, position)
+    def _was_not_synced(self, segment: FileSegment, later: list[int]) -> bool:
+        """Whether the power was lost before anyone could know that what comes next in this segment was on the disk."""
+        if not self._power_lost:
+            return False
+        synced = 0
+        for _, item in scan(segment, segment.end, segment.next_offset, self._disk.size(segment.file())):
+            synced = max(synced, item.synced_offset if isinstance(item, Batch) else 0)
+        for base in later:
+            other = self._open(base)
+            summary = indexes.load_summary(self._disk, other.index_path)
+            if summary is not None and other.covered_by(summary):
+                return False  # indexes speak only of what was synced, and syncs go in order
+            for _, item in scan(other, other.begin, base, self._disk.size(other.file())):
+                synced = max(synced, item.synced_offset if isinstance(item, Batch) else 0)
+        return segment.next_offset >= synced
 
+    def _forget_later(self, later: list[int]) -> None:
+        """Set the later segments aside, the last one first, so that a crash on the way leaves nothing new."""
+        while later:
+            segment = self._open(later.pop())
+            size = self._disk.size(segment.file())
+            self._report_cut(segment, self._set_aside(segment, 0, size), size)
+            self._host.forget(segment)
+            remove_segment(self._host, segment.path)
 
-def _mend_tail(segment: FileSegment, index: Index, following: int | None, findings: Findings) -> None:
-    disk, file = segment.host.disk, segment.file()
-    size = disk.size(file)
-    if following is not None and following < segment.next_offset:
-        raise CorruptFile(f"{segment.path} goes on to offset {segment.next_offset}, into the segment that follows it")
-    garbage = 0 if is_zero(segment, segment.end, size) else size - segment.end
-    if following is not None and following > segment.next_offset:
-        damage = Damage(segment.end, garbage, segment.next_offset, following, "the end of the segment is missing")
-        batch = _bridge(segment, damage, findings)
-        segment.note(index, batch, segment.end)
-    elif garbage and following is None:
-        kept = _set_aside(segment, segment.end, garbage)
-        findings.torn_bytes += garbage
-        findings.torn_at = segment.next_offset
+    def _remove_empty(self, later: list[int]) -> None:
+        """Remove a segment that was made and then not used."""
+        segment = self._open(later[0])
+        if find_batch(segment, segment.begin, self._disk.size(segment.file()), 0) is not None:
+            raise CorruptFile(f"{segment.path} has offsets that the segment before it has too")
+        self._host.forget(segment)
+        remove_segment(self._host, segment.path)
+        later.pop(0)
+
+    def _bridge(self, segment: FileSegment, damage: Damage) -> Batch:
+        """Set damaged bytes aside and write in their place a batch that covers their offsets."""
+        kept = self._set_aside(segment, damage.position, damage.length) if damage.length else None
+        body = segment.read(damage.position + HEADER_BYTES, max(damage.length - HEADER_BYTES, 0))
+        batch = gap(damage.next_offset - damage.base_offset, FLAG_LOST, max(segment.time_max, 0), body)
+        batch.place(damage.base_offset, segment.append_time, segment.log_id)
+        # The body is what stands there already: a crash now leaves the damage as it was, to be found again.
+        self._disk.write(segment.file(), damage.position, memoryview(batch.data)[:HEADER_BYTES])
+        self._disk.sync(segment.file())
+        lost = Lost(segment.path, damage.position, damage.base_offset, damage.next_offset, damage.reason, kept)
+        self._findings.lost.append(lost)
         logger.warning(
-            "%s: cut %d torn bytes after offset %d; a copy is in %s",
-            segment.path,
-            garbage,
-            segment.next_offset - 1,
-            kept,
+            "%s: messages %d to %d are lost (%s)", lost.path, lost.first_offset, lost.next_offset - 1, lost.reason
         )
-    if size > segment.end:
-        disk.truncate(file, segment.end)
-        segment.host.views.drop(segment)
+        return batch
 
+    def _write_again(self, segment: FileSegment, position: int) -> None:
+        """Write what was not vouched for once more, the same bytes in the same place.
 
-def _bridge(segment: FileSegment, damage: Damage, findings: Findings) -> Batch:
-    """Set damaged bytes aside and write in their place a batch that covers their offsets."""
-    kept = _set_aside(segment, damage.position, damage.length) if damage.length else None
-    body = segment.read(damage.position + HEADER_BYTES, max(damage.length - HEADER_BYTES, 0))
-    batch = gap(damage.next_offset - damage.base_offset, FLAG_LOST, max(segment.time_max, 0), body)
-    batch.place(damage.base_offset, segment.append_time, segment.log_id)
-    # The body is what stands there already: a crash now leaves the damage as it was, to be found again.
-    segment.host.disk.write(segment.file(), damage.position, memoryview(batch.data)[:HEADER_BYTES])
-    segment.host.disk.sync(segment.file())
-    lost = Lost(segment.path, damage.position, damage.base_offset, damage.next_offset, damage.reason, kept)
-    findings.lost.append(lost)
-    logger.warning(
-        "%s: messages %d to %d are lost (%s)",
-        lost.path,
-        lost.first_offset,
-        lost.next_offset - 1,
-        lost.reason,
-    )
-    return batch
+        If its sync failed in an earlier life, the system believes it to be on the disk, and would not write it.
+        """
+        while position < segment.end:
+            chunk = segment.read(position, min(_CHUNK_BYTES, segment.end - position))
+            self._disk.write(segment.file(), position, chunk)
+            position += len(chunk)
 
+    def _report_cut(self, segment: FileSegment, kept: str, length: int) -> None:
+        self._findings.torn_bytes += length
+        self._findings.torn_at = segment.next_offset
+        logger.warning(
+            "%s: cut %d torn bytes at offset %d, kept in %s", segment.path, length, segment.next_offset, kept
+        )
 
-def _set_aside(segment: FileSegment, position: int, length: int) -> str:
-    """Copy bytes to the quarantine, durably; the same bytes are not copied twice."""
-    disk = segment.host.disk
-    directory, _, name = segment.path.rpartition("/")
-    content = segment.read(position, length)
-    quarantine = f"{directory}/{QUARANTINE}"
-    disk.make_directory(quarantine)
-    path = f"{quarantine}/{name.removesuffix(SUFFIX)}-{position}-{crc32c(content):08x}.bin"
-    if not disk.exists(path):
-        file = disk.open(path, create=True)
-        disk.write(file, 0, content)
-        disk.sync(file)
-        disk.sync_directory(quarantine)
-    return path
+    def _set_aside(self, segment: FileSegment, position: int, length: int) -> str:
+        """Copy bytes to the quarantine, durably; the same bytes are not copied twice."""
+        content = segment.read(position, length)
+        quarantine = f"{self._directory}/{QUARANTINE}"
+        self._disk.make_directory(quarantine)
+        path = f"{quarantine}/{segment.base_offset:020d}-{position}-{crc32c(content):08x}.bin"
+        if not self._disk.exists(path):
+            self._disk.remove(path + ".tmp")
+            file = self._disk.open(path + ".tmp", create=True)
+            self._disk.write(file, 0, content)
+            self._disk.sync(file)
+            self._disk.rename(path + ".tmp", path)
+        return path
 
 
 def verify(

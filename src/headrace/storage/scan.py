@@ -96,19 +96,15 @@ def find_batch(source: Source, position: int, size: int, offset_min: int) -> tup
 
     Bytes inside a message can look like a batch: only this log's own, not older than what is due, count.
     """
-    while position < size:
-        chunk = source.read(position, min(_CHUNK_BYTES, size - position))
-        if len(chunk) < HEADER_BYTES:
-            return None
-        at = chunk.find(MAGIC)
-        while at >= 0:
-            batch = _whole_batch(source, position + at, size)
-            if batch is not None and batch.log_id == source.log_id and batch.base_offset >= offset_min:
-                return position + at, batch
-            at = chunk.find(MAGIC, at + 1)
-        # A magic may lie across the border of two chunks.
-        position += len(chunk) - len(MAGIC) + 1
+    for at, batch in _batches_in(source, position, size):
+        if batch.log_id == source.log_id and batch.base_offset >= offset_min:
+            return at, batch
     return None
+
+
+def find_log_id(source: Source, position: int, size: int) -> int | None:
+    """The id of the log that some batch in these bytes says it belongs to; None when there is no batch."""
+    return next((batch.log_id for _, batch in _batches_in(source, position, size)), None)
 
 
 def is_zero(source: Source, position: int, end: int) -> bool:
@@ -121,6 +117,20 @@ def is_zero(source: Source, position: int, end: int) -> bool:
             return False
         position += len(chunk)
     return True
+
+
+def _batches_in(source: Source, position: int, size: int) -> Iterator[tuple[int, Batch]]:
+    """Everything in these bytes that looks like a whole batch, wherever it begins."""
+    while position < size:
+        chunk = source.read(position, min(_CHUNK_BYTES, size - position))
+        at = chunk.find(MAGIC)
+        while at >= 0:
+            batch = _whole_batch(source, position + at, size)
+            if batch is not None:
+                yield position + at, batch
+            at = chunk.find(MAGIC, at + 1)
+        # A magic may lie across the border of two chunks.
+        position += max(len(chunk) - len(MAGIC) + 1, 1)
 
 
 def _whole_batch(source: Source, position: int, size: int) -> Batch | None:

@@ -1,5 +1,6 @@
 """A segment: the batches of one range of offsets, in one file or in memory."""
 
+import logging
 import secrets
 import struct
 import threading
@@ -14,6 +15,8 @@ from headrace.storage.disk import OpenFile
 from headrace.storage.host import Host
 from headrace.storage.index import Index, Summary
 from headrace.storage.scan import Source, scan
+
+logger = logging.getLogger("headrace.storage")
 
 SUFFIX = ".seg"
 INDEX_BYTES = 64 << 10
@@ -146,7 +149,7 @@ class FileSegment:
         try:
             host.disk.write(file, 0, header.packed())
         except DiskFull:
-            host.disk.remove(path, sync=False)
+            host.disk.remove(path)
             raise
         host.files.put(segment, file)
         segment.continue_writing(Index(), DATA_AT)
@@ -249,13 +252,13 @@ class FileSegment:
 
     def prepare(self, ahead_bytes_max: int) -> None:
         """Write zeros ahead of the writer and sync them, so that syncing what comes there is cheap."""
-        if self.sealed or self._zeroing is None:
+        if self.is_retired() or self._zeroing is None:
             return
         disk, file = self.host.disk, self.file()
         target = self.end + self._ahead(ahead_bytes_max)
         while True:
             with self._zeroing:
-                if self.sealed:
+                if self.is_retired():
                     return
                 if self.allocated >= target:
                     break
@@ -276,6 +279,10 @@ class FileSegment:
         self.host.indexes.put(self, self._index)
         self._index = None
 
+    def is_retired(self) -> bool:
+        """Whether nobody writes to it any more, which another thread may decide at any time."""
+        return self.sealed
+
     def retire(self) -> None:
         """Write no more zeros: the segment is complete, or about to be replaced."""
         if self._zeroing is not None:
@@ -284,8 +291,12 @@ class FileSegment:
 
     def save_index(self, summary: Summary) -> None:
         """Write down the part of the index that the summary covers, which has been synced."""
-        self.index().save(self.host.disk, self.index_path, summary)
-        self.checkpoint = summary.end
+        try:
+            self.index().save(self.host.disk, self.index_path, summary)
+        except (OSError, DiskFull) as error:
+            logger.info("%s: no index saved, recovery will rebuild it: %s", self.path, error)
+        else:
+            self.checkpoint = summary.end
 
     def _ahead(self, ahead_bytes_max: int) -> int:
         # As much as the segment holds already: a log that is hardly used stays small.
@@ -308,8 +319,8 @@ class FileSegment:
         index = Index()
         time_max = TIME_NONE
         for position, item in scan(self, DATA_AT, self.base_offset, self.end):
+            note(index, item.base_offset, position, time_max)  # damage too, or it would be passed over unseen
             if isinstance(item, Batch):
-                note(index, item.base_offset, position, time_max)
                 time_max = max(time_max, item.time_max)
         if self.writable and self.sealed:
             index.save(self.host.disk, self.index_path, self.summary())

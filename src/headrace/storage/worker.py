@@ -1,7 +1,10 @@
 """A thread that does jobs which release the interpreter's lock: syncing and preparing files."""
 
+import logging
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger("headrace.storage")
 
 
 class Worker:
@@ -41,4 +44,7 @@ class Worker:
                     self._changed.wait()
                 jobs, self._jobs = self._jobs, {}
             for job in jobs:
-                job()
+                try:
+                    job()
+                except Exception:
+                    logger.exception("a job of %s failed", self._name)

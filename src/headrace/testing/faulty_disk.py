@@ -45,6 +45,7 @@ class FaultyDisk(Disk):
         self._lock = threading.RLock()
         self._root = Directory()
         self._open: dict[int, File] = {}
+        self._boots = 1
         self._crash_at: int | None = None
         self._crashed = False
         self._sync_failures: list[int] = []
@@ -75,6 +76,8 @@ class FaultyDisk(Disk):
             self._open.clear()
             self._crash_at, self._crashed = None, False
             self._root.lose_power("", unsynced, self._random)
+            if unsynced is not Unsynced.KEPT:
+                self._boots += 1
 
     def fail_sync(self, times: int = 1, error: int = errno.EIO) -> None:
         """Make the next syncs fail; what a file's failed sync should have saved is lost, as a later sync skips it."""
@@ -255,6 +258,10 @@ class FaultyDisk(Disk):
             directory, name = self._entry(path)
             directory.change({name: None})
             super().remove_directory(path)  # it is empty by now
+
+    def boot_id(self) -> bytes:
+        """Another one after each power loss that left not all that was written."""
+        return self._boots.to_bytes(16, "big")
 
     def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
         """Take the file's lock, which other processes respect; it goes when the file is closed or the power is cut."""

@@ -1,0 +1,68 @@
+"""What a log must remember besides its messages: which log it is, where it begins, and in which boot it was opened."""
+
+import secrets
+import struct
+from typing import NamedTuple
+
+from headrace.model.errors import LogNotFound
+from headrace.storage.host import Host
+from headrace.storage.record import Record
+from headrace.storage.recovery import segment_bases
+from headrace.storage.scan import find_log_id
+from headrace.storage.segment import FileSegment, segment_path
+
+NAME = "meta"
+_META = struct.Struct("<IQ16s")
+
+
+class Meta(NamedTuple):
+    """The content of the record."""
+
+    log_id: int
+    first_offset: int
+    boot_id: bytes
+
+    def power_lost(self, host: Host) -> bool:
+        """Whether the machine was started again since a writer last opened the log, as far as one can know."""
+        return self.boot_id != host.disk.boot_id() or not self.boot_id
+
+
+def open_meta(host: Host, directory: str, *, create: bool) -> Meta:
+    """A writer's look at the record; the log is made if there is none."""
+    path = f"{directory}/{NAME}"
+    if not host.disk.exists(path) and not segment_bases(host, directory):
+        if not create:
+            raise LogNotFound(f"there is no log in {directory}")
+        host.disk.make_directory(directory, sync=False)
+    return _read(host, directory, Record(host.disk, path, write=True, create=True))
+
+
+def read_meta(host: Host, directory: str) -> Meta:
+    """A reader's look at the record."""
+    return _read(host, directory, Record(host.disk, f"{directory}/{NAME}", write=False))
+
+
+def store_meta(host: Host, directory: str, log_id: int, first_offset: int, *, sync: bool) -> None:
+    """Write the record down, with the boot we are in."""
+    record = Record(host.disk, f"{directory}/{NAME}", write=True)
+    record.store(_META.pack(log_id, first_offset, host.disk.boot_id()), sync=sync)
+
+
+def sync_meta(host: Host, directory: str) -> None:
+    """Return when the record is on the disk."""
+    host.disk.sync(Record(host.disk, f"{directory}/{NAME}", write=True).file)
+
+
+def _read(host: Host, directory: str, record: Record) -> Meta:
+    """The record, or what the segments tell when it is empty or damaged."""
+    content = record.load()
+    if content is not None:
+        return Meta(*_META.unpack(content))
+    for base in segment_bases(host, directory):
+        segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
+        log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())
+        host.forget(segment)
+        if log_id:
+            return Meta(log_id, 0, b"")
+    # Nothing was ever kept here, or only the names of files were.
+    return Meta(1 + secrets.randbelow((1 << 32) - 1), 0, b"")
