@@ -118,13 +118,14 @@ class Readable:
         """
         self._settle()
         offset = self.next_offset if start is None and time is None else self._start(start, time)
-        while True:
-            for message in self.messages(offset):
-                offset = message.offset + 1
-                yield message
-            offset = max(offset, self.first_offset)
-            if not self.wait(offset, timeout):
-                return
+        while self.wait(offset, timeout):
+            end = self._stored.next_offset
+            for batch in self._stored.batches(offset, until=end):
+                for message in batch.messages():
+                    if message.offset >= offset:
+                        yield message
+                offset = batch.next_offset
+            offset = max(offset, end)  # there may be nothing but gaps before the end
 
     def wait(self, offset: int, timeout: float | None = None) -> bool:
         """Wait until there is a message at an offset or after it; whether there is one.
@@ -183,11 +184,12 @@ class Readable:
             position.lock(wait=True)
             try:
                 offset = max(position.load() or 0, self.first_offset)
+                end = self._stored.next_offset
                 taken = [message for message, _ in zip(self.messages(offset), range(max_messages), strict=False)]
                 if taken:
                     offset = taken[-1].offset + 1
                     position.store(offset)
-                return taken, offset
+                return taken, offset if taken else max(offset, end)
             finally:
                 position.unlock()
 

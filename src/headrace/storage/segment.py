@@ -35,6 +35,7 @@ DATA_AT = 64
 
 _ZERO_STEP_BYTES = 1 << 20
 _AHEAD_BYTES_MIN = 64 << 10
+_LENGTHEN_BYTES_MAX = 1 << 20
 
 
 class Header(NamedTuple):
@@ -115,6 +116,7 @@ class FileSegment:
         "end",
         "file_id",
         "host",
+        "length",
         "log_id",
         "next_offset",
         "path",
@@ -135,6 +137,9 @@ class FileSegment:
         self.sealed = False
         self.writable = False
         self.allocated = 0
+        """How far zeros or batches have been written."""
+        self.length = 0
+        """How long the file is, or longer."""
         self.checkpoint = 0
         """How far the index on disk reaches, in bytes."""
         self.synced_end = DATA_AT
@@ -175,7 +180,7 @@ class FileSegment:
         self._zeroing = threading.Lock()
         self.writable = True
         self.sealed = False
-        self.allocated = allocated
+        self.allocated = self.length = allocated
 
     def covered_by(self, summary: Summary) -> bool:
         """Whether an index belongs to this segment as it is now."""
@@ -235,6 +240,7 @@ class FileSegment:
         if end > self.allocated:
             with self._zeroing:  # or the zeros being written there would land on the batch
                 self.allocated = max(self.allocated, end)
+                self._lengthen(end)
         self.host.disk.write(self.file(), position, batch.data)
         self.note(self._index, batch, position)
 
@@ -265,6 +271,7 @@ class FileSegment:
                 step = min(_ZERO_STEP_BYTES, target - self.allocated)
                 disk.zero(file, self.allocated, step)
                 self.allocated += step
+                self.length = max(self.length, self.allocated)
         disk.sync(file)
 
     def seal(self) -> None:
@@ -297,6 +304,12 @@ class FileSegment:
             logger.info("%s: no index saved, recovery will rebuild it: %s", self.path, error)
         else:
             self.checkpoint = summary.end
+
+    def _lengthen(self, end: int) -> None:
+        """Make the file longer in steps, without using space, so that readers need not map it anew for each batch."""
+        if end > self.length:
+            self.length = max(self.allocated, end + min(_LENGTHEN_BYTES_MAX, max(end, _AHEAD_BYTES_MIN)))
+            self.host.disk.truncate(self.file(), self.length)
 
     def _ahead(self, ahead_bytes_max: int) -> int:
         # As much as the segment holds already: a log that is hardly used stays small.
