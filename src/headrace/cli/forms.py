@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,7 +25,7 @@ class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     timestamp: int | None = None
     key: str | None = None
     key_base64: bytes | None = None
-    value: str | None | UnsetType = UNSET
+    value: str | UnsetType | None = UNSET
     value_base64: bytes | UnsetType = UNSET
     headers: dict[str, str] | None = None
     headers_base64: dict[str, bytes] | None = None
@@ -123,6 +124,7 @@ def printable(content: bytes) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
+@lru_cache(maxsize=16)
 def time_text(time_us: int) -> str:
     """A time for people, in UTC.
 

@@ -18,6 +18,16 @@ DIRECTORY = "cursors"
 _POSITION = struct.Struct("<Q")
 
 
+def load_offset(disk: Disk, path: str) -> int | None:
+    """The offset kept in a cursor's file, or None when there is none."""
+    return _offset(Record(disk, path, write=False))
+
+
+def _offset(record: Record) -> int | None:
+    content = record.load()
+    return None if content is None else int(_POSITION.unpack(content)[0])
+
+
 class Position:
     """An offset kept in a file of its own, which a lock keeps for one holder."""
 
@@ -40,8 +50,7 @@ class Position:
 
     def load(self) -> int | None:
         """The offset, or None when there is none yet."""
-        content = self._record.load()
-        return None if content is None else int(_POSITION.unpack(content)[0])
+        return _offset(self._record)
 
     def store(self, offset: int) -> None:
         """Keep an offset, durably."""
@@ -115,13 +124,17 @@ class Cursor:
 
     def __iter__(self) -> Iterator[Message]:
         """The messages from here to the end as it is now."""
-        for message in self._log.messages(self._start()):
+        return self.messages()
+
+    def messages(self, *, skip_corrupt: bool = False) -> Iterator[Message]:
+        """The same, passing over damaged messages if told to."""
+        for message in self._log.messages(self._start(), skip_corrupt=skip_corrupt):
             self._next = message.offset + 1
             yield message
 
-    def tail(self, timeout: float | None = None) -> Iterator[Message]:
+    def tail(self, timeout: float | None = None, *, skip_corrupt: bool = False) -> Iterator[Message]:
         """The messages from here on, waiting for new ones; ends after `timeout` seconds without one."""
-        for message in self._log.tail(self._start(), timeout=timeout):
+        for message in self._log.tail(self._start(), timeout=timeout, skip_corrupt=skip_corrupt):
             self._next = message.offset + 1
             yield message
 

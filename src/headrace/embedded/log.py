@@ -1,5 +1,6 @@
 """The embedded log: append from one process, read from any number."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,15 +21,14 @@ from headrace.embedded.buffer import (
     portions,
 )
 from headrace.embedded.reading import Readable
-from headrace.embedded.repair import lock_file
+from headrace.embedded.repair import locked
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
-from headrace.model.errors import HeadraceError, InvalidArgument, LogClosed, LogInUse, LogReadOnly
+from headrace.model.errors import HeadraceError, InvalidArgument, LogClosed, LogFailed, LogInUse, LogReadOnly
 from headrace.model.limits import SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
-from headrace.storage.disk import OpenFile
 from headrace.storage.follower import Follower
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
@@ -39,8 +39,6 @@ from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 logger = logging.getLogger("headrace.embedded")
 
 MEMORY = ":memory:"
-_LOCK_TRIES = 20
-_LOCK_PAUSE_S = 0.005
 _RETENTION_SEGMENTS = 8
 """Retention removes whole segments: with less than so many it would be coarse."""
 
@@ -210,7 +208,8 @@ class Log(Readable):
         if isinstance(self._stored, MemoryLog):
             return Findings()
         assert isinstance(self._stored, FileLog | Follower)
-        return verify(self._stored.segments, self._stored.next_offset, progress)
+        ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
+        return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
 
     def info(self) -> dict[str, Any]:
         """What there is to know about the log, as it is now."""
@@ -223,6 +222,7 @@ class Log(Readable):
             "messages": len(self),
             "bytes": getattr(self._stored, "size_bytes", 0),
             "segments": len(segments),
+            "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
             "cursors": self.cursors(),
         }
 
@@ -236,7 +236,8 @@ class Log(Readable):
                 return
             if not self.readonly:
                 self._closing = True
-                self._write()
+                with contextlib.suppress(LogFailed):  # closing what is stored raises it again
+                    self._write()
             self._closed = True
             shared.closed(self)
             with self._grown:
@@ -268,20 +269,11 @@ class Log(Readable):
             follower = Follower(self._host, self.path)
             self._stored, self._beacon = follower, follower.beacon
             return
-        live = self._locked(create)
+        live = locked(self._host, self.path, create=create)
         stored = FileLog(self._host, self.path, settings, create=create)
         self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
         self._beacon.begin(stored.first_offset, stored.next_offset)
         stored.beacon = self._beacon
-
-    def _locked(self, create: bool) -> OpenFile:
-        """The file that the writer keeps locked; who reads may hold it too, for a moment."""
-        live = lock_file(self._host, self.path, create=create)
-        for _ in range(_LOCK_TRIES):
-            if self._disk.lock(live):
-                return live
-            time.sleep(_LOCK_PAUSE_S)
-        raise LogInUse(f"{self.path} is open for writing elsewhere; close it there, or open it with readonly=True")
 
     def _settings(self, segment_bytes: int | None, segment_age_us: int | None) -> LogSettings:
         if segment_bytes is None:
@@ -309,11 +301,13 @@ class Log(Readable):
                 return
             try:
                 self._write()
-                self._file_log().request_sync()
             except HeadraceError as error:
                 # The messages stay in the buffer; the next append or flush meets the same error and raises it.
                 logger.warning("%s: %s", self.path, error)
-                self._begin()
+                self._ticking = not isinstance(error, LogFailed)
+                if self._ticking and self._sync_every is not None:
+                    shared.ticker().call_later(self._sync_every, self._tick)
+            self._file_log().request_sync()
 
     def _add(self, message: GivenMessage | Portion) -> int:
         """Add to the buffer, writing it out if it is full; the caller has the lock."""

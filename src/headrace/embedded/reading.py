@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, dropwhile, takewhile
 from typing import overload
 
-from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position
+from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
 from headrace.model.batch import Batch
 from headrace.model.errors import InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
 from headrace.model.message import Message
@@ -110,7 +110,12 @@ class Readable:
         return self._stored.batches(self._start(start, time), until=until, skip_corrupt=skip_corrupt)
 
     def tail(
-        self, start: int | None = None, *, time: int | None = None, timeout: float | None = None
+        self,
+        start: int | None = None,
+        *,
+        time: int | None = None,
+        timeout: float | None = None,
+        skip_corrupt: bool = False,
     ) -> Iterator[Message]:
         """Messages as they come, from an offset, a time, or by default from now on.
 
@@ -120,7 +125,7 @@ class Readable:
         offset = self.next_offset if start is None and time is None else self._start(start, time)
         while self.wait(offset, timeout):
             end = self._stored.next_offset
-            for batch in self._stored.batches(offset, until=end):
+            for batch in self._stored.batches(offset, until=end, skip_corrupt=skip_corrupt):
                 for message in batch.messages():
                     if message.offset >= offset:
                         yield message
@@ -155,9 +160,7 @@ class Readable:
 
     def cursors(self) -> dict[str, int]:
         """The names of the cursors, and the offsets at which they stand."""
-        names = self._positions if self._beacon is None else self._disk.names(f"{self.path}/{DIRECTORY}")
-        offsets = {name: self._position(name).load() for name in names if name != _SHARED}
-        return {name: offset for name, offset in offsets.items() if offset is not None}
+        return {name: offset for name, offset in self._offsets().items() if name != _SHARED}
 
     def consume(self, max_messages: int = 1, *, timeout: float | None = 0.0) -> list[Message]:
         """Take the next messages, which no other consumer of this log will get; empty when none come in time.
@@ -195,14 +198,16 @@ class Readable:
 
     def _consumed(self) -> int | None:
         """The offset that every cursor has passed; None when there is no cursor."""
-        offsets = list(self.cursors().values())
-        shared = self._position(_SHARED).load() if self._has_shared() else None
-        if shared is not None:
-            offsets.append(shared)
-        return min(offsets, default=None)
+        return min(self._offsets().values(), default=None)
 
-    def _has_shared(self) -> bool:
-        return _SHARED in self._positions or self._disk.exists(f"{self.path}/{DIRECTORY}/{_SHARED}")
+    def _offsets(self) -> dict[str, int]:
+        """Where all cursors stand, the shared one too; reading that needs no leave to write."""
+        if self._beacon is None:
+            offsets = {name: position.load() for name, position in self._positions.items()}
+        else:
+            directory = f"{self.path}/{DIRECTORY}"
+            offsets = {name: load_offset(self._disk, f"{directory}/{name}") for name in self._disk.names(directory)}
+        return {name: offset for name, offset in offsets.items() if offset is not None}
 
     def _position(self, name: str) -> Position | MemoryPosition:
         if self._beacon is None:

@@ -1,6 +1,8 @@
 """Making a damaged log whole again."""
 
 import os
+import time
+from collections.abc import Callable
 
 from headrace.embedded import shared
 from headrace.model.errors import LogInUse, LogNotFound
@@ -9,33 +11,43 @@ from headrace.storage.disk import OpenFile
 from headrace.storage.follower import LIVE
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
-from headrace.storage.recovery import Findings
+from headrace.storage.meta import NAME as META
+from headrace.storage.recovery import Findings, segment_bases
+
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.005
 
 
-def repair(path: str | os.PathLike[str]) -> Findings:
-    """Look at every byte of a log that nobody writes, set damage aside and make the log whole again."""
+def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Findings:
+    """Look at every byte of a log that nobody writes, set damage aside and make the log whole again.
+
+    Progress is told in bytes looked at.
+    """
     host = shared.host()
     directory = os.path.abspath(os.fspath(path))
-    live = lock_file(host, directory, create=False)
-    if not host.disk.lock(live):
-        raise LogInUse(f"{directory} is open for writing elsewhere; close it there first")
-    log = FileLog(host, directory, create=False, repair=True)
+    live = locked(host, directory, create=False)
+    log = FileLog(host, directory, create=False, repair=True, progress=progress)
     beacon = Beacon(host.disk, live, write=True)
-    beacon.begin(log.first_offset, log.next_offset)
-    log.close()
-    beacon.close()
+    try:
+        beacon.begin(log.first_offset, log.next_offset)
+        log.close()
+    finally:
+        beacon.close()
     return log.findings
 
 
-def lock_file(host: Host, directory: str, *, create: bool) -> OpenFile:
-    """The file of a log that its writer locks, made if need be."""
+def locked(host: Host, directory: str, *, create: bool) -> OpenFile:
+    """The file that the writer of a log keeps locked, which readers may hold too for a moment; made if need be."""
     disk = host.disk
-    path = f"{directory}/{LIVE}"
-    if create:
-        disk.make_directory(directory)
-    elif not disk.exists(directory) or not disk.names(directory):
+    if not create and not disk.exists(f"{directory}/{META}") and not segment_bases(host, directory):
         raise LogNotFound(f"there is no log in {directory}")
+    disk.make_directory(directory)
     try:
-        return disk.open(path, write=True)
+        live = disk.open(f"{directory}/{LIVE}", write=True)
     except LogNotFound:
-        return disk.open(path, create=True)
+        live = disk.open(f"{directory}/{LIVE}", create=True)
+    for _ in range(_LOCK_TRIES):
+        if disk.lock(live):
+            return live
+        time.sleep(_LOCK_PAUSE_S)
+    raise LogInUse(f"{directory} is open for writing elsewhere; close it there, or open it with readonly=True")

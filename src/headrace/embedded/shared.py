@@ -1,13 +1,17 @@
 """What all embedded logs of a process share, made at first use and put in order when the process ends."""
 
 import atexit
+import logging
 import os
 import threading
 import weakref
 from typing import Protocol
 
 from headrace.embedded.ticker import Ticker
+from headrace.model.errors import HeadraceError
 from headrace.storage.host import Host
+
+logger = logging.getLogger("headrace.embedded")
 
 
 class Closable(Protocol):
@@ -54,7 +58,10 @@ def closed(log: Closable) -> None:
 @atexit.register
 def _close_all() -> None:
     for log in list(_open):
-        log.close()
+        try:
+            log.close()
+        except HeadraceError as error:
+            logger.error("at exit: %s", error)
 
 
 def _forget() -> None:

@@ -42,8 +42,7 @@ class Beacon:
         self._page = disk.map(file, _PAGE_BYTES, write=write)
         self._words = memoryview(self._page).cast("Q")
         self._futex = _futex(self._page, _NEXT * 8)
-        self._sleeping = threading.Condition()
-        self._sleepers = 0
+        self._sleepers: set[int] = set()
         self._closed = False
 
     @property
@@ -96,28 +95,23 @@ class Beacon:
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         """Sleep until next_offset is another than the one seen, a signal comes or time is up; whether it is."""
-        with self._sleeping:
-            if self._closed:
-                return False
-            self._sleepers += 1
+        me = threading.get_ident()
         try:
-            if self._words[_NEXT] == seen:
+            self._sleepers.add(me)
+            if not self._closed and self._words[_NEXT] == seen:
                 self._futex.sleep(seen, timeout_s)
-            return self._words[_NEXT] != seen
+            return not self._closed and self._words[_NEXT] != seen
         finally:
-            with self._sleeping:
-                self._sleepers -= 1
-                self._sleeping.notify_all()
+            self._sleepers.discard(me)
 
     def close(self) -> None:
         """Let go of the page, and with it of a lock on its file, once nobody sleeps on it."""
-        with self._sleeping:
-            if self._closed:
-                return
-            self._closed = True
-            while self._sleepers:
-                self._futex.wake()
-                self._sleeping.wait(_POLL_S)
+        if self._closed:
+            return
+        self._closed = True
+        while self._sleepers:
+            self._futex.wake()
+            time.sleep(_POLL_S)
         self._futex.close()
         self._words.release()
         self._page.close()

@@ -176,7 +176,7 @@ def _sync(fd: int) -> None:
 def _explained(error: OSError, path: str) -> Exception:
     """The operating system's error, or ours where it has a name with us."""
     if error.errno in _FULL:
-        return DiskFull(f"no room to write {path}; nothing was appended, free some space and try again")
+        return DiskFull(f"no room to write {path}; free some space and try again")
     if error.errno == errno.ENOENT:
         return LogNotFound(f"there is no {path}")
     return error

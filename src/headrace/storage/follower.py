@@ -32,8 +32,7 @@ class Follower(LogReader):
             meta = read_meta(host, directory)
         except LogNotFound as error:
             raise LogNotFound(f"there is no log in {directory}") from error
-        writer_at_work = not host.disk.lock(live, shared=True)
-        host.disk.unlock(live)
+        writer_at_work = self.writer_at_work
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         self._lock = threading.Lock()
         self._segments: tuple[FileSegment, ...] = ()
@@ -54,8 +53,23 @@ class Follower(LogReader):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the log's files take."""
-        return sum(segment.size() for segment in self._layout())
+        """How many bytes the log's batches take."""
+        layout = self._layout()
+        if not layout:
+            return 0
+        last, end = layout[-1], layout[-1].begin
+        for position, item in self._scan(last, last.base_offset, self.next_offset, verify=False):
+            end = position + item.length
+        return sum(segment.size() for segment in layout[:-1]) + end
+
+    @property
+    def writer_at_work(self) -> bool:
+        """Whether a process has the log open for writing."""
+        live = self.host.disk.open(f"{self.directory}/{LIVE}")
+        free = self.host.disk.lock(live, shared=True)
+        if free:
+            self.host.disk.unlock(live)
+        return not free
 
     @property
     def segments(self) -> Sequence[FileSegment]:
@@ -106,15 +120,16 @@ class Follower(LogReader):
         return index
 
     def _find_end(self) -> int:
-        """Where the log ends by its files: behind the last good batch."""
+        """Where the log ends by its files: behind the last good batch, or what the index vouches for."""
         layout = self._layout()
         if not layout:
             return self._first_offset
         last = layout[-1]
-        index = self._index(last, 1 << 63)
-        position, base = (index.positions[-1], index.offsets[-1]) if index.positions else (last.begin, last.base_offset)
-        end = last.base_offset
-        for _, item in scan(last, position, base, last.size()):
+        position, end = last.begin, last.base_offset
+        summary = indexes.load_summary(self.host.disk, last.index_path)
+        if summary is not None and last.covered_by(summary) and summary.end <= last.size():
+            position, end = summary.end, summary.next_offset
+        for _, item in scan(last, position, end, last.size()):
             end = item.next_offset
         return max(end, self._first_offset)
 

@@ -64,10 +64,11 @@ class FileLog(LogReader):
         *,
         create: bool = True,
         repair: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn.
+        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes.
         """
         super().__init__()
         self.host = host
@@ -88,7 +89,13 @@ class FileLog(LogReader):
         meta = open_meta(host, directory, create=create)
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         recovery = Recovery(
-            host, directory, self.log_id, self.findings, power_lost=meta.power_lost(host), everything=repair
+            host,
+            directory,
+            self.log_id,
+            self.findings,
+            power_lost=meta.power_lost(host),
+            everything=repair,
+            progress=progress,
         )
         segments = recovery.segments(self._first_offset)
         self._segments: tuple[FileSegment, ...] = tuple(segments)

@@ -11,7 +11,7 @@ from headrace.model.batch import FLAG_LOST, HEADER_BYTES, Batch, gap
 from headrace.model.errors import CorruptFile
 from headrace.storage import index as indexes
 from headrace.storage.host import Host
-from headrace.storage.index import Index
+from headrace.storage.index import Index, Summary
 from headrace.storage.scan import Damage, find_batch, is_zero, scan
 from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
 
@@ -31,6 +31,8 @@ class Lost(msgspec.Struct, frozen=True):
     reason: str
     kept_in: str | None = None
     """A copy of the damaged bytes."""
+    repaired: bool = False
+    """Whether an earlier repair found it and made it a gap."""
 
 
 class Findings(msgspec.Struct):
@@ -45,14 +47,16 @@ class Findings(msgspec.Struct):
     torn_bytes: int = 0
     """Bytes after the last whole batch: a write that a crash interrupted."""
     torn_at: int | None = None
-    """The offset at which the log was cut because of them."""
+    """The offset at which the log was cut because of them, or would be."""
+    torn_kept_in: list[str] = []
+    """Copies of them."""
     headers: list[str] = []
     """Segments whose own header is damaged."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged."""
-        return not (self.lost or self.torn_bytes or self.headers)
+        """Whether nothing is damaged but what was repaired before."""
+        return not (self.torn_bytes or self.headers or any(not lost.repaired for lost in self.lost))
 
 
 def segment_bases(host: Host, directory: str) -> list[int]:
@@ -79,7 +83,15 @@ class Recovery:
     """
 
     def __init__(
-        self, host: Host, directory: str, log_id: int, findings: Findings, *, power_lost: bool, everything: bool
+        self,
+        host: Host,
+        directory: str,
+        log_id: int,
+        findings: Findings,
+        *,
+        power_lost: bool,
+        everything: bool,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         self._host = host
         self._disk = host.disk
@@ -88,6 +100,7 @@ class Recovery:
         self._findings = findings
         self._power_lost = power_lost
         self._everything = everything
+        self._progress = progress or (lambda _: None)
 
     def segments(self, first_offset: int) -> list[FileSegment]:
         """All segments of the log, in order and whole."""
@@ -115,17 +128,17 @@ class Recovery:
         if not self._everything and self._is_sealed(segment, size, later):
             return
         index = Index()
+        vouched = segment.summary()
         loaded = indexes.load(self._disk, segment.index_path)
-        vouched = 0
         if loaded is not None and segment.covered_by(loaded[0]) and loaded[0].end <= size:
-            vouched = loaded[0].end
+            vouched = loaded[0]
             if not self._everything:
-                segment.apply(loaded[0])
+                segment.apply(vouched)
                 index = loaded[1]
         if segment.end < size or later:
-            self._mend_batches(segment, index, size, later)
+            self._mend_batches(segment, index, size, vouched, later)
             self._mend_tail(segment, index, later)
-            self._write_again(segment, max(vouched, segment.begin))
+            self._write_again(segment, vouched.end)
         segment.continue_writing(index, segment.end)
         if later:
             segment.seal()
@@ -151,21 +164,28 @@ class Recovery:
         self._disk.sync(segment.file())
         logger.warning("%s: rewrote a damaged header", segment.path)
 
-    def _mend_batches(self, segment: FileSegment, index: Index, size: int, later: list[int]) -> None:
-        self._findings.bytes += max(size - segment.end, 0)
+    def _mend_batches(self, segment: FileSegment, index: Index, size: int, vouched: Summary, later: list[int]) -> None:
+        """Take in the batches from the segment's end on; an index vouches that some of them were good once."""
+        start = segment.end
         for position, item in scan(segment, segment.end, segment.next_offset, size):
             if isinstance(item, Batch):
                 batch = item
+            elif item.base_offset < vouched.next_offset:
+                batch = self._bridge(segment, _within(item, vouched))
             elif item.next_offset == item.base_offset:
-                return  # nothing good follows in this segment
+                break  # nothing good follows in this segment
             elif self._was_not_synced(segment, later):
                 self._forget_later(later)
-                return
+                break
             else:
                 batch = self._bridge(segment, item)
             self._findings.batches += 1
             self._findings.messages += batch.count
             segment.note(index, batch, position)
+            self._progress(self._findings.bytes + segment.end - start)
+        self._findings.bytes += segment.end - start
+        if start < segment.end < size and segment.end == vouched.end:
+            self._mend_batches(segment, index, size, vouched, later)  # damage up to there hid what follows
 
     def _mend_tail(self, segment: FileSegment, index: Index, later: list[int]) -> None:
         """Deal with what lies between the last good batch and the next segment, or the end."""
@@ -248,6 +268,7 @@ class Recovery:
             position += len(chunk)
 
     def _report_cut(self, segment: FileSegment, kept: str, length: int) -> None:
+        self._findings.torn_kept_in.append(kept)
         self._findings.torn_bytes += length
         self._findings.torn_at = segment.next_offset
         logger.warning(
@@ -269,11 +290,26 @@ class Recovery:
         return path
 
 
+def _within(damage: Damage, vouched: Summary) -> Damage:
+    """The damage, if nothing good was found behind it, up to where the index ends."""
+    if damage.next_offset > damage.base_offset:
+        return damage
+    return damage._replace(length=vouched.end - damage.position, next_offset=vouched.next_offset)
+
+
 def verify(
-    segments: Sequence[FileSegment], next_offset: int, progress: Callable[[int], None] | None = None
+    segments: Sequence[FileSegment],
+    next_offset: int,
+    progress: Callable[[int], None] | None = None,
+    *,
+    ended: bool = False,
 ) -> Findings:
-    """Check every byte of a log, changing nothing; progress is told in bytes looked at."""
+    """Check every byte of a log, changing nothing; progress is told in bytes looked at.
+
+    When the log has `ended`, as no writer is at work, bytes behind its end are torn ones.
+    """
     findings = Findings()
+    position = 0
     for segment, following in zip_longest(segments, segments[1:]):
         findings.segments += 1
         if read_header(segment.read(0, segment.begin), segment.path) is None:
@@ -282,11 +318,20 @@ def verify(
         for position, item in scan(segment, segment.begin, segment.base_offset, segment.size(), stop=stop):
             findings.bytes += item.length
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
-                reason = item.reason if isinstance(item, Damage) else "lost, as an earlier repair found"
-                findings.lost.append(Lost(segment.path, position, item.base_offset, item.next_offset, reason))
+                repaired = isinstance(item, Batch)
+                reason = "lost, as an earlier repair found" if isinstance(item, Batch) else item.reason
+                findings.lost.append(
+                    Lost(segment.path, position, item.base_offset, item.next_offset, reason, repaired=repaired)
+                )
             else:
                 findings.batches += 1
                 findings.messages += item.count
+            position += item.length
             if progress is not None:
                 progress(findings.bytes)
+    for last in segments[-1:]:
+        end = max(position, last.begin)
+        if ended and not is_zero(last, end, last.size()):
+            findings.torn_bytes = last.size() - end
+            findings.torn_at = next_offset
     return findings

@@ -1,0 +1,183 @@
+"""`headrace log append`: messages from arguments, files or stdin into a log."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from headrace.cli.forms import GivenMessage, from_json
+from headrace.cli.interrupts import Interrupted, Interrupts
+from headrace.cli.output import Output, counted, offsets_text
+from headrace.embedded import shared
+from headrace.embedded.log import Log
+from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
+from headrace.model.limits import MESSAGE_BYTES_MAX
+
+_STDIN = 0
+_READ_BYTES = 256 << 10
+_JSON_GROWTH = 8
+"""How many times longer than a message its line of JSON can be, and more."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of an append."""
+
+    appended: int
+    first_offset: int
+    next_offset: int
+    synced: bool
+    """Whether all of it is on the disk."""
+    interrupted: bool
+
+
+def append(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Append messages, sync them, and tell their offsets, also when an error or a signal ends it early."""
+    with interrupts.held():  # only waiting for input is cut short
+        log = Log(given.directory, sync_every=given.sync_every, compression=given.compression)
+        _tell_recovery(log, out)
+        first = log.next_offset
+        early_end = _append_all(log, given, interrupts)
+        following, failure = _close(log)
+    outcome = Outcome(
+        appended=following - first,
+        first_offset=first,
+        next_offset=following,
+        synced=failure is None,
+        interrupted=isinstance(early_end, Interrupted),
+    )
+    problem = early_end or failure
+    if out.json or outcome.appended or outcome.interrupted or problem is None:
+        out.tell(msgspec.to_builtins(outcome), _text(outcome))
+    if problem is not None:
+        raise problem
+    return 0
+
+
+def _tell_recovery(log: Log, out: Output) -> None:
+    found = log.recovery
+    if found.torn_bytes:
+        out.note(f"cut off {counted(found.torn_bytes, 'byte')} of a write that the last writer did not finish")
+    for lost in found.lost:
+        out.note(f"{offsets_text(lost.first_offset, lost.next_offset)} lost: {lost.reason}")
+
+
+def _text(outcome: Outcome) -> str:
+    text = f"appended {counted(outcome.appended, 'message')}"
+    if outcome.appended:
+        text += f", {offsets_text(outcome.first_offset, outcome.next_offset)}"
+        text += "" if outcome.synced else ", not synced"
+    if outcome.interrupted:
+        text = f"interrupted; {text}{', all synced' if outcome.appended and outcome.synced else ''}"
+    return text
+
+
+def _append_all(log: Log, given: argparse.Namespace, interrupts: Interrupts) -> BaseException | None:
+    """Append everything; returns what ended it early."""
+    try:
+        for messages in _given_messages(given, interrupts):
+            if isinstance(messages[0], bytes):
+                log.append_many(messages)  # type: ignore[arg-type]
+                continue
+            for message in messages:
+                assert isinstance(message, GivenMessage)
+                log.append(message.value, message.key, message.headers, message.timestamp)
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
+
+
+def _close(log: Log) -> tuple[int, HeadraceError | None]:
+    """Sync and close; returns the offset behind what is in the log now, and what went wrong."""
+    try:
+        log.flush()
+        following = log.next_offset
+        log.close()
+    except HeadraceError as error:
+        shared.closed(log)  # or the end of the process would try once more
+        with Log(log.path, readonly=True) as written:
+            return written.next_offset, error
+    return following, None
+
+
+def _given_messages(
+    given: argparse.Namespace, interrupts: Interrupts
+) -> Iterator[Sequence[bytes] | Sequence[GivenMessage]]:
+    """The messages in lists as they come, none of them empty."""
+    if given.json_lines:
+        yield from _from_json_lines(interrupts)
+        return
+    if given.files:
+        portions: Iterator[list[bytes]] = ([_read_file(path, interrupts)] for path in given.files)
+    elif given.values and given.values != ["-"]:
+        portions = iter([[os.fsencode(value) for value in given.values]])
+    else:
+        portions = _lines(interrupts, b"\0" if given.null_separated else b"\n", MESSAGE_BYTES_MAX)
+    key = None if given.key is None else os.fsencode(given.key)
+    headers = dict(given.headers) if given.headers else None
+    if key is None and headers is None and given.timestamp is None:
+        yield from portions
+        return
+    for values in portions:
+        yield [GivenMessage(value, key, headers, given.timestamp) for value in values]
+
+
+def _from_json_lines(interrupts: Interrupts) -> Iterator[list[GivenMessage]]:
+    number = 0
+    for lines in _lines(interrupts, b"\n", MESSAGE_BYTES_MAX * _JSON_GROWTH):
+        messages: list[GivenMessage] = []
+        for line in lines:
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                messages.append(from_json(line))
+            except InvalidArgument as error:
+                if messages:
+                    yield messages  # what came before it is good
+                raise InvalidArgument(f"line {number} of stdin: {error}") from error
+        if messages:
+            yield messages
+
+
+def _lines(interrupts: Interrupts, separator: bytes, bytes_max: int) -> Iterator[list[bytes]]:
+    """What stdin holds between separators, as it comes; the last piece needs none."""
+    if sys.stdin is None:
+        raise InvalidArgument("stdin is closed; give values, or --file")
+    if sys.stdin.isatty() and sys.stderr is not None:
+        print("Type messages, one a line; Ctrl-D ends.", file=sys.stderr)
+    begun = bytearray()
+    while data := _read(_STDIN, _READ_BYTES, interrupts):
+        if separator not in data:
+            begun += data
+            if len(begun) > bytes_max:
+                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; a line of stdin has more")
+            continue
+        first, *lines, last = data.split(separator)
+        yield [bytes(begun + first), *lines]
+        begun = bytearray(last)
+    if begun:
+        yield [bytes(begun)]
+
+
+def _read_file(path: str, interrupts: Interrupts) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = bytearray()
+        while data := _read(fd, _READ_BYTES, interrupts):
+            content += data
+            if len(content) > MESSAGE_BYTES_MAX:
+                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; {path} has more")
+        return bytes(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def _read(fd: int, length: int, interrupts: Interrupts) -> bytes:
+    with interrupts.released():
+        return os.read(fd, length)
