@@ -39,6 +39,7 @@ class FileLog(LogReader):
 
     __slots__ = (
         "_closed",
+        "_compacting",
         "_failure",
         "_first_offset",
         "_lock",
@@ -81,6 +82,7 @@ class FileLog(LogReader):
         self._lock = threading.Lock()
         self._structure = threading.RLock()
         """Held while files are synced, replaced or removed."""
+        self._compacting = threading.Lock()
         self._waiting: deque[tuple[int, Callable[[HeadraceError | None], None]]] = deque()
         self._failure: LogFailed | None = None
         self._closed = False
@@ -141,19 +143,20 @@ class FileLog(LogReader):
 
         When this raises, nothing was appended.
         """
-        with self._lock:
-            self._check_writable()
-            before = self._segments
-            base_offset = self._next_offset
-            batch.place(base_offset, now_us, self.log_id, self._synced_offset)
-            try:
+        try:
+            with self._lock:
+                self._check_writable()
+                before = self._segments
+                base_offset = self._next_offset
+                batch.place(base_offset, now_us, self.log_id, self._synced_offset)
                 segment = self._segment_for(batch, now_us)
                 segment.append(batch)
-            except OSError as error:
-                self._fail(error)
-                raise self._failed() from error
-            self._next_offset = next_offset = segment.next_offset
-            rolled = self._segments is not before
+                self._next_offset = next_offset = segment.next_offset
+                rolled = self._segments is not before
+        except OSError as error:
+            self._fail(error)
+            self._tell()
+            raise self._failed() from error
         if self.beacon is not None:
             self.beacon.publish(next_offset)
         if rolled or durability is Durability.SYNCED:
@@ -198,9 +201,9 @@ class FileLog(LogReader):
                 return
             self._sync_now()
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            self._first_offset = offset
             store_meta(self.host, self.directory, self.log_id, offset, sync=True)
             with self._lock:
+                self._first_offset = offset
                 gone = [segment for segment in self._segments if segment.next_offset <= offset]
                 self._segments = self._segments[len(gone) :]
             self._changed()
@@ -233,24 +236,25 @@ class FileLog(LogReader):
 
         Offsets stay as they are. Readers go on undisturbed, and appending too.
         """
-        freed = 0
-        with self._structure:
-            self._check_writable()
-            self._sync_now()
-        for old in self._segments[:-1]:
-            new = write_copy(old, compacted(old, keep))
+        with self._compacting:
             with self._structure:
-                if new.end >= old.end or old not in self._segments:
-                    discard(new)
-                    continue
-                swap(old, new)
-                new.seal()
-                with self._lock:
-                    self._segments = tuple(new if segment is old else segment for segment in self._segments)
-                self.host.forget(old)
-                self._changed()
-            freed += old.end - new.end
-        return freed
+                self._check_writable()
+                self._sync_now()
+            return sum(self._compact(old, keep) for old in self._segments[:-1])
+
+    def _compact(self, old: FileSegment, keep: Keep) -> int:
+        new = write_copy(old, compacted(old, keep))
+        with self._structure:
+            if new.end >= old.end or old not in self._segments or self._closed:
+                discard(new)
+                return 0
+            swap(old, new)
+            new.seal()
+            with self._lock:
+                self._segments = tuple(new if segment is old else segment for segment in self._segments)
+            self.host.forget(old)
+            self._changed()
+        return old.end - new.end
 
     def close(self) -> None:
         """Sync everything, seal the last segment so that opening is quick, and let go of the files.
@@ -268,11 +272,6 @@ class FileLog(LogReader):
                 self.host.forget(segment)
             if self._failure is not None:
                 raise self._failed()
-
-    @property
-    def structure(self) -> threading.RLock:
-        """Held while files are synced, replaced or removed."""
-        return self._structure
 
     def _segment_for(self, batch: Batch, now_us: int) -> FileSegment:
         """The segment to append a batch to: the last one, or a new one when that is full or old."""
