@@ -26,7 +26,8 @@ ROOMS: dict[str, set[str]] = {
     "client": {"model", "wire", "security"},
     "spark": {"model", "client", "storage"},
     "console": {"model", "client", "server"},
-    "cli": {"model", "client", "server", "embedded", "storage"},
+    "cli": {"model", "client", "server", "embedded", "storage", "bench"},
+    "bench": {"model", "storage", "embedded"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
     "__init__": {"model", "embedded"},
     "__main__": {"cli"},

@@ -151,8 +151,8 @@ def _segment_bytes(path: str) -> int:
 
 def bench(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Measure how fast a log is here."""
-    from headrace.cli.bench import run
-    from headrace.cli.measure import WrongResult
+    from headrace.bench.measure import WrongResult
+    from headrace.bench.run import run
 
     with _bench_directory(given.directory) as directory, Progress("measuring") as progress:
         if not out.json:

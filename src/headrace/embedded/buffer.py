@@ -1,7 +1,7 @@
 """Messages on their way into a log: gathered in columns until there are enough for a batch."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from headrace.model.batch import Batch, Columns, encode
@@ -14,6 +14,8 @@ WEIGHT_MAX = 224 << 10
 memory from the kernel each time, and touching its pages costs more than all the rest."""
 MESSAGE_WEIGHT = 128
 """What a message weighs beyond its bytes."""
+
+_PORTION_COUNT = WEIGHT_MAX // (2 * MESSAGE_WEIGHT)
 
 GivenHeaders = Mapping[str, str | bytes]
 """Headers as a caller may give them; text is stored as UTF-8."""
@@ -33,8 +35,11 @@ class GivenMessage(NamedTuple):
     weight: int
 
 
-class Portion(list[bytes]):
-    """Values that fit into an empty buffer together, checked."""
+class Portion(NamedTuple):
+    """Values that fit into an empty buffer together, or a single large one, checked."""
+
+    values: list[bytes]
+    weight: int
 
 
 class Gathered:
@@ -72,13 +77,13 @@ class Gathered:
         self.values.append(message.value)
         self.weight += message.weight
 
-    def extend(self, values: Sequence[bytes]) -> None:
+    def extend(self, portion: Portion) -> None:
         """Add messages that have only a value."""
         for column in (self.keys, self.timestamps, self.headers):
             if column is not None:
-                column.extend([None] * len(values))
-        self.values.extend(values)
-        self.weight += weight(values)
+                column.extend([None] * len(portion.values))
+        self.values.extend(portion.values)
+        self.weight += portion.weight
 
     def batch(self, now_us: int, codec: Codec, data: bytearray) -> Batch:
         """The messages as a batch in the memory given; those without a time get this one."""
@@ -169,19 +174,15 @@ class Buffer:
             self._gathered, self._base = Gathered(), offset
             self._open = self._open and item is _TAKE
             return gathered
-        room = WEIGHT_MAX - gathered.weight if self._open else -1
-        if isinstance(item, GivenMessage) and (item.weight < room or room == WEIGHT_MAX):
-            gathered.add(item)
-            return offset
-        if isinstance(item, Portion) and (weight(item) < room or room == WEIGHT_MAX):
+        if not isinstance(item, GivenMessage | Portion) or not self._open:
+            return -1  # not checked yet, or no batch begun
+        if gathered.weight and gathered.weight + item.weight >= WEIGHT_MAX:
+            return -1  # no room
+        if isinstance(item, Portion):
             gathered.extend(item)
-            return offset
-        return -1  # no room, or not checked yet
-
-
-def weight(values: Sequence[bytes]) -> int:
-    """What messages with only values weigh."""
-    return sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
+        else:
+            gathered.add(item)
+        return offset
 
 
 def checked_message(
@@ -201,27 +202,34 @@ def checked_message(
     return GivenMessage(value, key, checked_headers, timestamp, size + MESSAGE_WEIGHT)
 
 
-def checked_values(values: Iterable[bytes]) -> Sequence[bytes]:
-    """The values as a sequence of bytes."""
+def portions(values: Iterable[bytes]) -> list[Portion]:
+    """The values, checked, in portions for the buffer."""
     sequence = values if isinstance(values, list | tuple) else list(values)
-    if set(map(type, sequence)) <= {bytes}:
-        checked: Sequence[bytes] = sequence
+    made: list[Portion] = []
+    for start in range(0, len(sequence), _PORTION_COUNT):
+        part = list(sequence[start : start + _PORTION_COUNT])
+        if [*map(type, part)].count(bytes) != len(part):
+            part = [_value(value) for value in part]
+        _divide(part, made)
+    return made
+
+
+def _divide(values: list[bytes], made: list[Portion]) -> None:
+    weight = sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
+    if weight < WEIGHT_MAX or len(values) == 1:
+        if weight > MESSAGE_BYTES_MAX + MESSAGE_WEIGHT:
+            raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {len(values[0])}")
+        made.append(Portion(values, weight))
     else:
-        checked = [_bytes(value, "a value") or b"" for value in sequence]
-    if max(map(len, checked), default=0) > MESSAGE_BYTES_MAX:
-        raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes")
+        _divide(values[: len(values) // 2], made)
+        _divide(values[len(values) // 2 :], made)
+
+
+def _value(value: bytes) -> bytes:
+    checked = _bytes(value, "a value")
+    if checked is None:
+        raise InvalidArgument("a value is bytes, not None; append a message with a key to say that it is deleted")
     return checked
-
-
-def portions(values: Sequence[bytes]) -> Iterator[Portion]:
-    """The values in portions that fit into an empty buffer, or are a single large one."""
-    start, count = 0, WEIGHT_MAX // (2 * MESSAGE_WEIGHT)
-    while start < len(values):
-        portion = Portion(values[start : start + count])
-        while len(portion) > 1 and weight(portion) > WEIGHT_MAX:
-            portion = Portion(portion[: len(portion) // 2])
-        start += len(portion)
-        yield portion
 
 
 def _check_timestamp(timestamp: int) -> None:

@@ -17,7 +17,6 @@ from headrace.embedded.buffer import (
     GivenMessage,
     Portion,
     checked_message,
-    checked_values,
     portions,
 )
 from headrace.embedded.reading import Readable
@@ -158,11 +157,11 @@ class Log(Readable):
         Nothing is appended when a value is not bytes. When the disk fills up half-way, `next_offset` tells how far
         it came.
         """
-        checked = checked_values(values)
+        given = portions(values)
         with self._lock:
             first = offset = self.next_offset
-            for portion in portions(checked):
-                offset = self._add(portion) + len(portion)
+            for portion in given:
+                offset = self._add(portion) + len(portion.values)
             return range(first, offset)
 
     def flush(self, *, sync: bool = True) -> int:

@@ -5,7 +5,7 @@ from itertools import cycle, islice
 from random import Random
 from typing import Any
 
-from headrace.cli.measure import WrongResult, check
+from headrace.bench.measure import WrongResult, check
 from headrace.embedded.log import Log
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX

@@ -5,9 +5,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from headrace.cli.log_workloads import benchmarks
-from headrace.cli.measure import SAMPLES_MIN, measure
-from headrace.cli.payload import Payload
+from headrace.bench.log_workloads import benchmarks
+from headrace.bench.measure import SAMPLES_MIN, measure
+from headrace.bench.payload import Payload
 
 
 def run(directory: str, *, seconds: float, size: int, batch: int, emit: Callable[[dict[str, Any]], None]) -> None:
@@ -21,5 +21,5 @@ def run(directory: str, *, seconds: float, size: int, batch: int, emit: Callable
     sample_s = seconds / SAMPLES_MIN
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=directory) as root:
         for benchmark in benchmarks(payload, visibility_s=sample_s).values():
-            for line in measure("storage", benchmark, root, seconds=sample_s):
+            for line in measure("storage", benchmark, root, seconds=sample_s, samples=SAMPLES_MIN):
                 emit(line)

@@ -5,9 +5,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from headrace.cli.log_processes import VISIBILITY_RATE, KilledLog, visibility
-from headrace.cli.measure import Benchmark, Subject, Taken, check, duration, each_us, percentile, rate
-from headrace.cli.payload import Payload
+from headrace.bench.log_processes import VISIBILITY_RATE, KilledLog, visibility
+from headrace.bench.measure import Benchmark, Subject, Taken, check, duration, each_us, percentile, rate
+from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.batch import HEADER_BYTES, Columns, encode, parse, received
 from headrace.model.durability import Durability

@@ -6,11 +6,11 @@ import math
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SAMPLES_MIN = 5
-_CALIBRATION_SHARE = 0.1
+_CALIBRATION_SHARE = 0.3
 """A rate counts as known once it was measured over this share of a sample's time."""
 _GROWTH_MAX = 10
 
@@ -20,7 +20,7 @@ class WrongResult(Exception):
 
 
 class Unavailable(Exception):
-    """A subject cannot be measured here, and why."""
+    """A subject cannot be measured here, and why: raised while it is prepared."""
 
 
 class Taken(NamedTuple):
@@ -104,73 +104,84 @@ def measure(
     *,
     seconds: float,
     samples: int = SAMPLES_MIN,
-    names: Collection[str] | None = None,
-    subjects: Collection[str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
     """One line for every figure and subject, after all samples; `seconds` is about what each sample lasts."""
-    figures = {name: figure for name, figure in benchmark.figures.items() if names is None or name in names}
-    chosen = [subject for subject in benchmark.subjects if subjects is None or subject.name in subjects]
-    title = f"{group}.{'/'.join(figures)}"
-    counts: dict[str, int] = {}
-    missing: dict[str, str] = {}
-    taken: dict[str, list[Taken]] = {subject.name: [] for subject in chosen}
+    title = f"{group}.{'/'.join(benchmark.figures)}"
+    runs = [_Run(benchmark, subject, root) for subject in benchmark.subjects]
     with contextlib.ExitStack() as kept:
-        for subject in chosen:
-            say(f"{title} {subject.name}: preparing")
-            try:
-                if subject.prepare is not None:
-                    subject.prepare(kept.enter_context(_directory(root)))
-                counts[subject.name] = _calibrated(benchmark, subject, root, seconds)
-            except Unavailable as error:
-                missing[subject.name] = str(error)
+        for run in runs:
+            say(f"{title} {run.subject.name}: preparing")
+            run.begin(seconds, kept)
         for number in range(1, samples + 1):
-            for subject in chosen:
-                if subject.name not in missing:
-                    count = counts[subject.name]
-                    taken[subject.name].append(_sample(subject, root, count))
-                    shown = ", ".join(
-                        f"{_rounded(figure.of(count, taken[subject.name][-1])):,} {figure.unit}"
-                        for figure in figures.values()
-                    )
-                    say(f"{title} {subject.name}: {number} of {samples}: {shown}")
-    for name, figure in figures.items():
-        for subject in chosen:
-            values = [_rounded(figure.of(counts[subject.name], one)) for one in taken[subject.name]]
-            params = {**benchmark.params, **subject.params}
-            if subject.name in counts:
-                params["operations_per_sample"] = counts[subject.name]
-            yield _line(f"{group}.{name}", subject.name, figure, values, params, missing.get(subject.name))
+            for run in runs:
+                if run.why_not is None:
+                    run.go()
+                    say(f"{title} {run.subject.name}: {number} of {samples}: {run.last()}")
+    for name in benchmark.figures:
+        for run in runs:
+            yield run.line(group, name)
 
 
-def _line(
-    name: str, subject: str, figure: Figure, values: list[float], params: dict[str, Any], why: str | None
-) -> dict[str, Any]:
-    line = {
-        "name": name,
-        "subject": subject,
-        "unit": figure.unit,
-        "median": _rounded(statistics.median(values)) if values else None,
-        "samples": values,
-        "higher_is_better": figure.higher_is_better,
-        "params": params,
-    }
-    return line if why is None else {**line, "why": why}
+class _Run:
+    """The samples of one subject."""
 
+    def __init__(self, benchmark: Benchmark, subject: Subject, root: str) -> None:
+        self.subject = subject
+        self.why_not: str | None = None
+        self._benchmark = benchmark
+        self._root = root
+        self._count = benchmark.operations or 0
+        self._taken: list[Taken] = []
 
-def _calibrated(benchmark: Benchmark, subject: Subject, root: str, seconds: float) -> int:
-    """How many operations fill a sample's time. Finding out warms up, too."""
-    if benchmark.operations is not None:
-        _sample(subject, root, benchmark.operations)
-        return benchmark.operations
-    steps_max = max((benchmark.operations_max or 1 << 40) // subject.step, 1)
-    steps = 1
-    while True:
-        taken = max(_sample(subject, root, steps * subject.step).seconds, 1e-9)
-        wanted = min(max(round(steps * seconds / taken), 1), steps_max)
-        if taken >= seconds * _CALIBRATION_SHARE or steps == steps_max:
-            return wanted * subject.step
-        steps = min(steps * _GROWTH_MAX, wanted if wanted > steps else steps + 1)
+    def begin(self, seconds: float, kept: contextlib.ExitStack) -> None:
+        """Prepare, and find out how much to do in a sample."""
+        try:
+            if self.subject.prepare is not None:
+                self.subject.prepare(kept.enter_context(_directory(self._root)))
+            if not self._count:
+                self._count = self._calibrated(seconds)
+        except Unavailable as error:
+            self.why_not = str(error)
+
+    def go(self) -> None:
+        """Take a sample."""
+        self._taken.append(_sample(self.subject, self._root, self._count))
+
+    def last(self) -> str:
+        """The last sample in words."""
+        figures = self._benchmark.figures.values()
+        return ", ".join(f"{self._value(figure, self._taken[-1]):,} {figure.unit}" for figure in figures)
+
+    def line(self, group: str, name: str) -> dict[str, Any]:
+        """What is told of a figure."""
+        figure = self._benchmark.figures[name]
+        values = [self._value(figure, taken) for taken in self._taken]
+        line = {
+            "name": f"{group}.{name}",
+            "subject": self.subject.name,
+            "unit": figure.unit,
+            "median": _rounded(statistics.median(values)) if values else None,
+            "samples": values,
+            "higher_is_better": figure.higher_is_better,
+            "params": {**self._benchmark.params, **self.subject.params, "operations_per_sample": self._count},
+        }
+        return line if self.why_not is None else {**line, "why": self.why_not}
+
+    def _value(self, figure: Figure, taken: Taken) -> float:
+        return _rounded(figure.of(self._count, taken))
+
+    def _calibrated(self, seconds: float) -> int:
+        """How many operations fill a sample's time; finding out warms up, too."""
+        step = self.subject.step
+        steps_max = max((self._benchmark.operations_max or 1 << 40) // step, 1)
+        steps = 1
+        while True:
+            taken = max(_sample(self.subject, self._root, steps * step).seconds, 1e-9)
+            wanted = min(max(round(steps * seconds / taken), 1), steps_max)
+            if taken >= seconds * _CALIBRATION_SHARE or steps == steps_max:
+                return wanted * step
+            steps = min(steps * _GROWTH_MAX, max(wanted, steps + 1), steps_max)
 
 
 def _sample(subject: Subject, root: str, count: int) -> Taken:

@@ -1,0 +1,1 @@
+"""How fast Headrace is, beside others that do the same."""

@@ -1,0 +1,1 @@
+"""Workloads and their measuring: what `headrace log bench` and benchmarks/ share."""

@@ -1,0 +1,159 @@
+"""A process that forks while it has a log open; run as: forked.py ROLE DIRECTORY. It ends with an error if that hurts."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import headrace
+from headrace.model.errors import LogInUse
+
+CHILD_S = 20
+"""A child that takes longer hangs."""
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Fork, do something in the child, and return its id; its exit status is 0 if that went well."""
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(CHILD_S)
+    try:
+        action()
+    except BaseException:  # noqa: BLE001 nothing may escape into the parent's code
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def check(child: int) -> None:
+    status = os.waitpid(child, 0)[1]
+    assert status != signal.SIGALRM, "the child hangs"
+    assert status == 0, f"the child ended with {status}"
+
+
+def refused(action: Callable[[], object]) -> None:
+    """The action fails, with a text that says why."""
+    try:
+        action()
+    except LogInUse as error:
+        text = str(error)
+    else:
+        raise AssertionError(f"{action} was done in a forked child")
+    assert "fork" in text, text
+
+
+def touch(path: str) -> None:
+    """A child that uses the log of its parent is refused, whatever it does, and harms nothing."""
+    log = headrace.Log(path, sync_every=0.01)
+    actions: list[Callable[[], object]] = [
+        lambda: log.append(b"child"),
+        lambda: log.append(b"child", key=b"k"),
+        lambda: log.append_many([b"child"]),
+        log.flush,
+        lambda: log.truncate_before(1),
+        lambda: log.compact(lambda _: False),
+    ]
+    for number in range(60):
+        log.append(b"%d" % number)  # now something waits in the buffer, of which the child has a copy
+        if number % 5 == 0:
+            log.flush()
+        check(in_child(lambda: refused(actions[number % len(actions)])))  # noqa: B023 it is called at once
+        check(in_child(log.close))
+    log.close()
+    with headrace.Log(path) as log:
+        assert [message.value for message in log] == [b"%d" % number for number in range(60)]
+
+
+def end_normally(path: str) -> None:
+    """A child that ends as a program does, with all that runs at exit, writes nothing of its parent's."""
+    log = headrace.Log(path, sync_every=None)
+    log.append(b"parent")
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    check(child)
+    log.close()
+    with headrace.Log(path) as log:
+        assert [message.value for message in log] == [b"parent"]
+
+
+def read_and_write_elsewhere(path: str) -> None:
+    """A child opens the log anew to read, and another to write."""
+    log = headrace.Log(path)
+    log.append(b"parent")
+    log.flush()
+
+    def read_and_write() -> None:
+        with headrace.Log(path, readonly=True) as mine:
+            assert mine.read(0).value == b"parent"
+        with headrace.Log(f"{path}-child") as other:
+            other.append(b"child")
+            other.flush()
+            assert other.read(0).value == b"child"
+        with contextlib.suppress(LogInUse):
+            headrace.Log(path)
+            raise AssertionError("two writers")
+
+    for _ in range(5):
+        check(in_child(read_and_write))
+    log.append(b"more")
+    log.close()
+
+
+def fork_while_threads_append(path: str) -> None:
+    """Whatever a thread is doing in the moment of the fork, the child is refused and does not hang."""
+    log = headrace.Log(path, segment_bytes=64 << 10, sync_every=0.001)
+    done = threading.Event()
+
+    def append_all_the_time() -> None:
+        while not done.is_set():
+            for _ in range(100):
+                log.append(b"x")
+            log.append_many([b"x"] * 10)
+            log.append(b"y", key=b"k")
+
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=append_all_the_time) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            time.sleep(0.002)
+            check(in_child(lambda: refused(lambda: log.append(b"child"))))
+            check(in_child(lambda: refused(log.flush)))
+            check(in_child(log.close))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    end = log.next_offset
+    log.close()
+    with headrace.Log(path) as log:
+        assert log.next_offset == end
+        assert {message.value for message in log} == {b"x", b"y"}
+
+
+def close_with_a_child_alive(path: str) -> None:
+    """The log is free for the next writer when its parent closes it, though a child lives on."""
+    log = headrace.Log(path)
+    log.append(b"parent")
+    child = in_child(lambda: time.sleep(CHILD_S / 2))
+    log.close()
+    try:
+        with headrace.Log(path) as log:
+            log.append(b"again")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert Path(path).exists()
+
+
+if __name__ == "__main__":
+    roles = (touch, end_normally, read_and_write_elsewhere, fork_while_threads_append, close_with_a_child_alive)
+    {role.__name__: role for role in roles}[sys.argv[1]](sys.argv[2])
