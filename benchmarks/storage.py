@@ -3,7 +3,7 @@
 from benchmarks import storage_peers as peers
 from headrace.bench.measure import Benchmark, Subject
 from headrace.bench.payload import Payload
-from headrace.cli import log_workloads
+from headrace.bench import log_workloads
 
 _LOG_BYTES = (1 << 30) + (128 << 20)
 """Two full segments and a third: at least 1 GiB to recover."""

@@ -12,7 +12,7 @@ from benchmarks import harness, storage
 
 from headrace.bench.measure import Benchmark, Figure, Subject, Taken, Unavailable, WrongResult, check, measure, rate
 from headrace.bench.payload import Payload
-from headrace.cli import bench, log_processes
+from headrace.bench import log_processes, run
 from headrace.embedded.log import Log
 from headrace.model.errors import InvalidArgument
 
@@ -246,7 +246,7 @@ def test_a_process_that_dies_is_noticed() -> None:
 def test_users_get_the_same_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "SAMPLES_MIN", 1)
     lines: list[dict[str, Any]] = []
-    bench.run(str(tmp_path / "new"), seconds=0.005, size=50, batch=10, emit=lines.append)
+    run.run(str(tmp_path / "new"), seconds=0.005, size=50, batch=10, emit=lines.append)
     assert list(dict.fromkeys(names(lines))) == [
         "append_written",
         "append_synced",
@@ -263,4 +263,4 @@ def test_users_get_the_same_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(("size", "batch"), [(0, 1), (100, 0), (100, 1 << 20), (16 << 20, 1000)])
 def test_impossible_sizes_are_refused(size: int, batch: int, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot be measured"):
-        bench.run(str(tmp_path), seconds=1, size=size, batch=batch, emit=print)
+        run.run(str(tmp_path), seconds=1, size=size, batch=batch, emit=print)
