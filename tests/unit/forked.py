@@ -1,4 +1,4 @@
-"""A process that forks while it has a log open; run as: forked.py ROLE DIRECTORY. It ends with an error if that hurts."""
+"""A process that forks while it has a log open, and ends with an error if that hurts: forked.py ROLE DIRECTORY."""
 
 import contextlib
 import os

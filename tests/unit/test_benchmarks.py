@@ -244,7 +244,7 @@ def test_a_process_that_dies_is_noticed() -> None:
 
 
 def test_users_get_the_same_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "SAMPLES_MIN", 1)
+    monkeypatch.setattr(run, "SAMPLES_MIN", 1)
     lines: list[dict[str, Any]] = []
     run.run(str(tmp_path / "new"), seconds=0.005, size=50, batch=10, emit=lines.append)
     assert list(dict.fromkeys(names(lines))) == [

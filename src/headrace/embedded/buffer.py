@@ -45,9 +45,10 @@ class Portion(NamedTuple):
 class Gathered:
     """The columns of a batch."""
 
-    __slots__ = ("headers", "keys", "timestamps", "values", "weight")
+    __slots__ = ("base_offset", "headers", "keys", "timestamps", "values", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, base_offset: int) -> None:
+        self.base_offset = base_offset
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
@@ -100,8 +101,9 @@ class Buffer:
     """
 
     def __init__(self, next_offset: int) -> None:
-        self._base = next_offset
-        self._gathered = Gathered()
+        self.taken: Gathered | None = None
+        """What has been taken and not been written yet; whoever has written it sets this to None."""
+        self._gathered = Gathered(next_offset)
         self._open = False
         self.send: Callable[[object], Any]
         self.revive()
@@ -119,10 +121,10 @@ class Buffer:
         """Begin a batch."""
         self.call(_OPEN)
 
-    def take(self, *, close: bool) -> Gathered:
-        """What has been gathered; the buffer is empty then, and closed if it should be."""
-        gathered: Gathered = self.call(_TAKE_AND_CLOSE if close else _TAKE)
-        return gathered
+    def take(self, *, close: bool) -> None:
+        """Set `taken` to what has been gathered; the buffer is empty then, and closed if it should be."""
+        assert self.taken is None
+        self.call(_TAKE_AND_CLOSE if close else _TAKE)
 
     def call(self, item: object) -> Any:
         """Send until it is heard; the caller has the lock of the log if the buffer may have to be revived."""
@@ -145,7 +147,7 @@ class Buffer:
         while True:
             gathered = self._gathered
             push = gathered.values.append
-            weight, offset = gathered.weight, self._base + len(gathered.values)
+            weight, offset = gathered.weight, gathered.base_offset + len(gathered.values)
             weight_max = WEIGHT_MAX if self._open and gathered.plain else 0
             each = MESSAGE_WEIGHT
             item = yield answer
@@ -164,16 +166,20 @@ class Buffer:
 
     def _answer(self, item: object) -> object:
         gathered = self._gathered
-        offset = self._base + len(gathered.values)
+        offset = gathered.base_offset + len(gathered.values)
         if item is _ASK:
             return offset
         if item is _OPEN:
             self._open = True
             return offset
         if item is _TAKE or item is _TAKE_AND_CLOSE:
-            self._gathered, self._base = Gathered(), offset
+            # All of it or nothing: no interrupt comes between assignments without calls.
+            fresh = Gathered(offset)
             self._open = self._open and item is _TAKE
-            return gathered
+            if gathered.values:
+                self.taken = gathered
+                self._gathered = fresh
+            return offset
         if not isinstance(item, GivenMessage | Portion) or not self._open:
             return -1  # not checked yet, or no batch begun
         if gathered.weight and gathered.weight + item.weight >= WEIGHT_MAX:

@@ -12,7 +12,6 @@ from typing import Any
 from headrace.embedded import shared
 from headrace.embedded.buffer import (
     Buffer,
-    Gathered,
     GivenHeaders,
     GivenMessage,
     Portion,
@@ -101,8 +100,6 @@ class Log(Readable):
         self._until_consumed = until_consumed
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._taken: Gathered | None = None
-        """Messages taken from the buffer and not written yet."""
         self._data = bytearray(HEADER_BYTES)
         self._ticking = False
         """Whether what is in the buffer will be written without being asked, or never has to be."""
@@ -322,16 +319,18 @@ class Log(Readable):
 
         Returns the offset of the next message. The caller has the lock.
         """
-        if self._taken is None:
+        buffer = self._buffer
+        if buffer.taken is None:
             # As long as a tick is to come the buffer stays open; without one, a batch has to begin with asking for it.
-            taken = self._buffer.take(close=self._closing or not self._ticking)
-            self._taken = taken if taken.values else None
-        if self._taken is None:
+            buffer.take(close=self._closing or not self._ticking)
+        taken = buffer.taken
+        if taken is None:
             return self._stored.next_offset
-        now_us = _now_us()
-        batch = self._taken.batch(now_us, self._codec, self._data)
-        offset = self._writer().append(batch, now_us).next_offset
-        self._taken = None
+        if self._stored.next_offset == taken.base_offset:  # or an interrupt came when it was written already
+            now_us = _now_us()
+            self._writer().append(taken.batch(now_us, self._codec, self._data), now_us)
+        buffer.taken = None
+        offset = self._stored.next_offset
         if isinstance(self._stored, MemoryLog):
             with self._grown:
                 self._grown.notify_all()

@@ -42,7 +42,10 @@ class Index:
 
     def add(self, offset: int, position: int, time_before: int) -> None:
         """Note a batch; offsets and positions rise, times do not fall."""
-        # The positions come last: a reader in another thread looks at them first.
+        # The positions come last, and count: a reader in another thread looks at them first, and what an interrupt
+        # kept from getting so far is taken back.
+        count = len(self.positions)
+        del self.times[count:], self.offsets[count:]
         self.times.append(time_before)
         self.offsets.append(offset)
         self.positions.append(position)

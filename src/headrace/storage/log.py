@@ -43,7 +43,6 @@ class FileLog(LogReader):
         "_failure",
         "_first_offset",
         "_lock",
-        "_next_offset",
         "_segments",
         "_structure",
         "_synced_offset",
@@ -101,9 +100,8 @@ class FileLog(LogReader):
         )
         segments = recovery.segments(self._first_offset)
         self._segments: tuple[FileSegment, ...] = tuple(segments)
-        self._next_offset = segments[-1].next_offset if segments else self._first_offset
         self._first_offset = max(self._first_offset, segments[0].base_offset if segments else 0)
-        self._synced_offset = self._next_offset
+        self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
         if meta.power_lost(host):
@@ -118,7 +116,9 @@ class FileLog(LogReader):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._next_offset
+        # Not a field of its own: an interrupt might come between a segment's growing and the field's.
+        segments = self._segments
+        return segments[-1].next_offset if segments else self._first_offset
 
     @property
     def synced_offset(self) -> int:
@@ -147,11 +147,11 @@ class FileLog(LogReader):
             with self._lock:
                 self._check_writable()
                 before = self._segments
-                base_offset = self._next_offset
+                base_offset = self.next_offset
                 batch.place(base_offset, now_us, self.log_id, self._synced_offset)
                 segment = self._segment_for(batch, now_us)
                 segment.append(batch)
-                self._next_offset = next_offset = segment.next_offset
+                next_offset = segment.next_offset
                 rolled = self._segments is not before
         except OSError as error:
             self._fail(error)
@@ -195,8 +195,8 @@ class FileLog(LogReader):
         """Forget the messages before an offset; whole segments of them are removed."""
         with self._structure:
             self._check_writable()
-            if offset > self._next_offset:
-                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self._next_offset}")
+            if offset > self.next_offset:
+                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self.next_offset}")
             if offset <= self._first_offset:
                 return
             self._sync_now()
@@ -221,13 +221,13 @@ class FileLog(LogReader):
         """Forget the messages from an offset on; the next message appended gets that offset."""
         with self._structure:
             self._check_writable()
-            if not self._first_offset <= offset <= self._next_offset:
+            if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
             self._sync_now()
             # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
             while self._segments and self._segments[-1].base_offset >= offset:
                 self._drop_last()
-            if self._next_offset > offset:
+            if self.next_offset > offset:
                 self._cut_last(offset)
             self._synced_offset = min(self._synced_offset, offset)
 
@@ -283,8 +283,8 @@ class FileLog(LogReader):
             aged = settings.segment_age_us is not None and now_us - segment.created_us >= settings.segment_age_us
             if segment.end + batch.length <= settings.segment_bytes and not aged and not segment.sealed:
                 return segment
-        path = segment_path(self.directory, self._next_offset)
-        header = Header.new(self.log_id, self._next_offset, now_us)
+        path = segment_path(self.directory, self.next_offset)
+        header = Header.new(self.log_id, self.next_offset, now_us)
         segment = FileSegment.create(self.host, path, header)
         self._segments = (*self._segments, segment)
         self._unsynced_directories.append(self.directory)
@@ -307,7 +307,7 @@ class FileLog(LogReader):
 
     def _sync_written(self) -> None:
         with self._lock:
-            target = self._next_offset
+            target = self.next_offset
             segments = self._segments
             summary = segments[-1].summary() if segments else None
             directories, self._unsynced_directories = self._unsynced_directories, []
@@ -362,7 +362,6 @@ class FileLog(LogReader):
         segment.retire()
         with self._lock:
             self._segments = self._segments[:-1]
-            self._next_offset = segment.base_offset
         self._changed(cut=True)
         self.host.forget(segment)
         remove_segment(self.host, segment.path)
@@ -373,7 +372,6 @@ class FileLog(LogReader):
         new = write_copy(old, before(old, offset))
         swap(old, new)
         with self._lock:
-            self._next_offset = new.next_offset
             self._segments = (*self._segments[:-1], new)
         self.host.forget(old)
         self._changed(cut=True)
@@ -382,7 +380,7 @@ class FileLog(LogReader):
         if self.beacon is not None:
             self.beacon.announce_change(self._first_offset, cut=cut)
             if cut:
-                self.beacon.publish(self._next_offset)
+                self.beacon.publish(self.next_offset)
 
     def _check_writable(self) -> None:
         if self._closed:

@@ -43,10 +43,12 @@ class MemorySegment:
         position, end = self.end, self.end + batch.length
         self._block[position:end] = batch.data
         note(self._index, batch.base_offset, position, self.time_max)
-        self.time_max = max(self.time_max, batch.time_max)
+        time_max, next_offset = max(self.time_max, batch.time_max), batch.next_offset
+        # All of it or nothing: no interrupt comes between assignments without calls.
+        self.time_max = time_max
         self.append_time = batch.append_time
         self.end = end
-        self.next_offset = batch.next_offset
+        self.next_offset = next_offset
 
     def size(self) -> int:
         """How many bytes hold batches."""
@@ -89,7 +91,7 @@ class MemoryLog(LogReader):
         self._spill = spill
         self._lock = threading.Lock()
         self._closed = False
-        self._first_offset = self._next_offset = spill.next_offset if spill is not None else 0
+        self._first_offset = spill.next_offset if spill is not None else 0
         self._segments: tuple[MemorySegment, ...] = ()
         self._all: tuple[Segment, ...] = ()
         self._rearrange(())
@@ -102,7 +104,10 @@ class MemoryLog(LogReader):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._next_offset
+        segments = self._segments
+        if segments:
+            return segments[-1].next_offset
+        return max(self._first_offset, self._spill.next_offset if self._spill is not None else 0)
 
     @property
     def synced_offset(self) -> int:
@@ -124,10 +129,9 @@ class MemoryLog(LogReader):
             if self._closed:
                 raise LogClosed
             segment = self._segment_for(batch.length, now_us)
-            base_offset = self._next_offset
+            base_offset = self.next_offset
             batch.place(base_offset, now_us, self.log_id)
             segment.append(batch)
-            self._next_offset = segment.next_offset
         return Receipt(self, base_offset, segment.next_offset, Durability.MEMORY)
 
     def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:  # noqa: ARG002
@@ -137,8 +141,8 @@ class MemoryLog(LogReader):
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""
         with self._lock:
-            if offset > self._next_offset:
-                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self._next_offset}")
+            if offset > self.next_offset:
+                raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self.next_offset}")
             if offset <= self._first_offset:
                 return
             if self._spill is not None:
@@ -149,14 +153,13 @@ class MemoryLog(LogReader):
     def truncate_after(self, offset: int) -> None:
         """Forget the messages from an offset on."""
         with self._lock:
-            if not self._first_offset <= offset <= self._next_offset:
+            if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
             if self._spill is not None and offset < self._spill.next_offset:
                 self._spill.truncate_after(offset)
             kept = [segment for segment in self._segments if segment.base_offset < offset]
             if kept and kept[-1].next_offset > offset:
                 kept[-1] = self._copy(kept[-1], list(before(kept[-1], offset)))
-            self._next_offset = offset
             self._rearrange(kept)
 
     def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
@@ -181,7 +184,7 @@ class MemoryLog(LogReader):
         """Forget everything."""
         with self._lock:
             self._closed = True
-            self._first_offset = self._next_offset
+            self._first_offset = self.next_offset
             if self._spill is not None:
                 self._spill.close()
             self._rearrange(())
@@ -201,7 +204,7 @@ class MemoryLog(LogReader):
         capacity = max(SEGMENT_BYTES, length)
         while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
             self._give_up(self._segments[0], now_us)
-        segment = MemorySegment(self.log_id, self._next_offset, capacity, now_us)
+        segment = MemorySegment(self.log_id, self.next_offset, capacity, now_us)
         self._rearrange((*self._segments, segment))
         return segment
 

@@ -247,10 +247,13 @@ class FileSegment:
     def note(self, index: Index, batch: Batch, position: int) -> None:
         """Count a batch that stands at the end of the segment."""
         note(index, batch.base_offset, position, self.time_max)
-        self.time_max = max(self.time_max, batch.time_max)
+        time_max = max(self.time_max, batch.time_max)
+        end, next_offset = position + batch.length, batch.base_offset + batch.span
+        # All of it or nothing: no interrupt comes between assignments without calls.
+        self.time_max = time_max
         self.append_time = batch.append_time
-        self.end = position + batch.length
-        self.next_offset = batch.base_offset + batch.span
+        self.end = end
+        self.next_offset = next_offset
 
     def wants_room(self, ahead_bytes_max: int) -> bool:
         """Whether less than half of the room that should lie ahead of the writer is left."""
