@@ -23,7 +23,8 @@ class OpenFile:
         self.path = path
 
     def __del__(self) -> None:
-        self._disk.close(self.fd)
+        if hasattr(self, "path"):  # or an interrupt came before there was anything to close
+            self._disk.close(self.fd)
 
 
 class Disk:

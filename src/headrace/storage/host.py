@@ -1,6 +1,5 @@
 """What all logs of a process share: the disk, a bounded number of open files and mappings, and two threads."""
 
-import threading
 from typing import TYPE_CHECKING
 
 from headrace.storage.disk import Disk, OpenFile
@@ -35,8 +34,6 @@ class Host:
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
         self.flusher = flusher or Worker("headrace-flush")
         self.preparer = preparer or Worker("headrace-prepare")
-        self.synced = threading.Condition()
-        """Notified when the flusher has synced a log, or failed to."""
 
     def forget(self, segment: "FileSegment") -> None:
         """Let go of all that is open of a segment."""

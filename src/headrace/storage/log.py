@@ -2,8 +2,8 @@
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
@@ -82,7 +82,7 @@ class FileLog(LogReader):
         self._structure = threading.RLock()
         """Held while files are synced, replaced or removed."""
         self._compacting = threading.Lock()
-        self._waiting: deque[tuple[int, Callable[[HeadraceError | None], None]]] = deque()
+        self._waiting: list[tuple[int, Callable[[HeadraceError | None], None]]] = []
         self._failure: LogFailed | None = None
         self._closed = False
         # Whoever made the log may have crashed before its directory was on the disk.
@@ -171,19 +171,17 @@ class FileLog(LogReader):
         """Return when all messages before an offset are on the disk."""
         if self._synced_offset >= offset:
             return
-        self.request_sync()
-        with self.host.synced:
-            done = self.host.synced.wait_for(lambda: self._synced_offset >= offset or self._failure, timeout_s)
-        if self._synced_offset < offset:
-            if done:
-                raise self._failed()
+        # A bare lock, as an interrupt does not harm it.
+        gate = threading.Lock()
+        gate.acquire()
+        self.when_synced(offset, lambda _: gate.release())
+        if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise Timeout(f"the messages before offset {offset} were not synced in {timeout_s} s")
+        if self._synced_offset < offset:
+            raise self._failed()
 
     def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
-        """Call back, from the flusher's thread, when all messages before an offset are on the disk, or cannot be.
-
-        Offsets must not fall from one call to the next.
-        """
+        """Call back, from the flusher's thread, when all messages before an offset are on the disk, or cannot be."""
         with self._lock:
             if self._synced_offset < offset and self._failure is None:
                 self._waiting.append((offset, callback))
@@ -224,12 +222,13 @@ class FileLog(LogReader):
             if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
             self._sync_now()
-            # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
-            while self._segments and self._segments[-1].base_offset >= offset:
-                self._drop_last()
-            if self.next_offset > offset:
-                self._cut_last(offset)
-            self._synced_offset = min(self._synced_offset, offset)
+            with self._changing_files():
+                # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
+                while self._segments and self._segments[-1].base_offset >= offset:
+                    self._drop_last()
+                if self.next_offset > offset:
+                    self._cut_last(offset)
+                self._synced_offset = min(self._synced_offset, offset)
 
     def compact(self, keep: Keep) -> int:
         """Rewrite sealed segments with only the messages that the rule keeps; returns how many bytes that freed.
@@ -248,10 +247,11 @@ class FileLog(LogReader):
             if new.end >= old.end or old not in self._segments or self._closed:
                 discard(new)
                 return 0
-            swap(old, new)
-            new.seal()
-            with self._lock:
-                self._segments = tuple(new if segment is old else segment for segment in self._segments)
+            with self._changing_files():
+                swap(old, new)
+                new.seal()
+                with self._lock:
+                    self._segments = tuple(new if segment is old else segment for segment in self._segments)
             self.host.forget(old)
             self._changed()
         return old.end - new.end
@@ -284,6 +284,7 @@ class FileLog(LogReader):
             if segment.end + batch.length <= settings.segment_bytes and not aged and not segment.sealed:
                 return segment
         path = segment_path(self.directory, self.next_offset)
+        self.host.disk.remove(path, sync=False)  # left behind if an interrupt came the last time
         header = Header.new(self.log_id, self.next_offset, now_us)
         segment = FileSegment.create(self.host, path, header)
         self._segments = (*self._segments, segment)
@@ -349,13 +350,11 @@ class FileLog(LogReader):
 
     def _tell(self) -> None:
         with self._lock:
-            ready = []
-            while self._waiting and (self._failure or self._waiting[0][0] <= self._synced_offset):
-                ready.append(self._waiting.popleft()[1])
+            synced, failed = self._synced_offset, self._failure is not None
+            ready = [callback for offset, callback in self._waiting if failed or offset <= synced]
+            self._waiting = [waiting for waiting in self._waiting if not failed and waiting[0] > synced]
         for callback in ready:
             callback(self._failure)
-        with self.host.synced:
-            self.host.synced.notify_all()
 
     def _drop_last(self) -> None:
         segment = self._segments[-1]
@@ -376,6 +375,15 @@ class FileLog(LogReader):
         self.host.forget(old)
         self._changed(cut=True)
 
+    @contextmanager
+    def _changing_files(self) -> Iterator[None]:
+        """A part that must not end half-way: if it does, by an error or an interrupt, only opening again helps."""
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+
     def _changed(self, *, cut: bool = False) -> None:
         if self.beacon is not None:
             self.beacon.announce_change(self._first_offset, cut=cut)
@@ -388,11 +396,11 @@ class FileLog(LogReader):
         if self._failure is not None:
             raise self._failed()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Never sync again: after a failed sync the system may have dropped the data and forgotten that it did."""
         self._failure = LogFailed(
-            f"{self.directory} could not be written or synced ({error}); messages from offset {self._synced_offset} on "
-            "may not survive a power loss. The log is read-only until it is opened again: check the disk first"
+            f"{self.directory} could not be written or synced ({error!r}); messages from offset {self._synced_offset} "
+            "on may not survive a power loss. The log is read-only until it is opened again: check the disk first"
         )
         logger.error("%s", self._failure)
 
