@@ -236,8 +236,7 @@ class Log(Readable):
                     self._write()
             self._closed = True
             shared.closed(self)
-            with self._grown:
-                self._grown.notify_all()
+            self._wake()
             try:
                 self._stored.close()  # type: ignore[attr-defined]
             finally:
@@ -332,8 +331,7 @@ class Log(Readable):
         buffer.taken = None
         offset = self._stored.next_offset
         if isinstance(self._stored, MemoryLog):
-            with self._grown:
-                self._grown.notify_all()
+            self._wake()
         elif len(self._file_log().segments) != self._segments_seen:
             self._trim_if_asked()
         return offset

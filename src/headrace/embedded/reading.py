@@ -32,7 +32,8 @@ class Readable:
         self._positions: dict[str, MemoryPosition] = {}
         self._shared: Position | MemoryPosition | None = None
         self._shared_lock = threading.Lock()
-        self._grown = threading.Condition()
+        self._gates: list[threading.Lock] = []
+        """Locks that those who wait for a log in memory to grow try to take."""
         self._closed = False
 
     def _settle(self) -> None:
@@ -227,7 +228,15 @@ class Readable:
     def _sleep(self, seen: int, timeout_s: float) -> None:
         if self._beacon is not None:
             self._beacon.wait(seen, timeout_s)
-        else:
-            with self._grown:
-                if self._stored.next_offset == seen:
-                    self._grown.wait(timeout_s)
+            return
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        if self._stored.next_offset == seen:
+            gate.acquire(timeout=timeout_s)
+
+    def _wake(self) -> None:
+        """Let go those who wait for a log in memory to grow."""
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()

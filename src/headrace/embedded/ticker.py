@@ -2,39 +2,44 @@
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+logger = logging.getLogger("headrace.embedded")
 
 
 class Ticker:
     """Calls functions at their time, one after the other, in a thread that starts with the first."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._asked: SimpleQueue[tuple[float, int, Callable[[], None]]] = SimpleQueue()
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call a function, which deals with its own errors, after a delay."""
-        entry = (time.monotonic() + delay_s, next(self._numbers), call)
-        with self._changed:
-            heapq.heappush(self._due, entry)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="headrace-tick", daemon=True)
-                self._thread.start()
-            elif self._due[0] is entry:
-                self._changed.notify()
+        self._asked.put((time.monotonic() + delay_s, next(self._numbers), call))
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="headrace-tick", daemon=True)
+                    self._thread.start()
 
     def _run(self) -> None:
+        due: list[tuple[float, int, Callable[[], None]]] = []
         while True:
-            with self._changed:
-                while not self._due:
-                    self._changed.wait()
-                wait_s = self._due[0][0] - time.monotonic()
-                if wait_s > 0:
-                    self._changed.wait(wait_s)
-                    continue
-                call = heapq.heappop(self._due)[2]
-            call()
+            wait_s = due[0][0] - time.monotonic() if due else None
+            if wait_s is None or wait_s > 0:
+                try:
+                    heapq.heappush(due, self._asked.get(timeout=wait_s))
+                except Empty:
+                    continue  # the time of the first has come
+            else:
+                try:
+                    heapq.heappop(due)[2]()
+                except Exception:
+                    logger.exception("what was to be called failed")

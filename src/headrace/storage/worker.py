@@ -3,48 +3,57 @@
 import logging
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 logger = logging.getLogger("headrace.storage")
 
 
 class Worker:
-    """One thread, started at the first job. A job submitted while it is waiting is done once."""
+    """One thread, started at the first job. A job submitted several times while it waits is done once.
+
+    Jobs come through a SimpleQueue, which an interrupt of the submitting thread cannot leave locked.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: dict[Callable[[], None], None] = {}
-        self._changed = threading.Condition()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopping = False
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have the job done soon; a job deals with its own errors."""
-        with self._changed:
-            self._jobs[job] = None
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        self._jobs.put(job)
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
 
     def stop(self) -> None:
         """Do the jobs that are waiting, and end the thread; a later job starts it again."""
-        with self._changed:
-            thread, self._stopping = self._thread, True
-            self._changed.notify()
-        if thread is not None:
-            thread.join()
-        self._thread, self._stopping = None, False
+        with self._starting:
+            if self._thread is not None:
+                self._jobs.put(None)
+                self._thread.join()
+                self._thread = None
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._jobs:
-                    if self._stopping:
-                        return
-                    self._changed.wait()
-                jobs, self._jobs = self._jobs, {}
+        going_on = True
+        while going_on:
+            jobs = self._waiting_jobs()
+            going_on = None not in jobs
             for job in jobs:
                 try:
-                    job()
+                    if job is not None:
+                        job()
                 except Exception:
                     logger.exception("a job of %s failed", self._name)
+
+    def _waiting_jobs(self) -> dict[Callable[[], None] | None, None]:
+        """All jobs that are waiting, each once; waits for one if there is none."""
+        jobs = {self._jobs.get(): None}
+        while True:
+            try:
+                jobs[self._jobs.get_nowait()] = None
+            except Empty:
+                return jobs
