@@ -13,7 +13,7 @@ from pathlib import Path
 import headrace
 from headrace.model.errors import LogInUse
 
-CHILD_S = 20
+CHILD_S = 10
 """A child that takes longer hangs."""
 
 

@@ -281,7 +281,7 @@ def run(script: str, *arguments: object, timeout_s: float = 100) -> str:
 def test_interrupts_lose_nothing_and_wedge_nothing(place: Path, turn: int) -> None:
     seed = int(os.environ.get("HEADRACE_SEED", Random().getrandbits(32))) + turn
     print(f"HEADRACE_SEED={seed}")
-    said = json.loads(run("interrupted.py", place / "log", seed, INTERRUPTED_S / 3, timeout_s=60))
+    said = json.loads(run("interrupted.py", place / "log", seed, INTERRUPTED_S / 3, timeout_s=30))
     assert said["interrupts"] > 100
     assert said["flushed"] > 1000
 

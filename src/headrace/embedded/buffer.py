@@ -21,8 +21,14 @@ GivenHeaders = Mapping[str, str | bytes]
 """Headers as a caller may give them; text is stored as UTF-8."""
 
 
-_ASK, _OPEN, _TAKE, _TAKE_AND_CLOSE = object(), object(), object(), object()
+_ASK, _TAKE, _TAKE_AND_CLOSE = object(), object(), object()
 """What the buffer's inside can be asked, other than to add messages."""
+
+
+class _Begin(NamedTuple):
+    """Begin a batch."""
+
+    offset: int
 
 
 class GivenMessage(NamedTuple):
@@ -43,7 +49,7 @@ class Portion(NamedTuple):
 
 
 class Gathered:
-    """The columns of a batch."""
+    """The columns of a batch, and the offset of its first message."""
 
     __slots__ = ("base_offset", "headers", "keys", "timestamps", "values", "weight")
 
@@ -117,9 +123,9 @@ class Buffer:
         """Add a message, or values; returns the first offset, or -1 when the buffer is closed or has no room."""
         return int(self.call(message))
 
-    def open(self) -> None:
-        """Begin a batch."""
-        self.call(_OPEN)
+    def open(self, next_offset: int) -> None:
+        """Begin a batch; if nothing is waiting, with this offset."""
+        self.call(_Begin(next_offset))
 
     def take(self, *, close: bool) -> None:
         """Set `taken` to what has been gathered; the buffer is empty then, and closed if it should be."""
@@ -137,7 +143,11 @@ class Buffer:
                 self.revive()
 
     def revive(self) -> None:
-        """Begin the inside anew, with what has been gathered."""
+        """Begin the inside anew with what has been gathered; what an interrupt kept out is kept out of all columns."""
+        gathered = self._gathered
+        for column in (gathered.keys, gathered.timestamps, gathered.headers):
+            if column is not None:
+                del column[len(gathered.values) :]
         inside = self._inside()
         next(inside)
         self.send = inside.send
@@ -169,7 +179,9 @@ class Buffer:
         offset = gathered.base_offset + len(gathered.values)
         if item is _ASK:
             return offset
-        if item is _OPEN:
+        if isinstance(item, _Begin):
+            if not gathered.values:
+                gathered.base_offset = item.offset
             self._open = True
             return offset
         if item is _TAKE or item is _TAKE_AND_CLOSE:
@@ -252,7 +264,11 @@ def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     for name, text in headers.items():
         if not isinstance(name, str):
             raise InvalidArgument(f"a header's name is text, not {name!r}")
-        content = text.encode() if isinstance(text, str) else _bytes(text, f"header {name}")
+        try:
+            name.encode()
+            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {name}")
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"header {name!r} is no text that UTF-8 can hold: {error}") from error
         if content is None:
             raise InvalidArgument(f"header {name} has no value")
         checked[name] = content

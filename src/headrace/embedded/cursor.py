@@ -100,10 +100,14 @@ class Cursor:
         self.name = name
         self._log = log
         self._position = position
-        stored = position.load()
-        self._committed = log.first_offset if stored is None else stored
-        if stored is None:
-            position.store(self._committed)
+        try:
+            stored = position.load()
+            self._committed = log.first_offset if stored is None else stored
+            if stored is None:
+                position.store(self._committed)
+        except BaseException:
+            position.unlock()
+            raise
         self._next = self._committed
         self._open = True
 
@@ -140,8 +144,9 @@ class Cursor:
 
     def commit(self, offset: int | None = None) -> None:
         """Keep the place durably: behind the last message read, or the offset given."""
-        self._committed = self._next if offset is None else self._checked(offset)
-        self._position.store(self._committed)
+        committed = self._next if offset is None else self._checked(offset)
+        self._position.store(committed)
+        self._committed = committed
 
     def seek(self, offset: int | None = None, *, time: int | None = None) -> None:
         """Go to an offset, or to the first message of a time or later, without committing."""

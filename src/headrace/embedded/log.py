@@ -12,6 +12,7 @@ from typing import Any
 from headrace.embedded import shared
 from headrace.embedded.buffer import (
     Buffer,
+    Gathered,
     GivenHeaders,
     GivenMessage,
     Portion,
@@ -22,7 +23,7 @@ from headrace.embedded.reading import Readable
 from headrace.embedded.repair import locked
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
-from headrace.model.errors import HeadraceError, InvalidArgument, LogClosed, LogFailed, LogInUse, LogReadOnly
+from headrace.model.errors import DiskFull, HeadraceError, InvalidArgument, LogClosed, LogFailed, LogInUse, LogReadOnly
 from headrace.model.limits import SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
@@ -118,7 +119,8 @@ class Log(Readable):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._stored.next_offset if self.readonly else self._buffer.next_offset
+        stored = self._stored.next_offset
+        return stored if self.readonly else max(stored, self._buffer.next_offset)
 
     @property
     def recovery(self) -> Findings:
@@ -156,10 +158,17 @@ class Log(Readable):
         """
         given = portions(values)
         with self._lock:
-            first = offset = self.next_offset
+            if len(given) == 1:
+                first = self._add(given[0])
+                return range(first, first + len(given[0].values))
+            # While the buffer is closed nobody gets in between.
+            first = self._write(close=True)
+            self._see_to_it()
             for portion in given:
-                offset = self._add(portion) + len(portion.values)
-            return range(first, offset)
+                gathered = Gathered(self._stored.next_offset)
+                gathered.extend(portion)
+                self._append(gathered)
+            return range(first, self._stored.next_offset)
 
     def flush(self, *, sync: bool = True) -> int:
         """Write what was appended, so that readers see it, and return when it is on the disk; unless not `sync`.
@@ -243,6 +252,13 @@ class Log(Readable):
                 if self._beacon is not None:
                     self._beacon.close()
 
+    def disown(self) -> None:
+        """In a forked child: this is the parent's log, and its lock must not outlive the parent."""
+        self._lock = threading.RLock()
+        self._buffer = Buffer(0)
+        if self._beacon is not None:
+            self._beacon.abandon()
+
     def __enter__(self) -> "Log":
         return self
 
@@ -265,8 +281,12 @@ class Log(Readable):
             self._stored, self._beacon = follower, follower.beacon
             return
         live = locked(self._host, self.path, create=create)
-        stored = FileLog(self._host, self.path, settings, create=create)
-        self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
+        try:
+            stored = FileLog(self._host, self.path, settings, create=create)
+            self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
+        except BaseException:
+            self._disk.unlock(live)
+            raise
         self._beacon.begin(stored.first_offset, stored.next_offset)
         stored.beacon = self._beacon
 
@@ -281,12 +301,16 @@ class Log(Readable):
 
     def _begin(self) -> None:
         """Before the first message of a batch: see that it can be written, and that it will be."""
+        self._see_to_it()
+        self._buffer.open(self._stored.next_offset)
+
+    def _see_to_it(self) -> None:
+        """See that messages can be written, and that they will be, and synced, without being asked."""
         self._check_open()
         if not self._ticking and not self._closing:
             self._ticking = True
             if self._sync_every is not None and self.path != MEMORY:
                 shared.ticker().call_later(self._sync_every, self._tick)
-        self._buffer.open()
 
     def _tick(self) -> None:
         """Write and sync what has waited long enough."""
@@ -313,28 +337,31 @@ class Log(Readable):
             offset = self._buffer.add(message)
         return offset
 
-    def _write(self) -> int:
+    def _write(self, *, close: bool = False) -> int:
         """Write what is in the buffer as a batch; when this raises, it waits for the next time.
 
         Returns the offset of the next message. The caller has the lock.
         """
-        buffer = self._buffer
-        if buffer.taken is None:
-            # As long as a tick is to come the buffer stays open; without one, a batch has to begin with asking for it.
-            buffer.take(close=self._closing or not self._ticking)
-        taken = buffer.taken
-        if taken is None:
-            return self._stored.next_offset
-        if self._stored.next_offset == taken.base_offset:  # or an interrupt came when it was written already
+        self._write_taken()  # if it could not be written the last time
+        # As long as a tick is to come the buffer stays open; without one, a batch has to begin with asking for it.
+        self._buffer.take(close=close or self._closing or not self._ticking)
+        self._write_taken()
+        return self._stored.next_offset
+
+    def _write_taken(self) -> None:
+        taken = self._buffer.taken
+        if taken is not None:
+            self._append(taken)
+            self._buffer.taken = None
+
+    def _append(self, gathered: Gathered) -> None:
+        if self._stored.next_offset == gathered.base_offset:  # or an interrupt came when it was written already
             now_us = _now_us()
-            self._writer().append(taken.batch(now_us, self._codec, self._data), now_us)
-        buffer.taken = None
-        offset = self._stored.next_offset
+            self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
         if isinstance(self._stored, MemoryLog):
             self._wake()
         elif len(self._file_log().segments) != self._segments_seen:
             self._trim_if_asked()
-        return offset
 
     def _trim_if_asked(self) -> None:
         if self._retain_us is not None or self._retain_bytes is not None or self._until_consumed:
@@ -346,7 +373,9 @@ class Log(Readable):
             raise LogClosed
         if not self.readonly:
             with self._lock:
-                self._write()
+                self._check_open()
+                with contextlib.suppress(DiskFull, LogFailed):  # what is written already can be read all the same
+                    self._write()
 
     def _check_open(self) -> None:
         if self._closed:

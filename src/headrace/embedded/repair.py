@@ -26,8 +26,12 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     host = shared.host()
     directory = os.path.abspath(os.fspath(path))
     live = locked(host, directory, create=False)
-    log = FileLog(host, directory, create=False, repair=True, progress=progress)
-    beacon = Beacon(host.disk, live, write=True)
+    try:
+        log = FileLog(host, directory, create=False, repair=True, progress=progress)
+        beacon = Beacon(host.disk, live, write=True)
+    except BaseException:
+        host.disk.unlock(live)
+        raise
     try:
         beacon.begin(log.first_offset, log.next_offset)
         log.close()

@@ -20,6 +20,9 @@ class Closable(Protocol):
     def close(self) -> None:
         """Flush and let go."""
 
+    def disown(self) -> None:
+        """Know that it belongs to the process that this one was forked off."""
+
 
 _lock = threading.Lock()
 _host: Host | None = None
@@ -67,9 +70,12 @@ def _close_all() -> None:
 def _forget() -> None:
     """In a forked child: its parent's threads are not there, and its parent's logs are not its own."""
     global _host, _ticker, _open, _lock
+    parents = list(_open)
     _lock = threading.Lock()
     _host = _ticker = None
     _open = weakref.WeakSet()
+    for log in parents:
+        log.disown()
 
 
 os.register_at_fork(after_in_child=_forget)

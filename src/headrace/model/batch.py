@@ -197,7 +197,7 @@ def encode(
     data = bytearray(HEADER_BYTES) if buffer is None else buffer
     try:
         _encoder.encode_into(columns, data, HEADER_BYTES)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"a message cannot be encoded: {error}") from error
     if len(data) > MESSAGE_BYTES_MAX:
         _check_sizes(columns, len(data))

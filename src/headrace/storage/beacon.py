@@ -104,6 +104,11 @@ class Beacon:
         finally:
             self._sleepers.discard(me)
 
+    def abandon(self) -> None:
+        """In a forked child: let go of the page, whatever threads of the parent were doing with it."""
+        self._sleepers.clear()
+        self.close()
+
     def close(self) -> None:
         """Let go of the page, and with it of a lock on its file, once nobody sleeps on it."""
         if self._closed:

@@ -139,9 +139,10 @@ def _extend(index: Index, segment: Segment, offset: int) -> None:
     position, base, time_max = segment.begin, segment.base_offset, -_TIME_UNKNOWN
     if index.positions:
         position, base, time_max = index.positions[-1], index.offsets[-1], index.times[-1]
-    view = segment.view(position)
+    view = memoryview(b"")
     while base <= offset:
         try:
+            view = view if len(view) > position else segment.view(position + 1)
             batch: Batch = batch_at(segment, view, position, base)
         except InvalidBatch:
             return  # the end, or damage, which reading it will report

@@ -156,13 +156,14 @@ class Recovery:
     def _mend_header(self, segment: FileSegment) -> None:
         if segment.file_id != FILE_ID_UNKNOWN:
             return
-        self._findings.headers.append(segment.path)
         header = Header.new(segment.log_id, segment.base_offset, segment.created_us)
         segment.file_id = header.file_id
-        self._set_aside(segment, 0, segment.begin)
+        if self._disk.size(segment.file()) > segment.begin:  # or a crash came when the file was just being made
+            self._findings.headers.append(segment.path)
+            self._set_aside(segment, 0, segment.begin)
+            logger.warning("%s: rewrote a damaged header", segment.path)
         self._disk.write(segment.file(), 0, header.packed())
         self._disk.sync(segment.file())
-        logger.warning("%s: rewrote a damaged header", segment.path)
 
     def _mend_batches(self, segment: FileSegment, index: Index, size: int, vouched: Summary, later: list[int]) -> None:
         """Take in the batches from the segment's end on; an index vouches that some of them were good once."""

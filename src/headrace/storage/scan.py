@@ -67,7 +67,7 @@ def scan(
     byte `size`; without `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which
     must be reached.
     """
-    view = source.view(position)
+    view = source.view(position + 1) if position < size else memoryview(b"")
     while position < size and (stop is None or offset < stop):
         try:
             batch = batch_at(source, view, position, offset)

@@ -211,12 +211,15 @@ class FileSegment:
     def view(self, end: int) -> memoryview:
         """The bytes up to `end` at least, mapped."""
         view = self.host.views.get(self)
-        if view is None or len(view) < end:
+        while view is None or len(view) < end:
             file = self.file()
             size = self.host.disk.size(file)
             if size < end:
                 raise InvalidBatch("the file ends inside the batch")
-            view = self.host.views.put(self, memoryview(self.host.disk.map(file, size)))
+            try:
+                view = self.host.views.put(self, memoryview(self.host.disk.map(file, size)))
+            except ValueError:
+                continue  # it has just been trimmed
         return view
 
     def size(self) -> int:
@@ -301,10 +304,13 @@ class FileSegment:
 
     def save_index(self, summary: Summary) -> None:
         """Write down the part of the index that the summary covers, which has been synced."""
+        self._save(self.index(), summary)
+
+    def _save(self, index: Index, summary: Summary) -> None:
         try:
-            self.index().save(self.host.disk, self.index_path, summary)
+            index.save(self.host.disk, self.index_path, summary)
         except (OSError, DiskFull) as error:
-            logger.info("%s: no index saved, recovery will rebuild it: %s", self.path, error)
+            logger.info("%s: no index saved, it will have to be rebuilt: %s", self.path, error)
         else:
             self.checkpoint = summary.end
 
@@ -339,7 +345,7 @@ class FileSegment:
             if isinstance(item, Batch):
                 time_max = max(time_max, item.time_max)
         if self.writable and self.sealed:
-            index.save(self.host.disk, self.index_path, self.summary())
+            self._save(index, self.summary())
         return index
 
 
