@@ -3,12 +3,12 @@
 import threading
 import time as clock
 from collections.abc import Iterator
-from itertools import chain, dropwhile, takewhile
+from itertools import chain, dropwhile, islice, takewhile
 from typing import overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
 from headrace.model.batch import Batch
-from headrace.model.errors import InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
+from headrace.model.errors import CorruptBatch, InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
@@ -167,7 +167,8 @@ class Readable:
         """Take the next messages, which no other consumer of this log will get; empty when none come in time.
 
         All who call this, in any process, share one durable place. It has moved on when this returns: a consumer
-        that fails then has consumed them. Use a cursor to have messages again until they are committed.
+        that fails then has consumed them. Use a cursor to have messages again until they are committed. Damaged
+        messages raise CorruptBatch once, to one consumer.
         """
         if max_messages < 1:
             raise InvalidArgument(f"max_messages must be 1 at least, not {max_messages}")
@@ -189,13 +190,24 @@ class Readable:
             try:
                 offset = max(position.load() or 0, self.first_offset)
                 end = self._stored.next_offset
-                taken = [message for message, _ in zip(self.messages(offset), range(max_messages), strict=False)]
+                taken = self._next_messages(position, offset, max_messages)
                 if taken:
                     offset = taken[-1].offset + 1
                     position.store(offset)
                 return taken, offset if taken else max(offset, end)
             finally:
                 position.unlock()
+
+    def _next_messages(self, position: Position | MemoryPosition, offset: int, max_messages: int) -> list[Message]:
+        """Messages from an offset on, up to damaged ones; if they come first, they are passed and the error is raised."""
+        taken: list[Message] = []
+        try:
+            taken.extend(islice(self.messages(offset), max_messages))
+        except CorruptBatch as error:
+            if not taken:
+                position.store(error.next_offset)
+                raise
+        return taken
 
     def _consumed(self) -> int | None:
         """The offset that every cursor has passed; None when there is no cursor."""

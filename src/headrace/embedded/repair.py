@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.embedded import shared
 from headrace.model.errors import LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
-from headrace.storage.disk import OpenFile
+from headrace.storage.disk import OpenFile, open_or_make
 from headrace.storage.follower import LIVE
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
@@ -46,10 +46,7 @@ def locked(host: Host, directory: str, *, create: bool) -> OpenFile:
     if not create and not disk.exists(f"{directory}/{META}") and not segment_bases(host, directory):
         raise LogNotFound(f"there is no log in {directory}")
     disk.make_directory(directory)
-    try:
-        live = disk.open(f"{directory}/{LIVE}", write=True)
-    except LogNotFound:
-        live = disk.open(f"{directory}/{LIVE}", create=True)
+    live = open_or_make(disk, f"{directory}/{LIVE}")
     for _ in range(_LOCK_TRIES):
         if disk.lock(live):
             return live

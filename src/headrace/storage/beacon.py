@@ -75,10 +75,10 @@ class Beacon:
         words = self._words
         words[_MAGIC_AT] = _MAGIC
         words[_FIRST] = first_offset
-        words[_CHANGES] += 1
-        words[_CUTS] += 1
+        self._count(_CHANGES)
+        self._count(_CUTS)
         words[_NEXT] = next_offset
-        words[_SESSION] += 1
+        self._count(_SESSION)
         self._futex.wake()
 
     def publish(self, next_offset: int) -> None:
@@ -90,8 +90,8 @@ class Beacon:
         """Say that the files changed, before messages in new ones are published."""
         self._words[_FIRST] = first_offset
         if cut:
-            self._words[_CUTS] += 1
-        self._words[_CHANGES] += 1
+            self._count(_CUTS)
+        self._count(_CHANGES)
 
     def wait(self, seen: int, timeout_s: float) -> bool:
         """Sleep until next_offset is another than the one seen, a signal comes or time is up; whether it is."""
@@ -103,6 +103,9 @@ class Beacon:
             return not self._closed and self._words[_NEXT] != seen
         finally:
             self._sleepers.discard(me)
+
+    def _count(self, word: int) -> None:
+        self._words[word] = (self._words[word] + 1) % (1 << 64)  # whatever stood there
 
     def abandon(self) -> None:
         """In a forked child: let go of the page, whatever threads of the parent were doing with it."""

@@ -1,5 +1,6 @@
 """The only door to the operating system's files: everything that storage does to a disk goes through here."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -164,6 +165,16 @@ class Disk:
     def unlock(self, file: OpenFile) -> None:
         """Give the file's lock back."""
         fcntl.flock(file.fd, fcntl.LOCK_UN)
+
+
+def open_or_make(disk: Disk, path: str) -> OpenFile:
+    """Open a file for writing, which another process may be making at the same time."""
+    while True:
+        try:
+            return disk.open(path, write=True)
+        except LogNotFound:
+            with contextlib.suppress(FileExistsError):
+                return disk.open(path, create=True)
 
 
 def _sync(fd: int) -> None:

@@ -94,9 +94,12 @@ class Follower(LogReader):
         for base in segment_bases(self.host, self.directory):
             segment = known.get(base)
             if segment is None or segment is self._segments[-1]:
-                segment = segment or FileSegment.open(
-                    self.host, segment_path(self.directory, base), self.log_id, writable=False
-                )
+                try:
+                    segment = segment or FileSegment.open(
+                        self.host, segment_path(self.directory, base), self.log_id, writable=False
+                    )
+                except LogNotFound:
+                    continue  # it has just been removed
                 summary = indexes.load_summary(self.host.disk, segment.index_path)
                 covered = summary is not None and segment.covered_by(summary)
                 segment.time_max = summary.time_max if summary is not None and covered else _TIME_UNKNOWN
@@ -127,11 +130,31 @@ class Follower(LogReader):
         last = layout[-1]
         position, end = last.begin, last.base_offset
         summary = indexes.load_summary(self.host.disk, last.index_path)
-        if summary is not None and last.covered_by(summary) and summary.end <= last.size():
+        if summary is not None and last.covered_by(summary):
             position, end = summary.end, summary.next_offset
-        for _, item in scan(last, position, end, last.size()):
+        # A copy, as a writer that opens the log now may cut off what lies behind the end: no mapping survives that.
+        rest = _Copy(self.log_id, last.read(position, max(last.size() - position, 0)))
+        for _, item in scan(rest, 0, end, len(rest.content)):
             end = item.next_offset
         return max(end, self._first_offset)
+
+
+class _Copy:
+    """Bytes that nobody can take away."""
+
+    def __init__(self, log_id: int, content: bytes) -> None:
+        self.log_id = log_id
+        self.content = content
+
+    def view(self, end: int) -> memoryview:
+        """All of it."""
+        if end > len(self.content):
+            raise InvalidBatch("the file ends inside the batch")
+        return memoryview(self.content)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Some of it."""
+        return self.content[position : position + length]
 
 
 def _extend(index: Index, segment: Segment, offset: int) -> None:

@@ -200,15 +200,26 @@ class FileLog(LogReader):
             self._sync_now()
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
             store_meta(self.host, self.directory, self.log_id, offset, sync=True)
+            if offset == self.next_offset and self._segments:
+                self._begin_anew(offset)
             with self._lock:
                 self._first_offset = offset
-                gone = [segment for segment in self._segments if segment.next_offset <= offset]
+                gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
                 self._segments = self._segments[len(gone) :]
             self._changed()
             for segment in gone:
                 segment.retire()
                 self.host.forget(segment)
                 remove_segment(self.host, segment.path)
+
+    def _begin_anew(self, offset: int) -> None:
+        """Start an empty segment, durably: if all others go, its name still tells which offset comes next."""
+        with self._lock:
+            last = self._segments[-1]
+            if last.base_offset == offset or self.next_offset != offset:
+                return
+            self._add_segment(last.append_time)
+        self._sync_now()
 
     def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
         """Forget whole segments that are too old, or too many bytes from the end; returns the first offset left."""
@@ -283,6 +294,9 @@ class FileLog(LogReader):
             aged = settings.segment_age_us is not None and now_us - segment.created_us >= settings.segment_age_us
             if segment.end + batch.length <= settings.segment_bytes and not aged and not segment.sealed:
                 return segment
+        return self._add_segment(now_us)
+
+    def _add_segment(self, now_us: int) -> FileSegment:
         path = segment_path(self.directory, self.next_offset)
         self.host.disk.remove(path, sync=False)  # left behind if an interrupt came the last time
         header = Header.new(self.log_id, self.next_offset, now_us)

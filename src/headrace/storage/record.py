@@ -4,8 +4,7 @@ import struct
 
 from crc32c import crc32c
 
-from headrace.model.errors import LogNotFound
-from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.disk import Disk, OpenFile, open_or_make
 
 # magic sequence length | payload | crc over all before
 _HEAD = struct.Struct("<4sQH")
@@ -23,12 +22,7 @@ class Record:
     def __init__(self, disk: Disk, path: str, *, write: bool, create: bool = False) -> None:
         """Open the record, or make an empty one, which is durable when its directory and a first content are."""
         self._disk = disk
-        try:
-            self.file: OpenFile = disk.open(path, write=write)
-        except LogNotFound:
-            if not create:
-                raise
-            self.file = disk.open(path, create=True)
+        self.file: OpenFile = open_or_make(disk, path) if create else disk.open(path, write=write)
 
     def load(self) -> bytes | None:
         """What was stored last; None when nothing was, or both slots are damaged."""

@@ -123,31 +123,31 @@ class Recovery:
     def _mend(self, segment: FileSegment, later: list[int]) -> None:
         """Make a segment whole; the log may turn out to end with it, and then the later ones are removed."""
         self._findings.segments += 1
-        self._mend_header(segment)
         size = self._disk.size(segment.file())
         if not self._everything and self._is_sealed(segment, size, later):
             return
         index = Index()
         vouched = segment.summary()
         loaded = indexes.load(self._disk, segment.index_path)
-        if loaded is not None and segment.covered_by(loaded[0]) and loaded[0].end <= size:
+        if loaded is not None and segment.covered_by(loaded[0]):
             vouched = loaded[0]
-            if not self._everything:
+            if not self._everything and vouched.end <= size and segment.file_id != FILE_ID_UNKNOWN:
                 segment.apply(vouched)
                 index = loaded[1]
-        if segment.end < size or later:
+        self._mend_header(segment)
+        if segment.end < size or later or segment.next_offset < vouched.next_offset:
             self._mend_batches(segment, index, size, vouched, later)
-            self._mend_tail(segment, index, later)
-            self._write_again(segment, vouched.end)
+            self._mend_tail(segment, index, vouched, later)
+            self._write_again(segment, min(vouched.end, segment.end))
         segment.continue_writing(index, segment.end)
         if later:
             segment.seal()
 
     def _is_sealed(self, segment: FileSegment, size: int, later: list[int]) -> bool:
         summary = indexes.load_summary(self._disk, segment.index_path)
-        if summary is None or not segment.covered_by(summary) or summary.end != size:
+        if segment.file_id == FILE_ID_UNKNOWN or summary is None or not segment.covered_by(summary):
             return False
-        if not later or summary.next_offset != later[0]:
+        if summary.end != size or not later or summary.next_offset != later[0]:
             return False
         segment.apply(summary)
         segment.sealed = True
@@ -167,12 +167,12 @@ class Recovery:
 
     def _mend_batches(self, segment: FileSegment, index: Index, size: int, vouched: Summary, later: list[int]) -> None:
         """Take in the batches from the segment's end on; an index vouches that some of them were good once."""
-        start = segment.end
-        for position, item in scan(segment, segment.end, segment.next_offset, size):
+        start, limit = segment.end, later[0] if later else None
+        for position, item in scan(segment, segment.end, segment.next_offset, size, limit=limit):
             if isinstance(item, Batch):
                 batch = item
             elif item.base_offset < vouched.next_offset:
-                batch = self._bridge(segment, _within(item, vouched))
+                batch = self._bridge(segment, _within(item, vouched, size))
             elif item.next_offset == item.base_offset:
                 break  # nothing good follows in this segment
             elif self._was_not_synced(segment, later):
@@ -188,20 +188,20 @@ class Recovery:
         if start < segment.end < size and segment.end == vouched.end:
             self._mend_batches(segment, index, size, vouched, later)  # damage up to there hid what follows
 
-    def _mend_tail(self, segment: FileSegment, index: Index, later: list[int]) -> None:
+    def _mend_tail(self, segment: FileSegment, index: Index, vouched: Summary, later: list[int]) -> None:
         """Deal with what lies between the last good batch and the next segment, or the end."""
         while later and later[0] < segment.next_offset:
             self._remove_empty(later)
         size = self._disk.size(segment.file())
         garbage = 0 if is_zero(segment, segment.end, size) else size - segment.end
-        if later and later[0] > segment.next_offset:
-            if self._was_not_synced(segment, later):
+        due = later[0] if later else vouched.next_offset
+        if due > segment.next_offset:
+            if segment.next_offset >= vouched.next_offset and self._was_not_synced(segment, later):
                 self._forget_later(later)
             else:
-                damage = Damage(
-                    segment.end, garbage, segment.next_offset, later[0], "the end of the segment is missing"
-                )
+                damage = Damage(segment.end, garbage, segment.next_offset, due, "the end of the segment is missing")
                 segment.note(index, self._bridge(segment, damage), segment.end)
+                garbage = 0
         if garbage and not later:
             self._report_cut(segment, self._set_aside(segment, segment.end, garbage), garbage)
         if self._disk.size(segment.file()) > segment.end:
@@ -291,11 +291,11 @@ class Recovery:
         return path
 
 
-def _within(damage: Damage, vouched: Summary) -> Damage:
+def _within(damage: Damage, vouched: Summary, size: int) -> Damage:
     """The damage, if nothing good was found behind it, up to where the index ends."""
     if damage.next_offset > damage.base_offset:
         return damage
-    return damage._replace(length=vouched.end - damage.position, next_offset=vouched.next_offset)
+    return damage._replace(length=min(vouched.end, size) - damage.position, next_offset=vouched.next_offset)
 
 
 def verify(

@@ -59,14 +59,16 @@ def scan(
     *,
     start: int = 0,
     stop: int | None = None,
+    limit: int | None = None,
     verify: bool = True,
 ) -> Iterator[tuple[int, Batch | Damage]]:
     """Every batch from a position on, and every damaged range, each with its position.
 
     Batches wholly before `start` are passed over; the bodies of the others are checked, if `verify`. The scan ends at
     byte `size`; without `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which
-    must be reached.
+    must be reached. Behind damage, batches with offsets beyond `stop` or `limit` are not believed.
     """
+    limit = stop if limit is None else limit
     view = source.view(position + 1) if position < size else memoryview(b"")
     while position < size and (stop is None or offset < stop):
         try:
@@ -74,7 +76,7 @@ def scan(
             if verify and offset + batch.span > start:
                 batch.verify()
         except InvalidBatch as error:
-            found = find_batch(source, position + 1, size, offset + 1)
+            found = find_batch(source, position + 1, size, offset + 1, limit)
             if found is not None:
                 next_position, batch = found
                 yield position, Damage(position, next_position - position, offset, batch.base_offset, str(error))
@@ -91,13 +93,16 @@ def scan(
         yield position, Damage(position, size - position, offset, stop, "the segment ends too early")
 
 
-def find_batch(source: Source, position: int, size: int, offset_min: int) -> tuple[int, Batch] | None:
+def find_batch(
+    source: Source, position: int, size: int, offset_min: int, limit: int | None = None
+) -> tuple[int, Batch] | None:
     """The first whole batch at or after a position, and where it is.
 
     Bytes inside a message can look like a batch: only this log's own, not older than what is due, count.
     """
     for at, batch in _batches_in(source, position, size):
-        if batch.log_id == source.log_id and batch.base_offset >= offset_min:
+        fits = batch.base_offset >= offset_min and (limit is None or batch.next_offset <= limit)
+        if batch.log_id == source.log_id and fits:
             return at, batch
     return None
 

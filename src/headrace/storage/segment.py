@@ -169,7 +169,9 @@ class FileSegment:
         file = host.disk.open(path, write=writable)
         base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
         header = read_header(host.disk.read(file, 0, DATA_AT), path)
-        segment = FileSegment(host, path, header or Header(log_id, FILE_ID_UNKNOWN, base_offset, 0))
+        if header is None or header.base_offset != base_offset or header.log_id != (log_id or header.log_id):
+            header = Header(log_id, FILE_ID_UNKNOWN, base_offset, 0)
+        segment = FileSegment(host, path, header)
         segment.writable = writable
         host.files.put(segment, file)
         return segment
@@ -183,8 +185,10 @@ class FileSegment:
         self.allocated = self.length = allocated
 
     def covered_by(self, summary: Summary) -> bool:
-        """Whether an index belongs to this segment as it is now."""
-        return summary[:3] == (self.log_id, self.file_id, self.base_offset)
+        """Whether an index belongs to this segment, as far as its header tells."""
+        if self.file_id not in (summary.file_id, FILE_ID_UNKNOWN):
+            return False
+        return (summary.log_id, summary.base_offset) == (self.log_id, self.base_offset)
 
     def apply(self, summary: Summary) -> None:
         """Take over what the index on disk says."""
@@ -327,13 +331,14 @@ class FileSegment:
     def _reopened(self) -> OpenFile:
         file = self.host.disk.open(self.path, write=self.writable)
         header = read_header(self.host.disk.read(file, 0, DATA_AT), self.path)
-        if header is not None and header.file_id != self.file_id:
+        if header is not None and self.file_id not in (header.file_id, FILE_ID_UNKNOWN):
             raise SegmentReplaced
         return file
 
     def _load_index(self) -> Index:
         loaded = indexes.load(self.host.disk, self.index_path)
-        if loaded is not None and self.covered_by(loaded[0]) and (loaded[0].end == self.end or not self.sealed):
+        known = loaded is not None and self.file_id != FILE_ID_UNKNOWN and self.covered_by(loaded[0])
+        if loaded is not None and known and (loaded[0].end == self.end or not self.sealed):
             return loaded[1]
         return self._rebuild_index()
 
