@@ -1,9 +1,9 @@
 """The group `storage`: the log in its own process, beside a bare file, SQLite and queues from PyPI."""
 
 from benchmarks import storage_peers as peers
+from headrace.bench import log_workloads
 from headrace.bench.measure import Benchmark, Subject
 from headrace.bench.payload import Payload
-from headrace.bench import log_workloads
 
 _LOG_BYTES = (1 << 30) + (128 << 20)
 """Two full segments and a third: at least 1 GiB to recover."""

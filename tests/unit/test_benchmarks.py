@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from benchmarks import harness, storage
 
+from headrace.bench import log_processes, run
 from headrace.bench.measure import Benchmark, Figure, Subject, Taken, Unavailable, WrongResult, check, measure, rate
 from headrace.bench.payload import Payload
-from headrace.bench import log_processes, run
 from headrace.embedded.log import Log
 from headrace.model.errors import InvalidArgument
 

@@ -199,7 +199,7 @@ class Readable:
                 position.unlock()
 
     def _next_messages(self, position: Position | MemoryPosition, offset: int, max_messages: int) -> list[Message]:
-        """Messages from an offset on, up to damaged ones; if they come first, they are passed and the error is raised."""
+        """Messages from an offset on, up to damaged ones; if they come first they are passed, and the error raised."""
         taken: list[Message] = []
         try:
             taken.extend(islice(self.messages(offset), max_messages))
