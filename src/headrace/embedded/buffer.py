@@ -9,13 +9,13 @@ from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
 from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX
 
-WEIGHT_MAX = 224 << 10
+WEIGHT_MAX = 240 << 10
 """A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
 memory from the kernel each time, and touching its pages costs more than all the rest."""
 MESSAGE_WEIGHT = 128
 """What a message weighs beyond its bytes."""
 
-_PORTION_COUNT = WEIGHT_MAX // (2 * MESSAGE_WEIGHT)
+_PORTION_COUNT = 1024
 
 GivenHeaders = Mapping[str, str | bytes]
 """Headers as a caller may give them; text is stored as UTF-8."""

@@ -119,8 +119,10 @@ class Log(Readable):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        stored = self._stored.next_offset
-        return stored if self.readonly else max(stored, self._buffer.next_offset)
+        if self.readonly:
+            return self._stored.next_offset
+        with self._lock:
+            return max(self._stored.next_offset, self._buffer.next_offset)
 
     @property
     def recovery(self) -> Findings:

@@ -198,10 +198,10 @@ class FileLog(LogReader):
             if offset <= self._first_offset:
                 return
             self._sync_now()
-            # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
             if offset == self.next_offset and self._segments:
                 self._begin_anew(offset)
+            # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
+            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
             with self._lock:
                 self._first_offset = offset
                 gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
