@@ -15,7 +15,9 @@ import pytest
 from tests.known import ENVIRONMENT, quick_place
 
 import headrace
+from headrace.embedded.ticker import Ticker
 from headrace.model.errors import HeadraceError, LogClosed, MessageGone, OffsetOutOfRange
+from headrace.storage.worker import Worker
 
 INTERRUPTED_S = 5
 
@@ -284,6 +286,28 @@ def test_interrupts_lose_nothing_and_wedge_nothing(place: Path, turn: int) -> No
     said = json.loads(run("interrupted.py", place / "log", seed, INTERRUPTED_S / 3, timeout_s=30))
     assert said["interrupts"] > 100
     assert said["flushed"] > 1000
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["not yet running", "running already"])
+def test_an_interrupt_that_comes_while_a_thread_is_started(running: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next job starts the thread again, if need be; no job waits for one that never came to be."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if running:
+            start(thread)
+        raise KeyboardInterrupt
+
+    worker, ticker = Worker("headrace-test"), Ticker()
+    for ask in (worker.submit, lambda job: ticker.call_later(0, job)):
+        done = threading.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ask(done.set)
+        ask(done.set)
+        assert done.wait(10), "the job is never done"
+    worker.stop()
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,15 @@ class Ticker:
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call a function, which deals with its own errors, after a delay."""
         self._asked.put((time.monotonic() + delay_s, next(self._numbers), call))
-        if self._thread is None:
+        if not self._is_running():
             with self._starting:
-                if self._thread is None:
+                if not self._is_running():
                     self._thread = threading.Thread(target=self._run, name="headrace-tick", daemon=True)
                     self._thread.start()
+
+    def _is_running(self) -> bool:
+        # An interrupt may have come before the thread was started.
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         due: list[tuple[float, int, Callable[[], None]]] = []

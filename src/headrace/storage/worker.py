@@ -23,19 +23,23 @@ class Worker:
     def submit(self, job: Callable[[], None]) -> None:
         """Have the job done soon; a job deals with its own errors."""
         self._jobs.put(job)
-        if self._thread is None:
+        if not self._is_running():
             with self._starting:
-                if self._thread is None:
+                if not self._is_running():
                     self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
 
     def stop(self) -> None:
         """Do the jobs that are waiting, and end the thread; a later job starts it again."""
         with self._starting:
-            if self._thread is not None:
+            if self._thread is not None and self._thread.is_alive():
                 self._jobs.put(None)
                 self._thread.join()
-                self._thread = None
+            self._thread = None
+
+    def _is_running(self) -> bool:
+        # An interrupt may have come before the thread was started.
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         going_on = True
