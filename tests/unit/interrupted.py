@@ -27,11 +27,12 @@ class Work:
         self.promised: dict[int, bytes] = {}
         """What each offset that was returned must say."""
         self.flushed = 0
+        self._end = 0.0
         self.interrupts = 0
 
     def run(self, seconds: float) -> None:
         signal.signal(signal.SIGALRM, self._interrupt)
-        end = time.monotonic() + seconds
+        end = self._end = time.monotonic() + seconds
         try:
             while time.monotonic() < end:
                 with contextlib.suppress(KeyboardInterrupt):
@@ -48,6 +49,8 @@ class Work:
         signal.setitimer(signal.ITIMER_REAL, self._dice.uniform(0.00002, 2 * INTERVAL_S))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if time.monotonic() >= self._end:
+            return  # the work is done, and nobody expects an interrupt any more
         self.interrupts += 1
         # Once more, later: Python swallows an interrupt that comes while an object is being deleted.
         signal.setitimer(signal.ITIMER_REAL, 0.05)

@@ -534,6 +534,16 @@ def test_crash_at_once_and_power_loss_is_no_os_error(place: str) -> None:
 # Other faults.
 
 
+def test_a_file_that_was_only_made_longer_uses_no_space(place: str) -> None:
+    disk = FaultyDisk(capacity_bytes=100)
+    file = disk.open(f"{place}/a", create=True)
+    disk.truncate(file, 1000)
+    assert disk.used_bytes == 0
+    disk.write(file, 0, b"x" * 100)
+    with pytest.raises(DiskFull):
+        disk.write(file, 100, b"x")
+
+
 def test_full_disk_takes_what_fits_and_frees_by_truncating_and_removing(place: str) -> None:
     disk = FaultyDisk(capacity_bytes=100)
     saved(disk, place, b"x" * 60, "a")

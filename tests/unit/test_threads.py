@@ -307,7 +307,6 @@ def test_an_interrupt_that_comes_while_a_thread_is_started(running: bool, monkey
                 ask(done.set)
         ask(done.set)
         assert done.wait(10), "the job is never done"
-    worker.stop()
 
 
 @pytest.mark.parametrize(

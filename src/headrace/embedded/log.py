@@ -360,6 +360,7 @@ class Log(Readable):
         if self._stored.next_offset == gathered.base_offset:  # or an interrupt came when it was written already
             now_us = _now_us()
             self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
+        assert self._stored.next_offset == gathered.base_offset + len(gathered.values)
         if isinstance(self._stored, MemoryLog):
             self._wake()
         elif len(self._file_log().segments) != self._segments_seen:

@@ -60,9 +60,9 @@ class FaultyDisk(Disk):
 
     @property
     def used_bytes(self) -> int:
-        """The size of all files that were made, opened or listed through this disk."""
+        """The space used by all files that were made, opened or listed through this disk."""
         with self._lock:
-            return self._root.size
+            return self._root.used
 
     def crash_after(self, operations: int) -> None:
         """Cut the power in the n-th change or sync from now on, at once for 0: that and all that follows raises."""
@@ -342,7 +342,7 @@ class FaultyDisk(Disk):
         """How many of the bytes can be written there."""
         if self.capacity_bytes is None:
             return length
-        size_max = node.size + max(self.capacity_bytes - self.used_bytes, 0)
+        size_max = node.used + max(self.capacity_bytes - self.used_bytes, 0)
         return min(max(size_max - position, 0), length)
 
     def _put(self, file: OpenFile, node: File, position: int, data: bytes) -> None:

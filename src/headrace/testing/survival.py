@@ -32,6 +32,8 @@ class File:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.used = size
+        """How far it has been written; a file that was only made longer uses no space there."""
         self.durable: bytearray | None = None
         """None as long as the real file holds just that."""
         self.mapped = False
@@ -58,6 +60,7 @@ class File:
         self._unsynced.append((position, data))
         self.changes += 1
         self.size = position if data is None else max(self.size, position + len(data))
+        self.used = min(self.used, position) if data is None else max(self.used, position + len(data))
 
     def settle(self, changes: int, content: bytearray | None = None) -> None:
         """Make durable what was done up to a number of changes; a content given has it already."""
@@ -115,9 +118,9 @@ class Directory:
         """For every change the names it touched, with what they meant before it."""
 
     @property
-    def size(self) -> int:
-        """The size of all files below."""
-        return sum(node.size for node in self.entries.values())
+    def used(self) -> int:
+        """The space that all files below use."""
+        return sum(node.used for node in self.entries.values())
 
     def change(self, names: "dict[str, File | Directory | None]") -> None:
         """Note that names have a new meaning, or none, all at the same moment."""
@@ -185,7 +188,7 @@ def _rewrite(path: str, node: File, unsynced: Unsynced, random: Random) -> None:
             real = old.read()
         os.unlink(path)
     content = node.survivors(real, unsynced, random)
-    node.size = len(content)
+    node.size = node.used = len(content)
     with open(path, "xb") as new:
         new.write(content)
 
