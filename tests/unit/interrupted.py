@@ -80,6 +80,9 @@ def main(path: str, seed: str, seconds: str) -> None:
     """Work, and see what came of it."""
     log = headrace.Log(path, segment_bytes=64 << 10, sync_every=0.005)
     work = Work(log, Random(int(seed)))
+    # Starts the threads in peace: Python's own Thread.start can raise RuntimeError when an interrupt comes.
+    work.promised[log.append(b"first")] = b"first"
+    log.flush()
     work.run(float(seconds))
     assert log.next_offset > max(work.promised), "promised offsets are not there"
     last = log.append(b"last")
