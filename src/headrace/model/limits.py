@@ -9,15 +9,9 @@ BATCH_BYTES_MAX = 32 << 20
 BATCH_COUNT_MAX = 65_536
 """Messages in one batch."""
 
-PRIORITY_MAX = 255
-"""The most urgent priority; 0 is the least."""
-
 TIMESTAMP_US_MAX = 1 << 62
 """Latest time, in microseconds since 1970: the year 148,108."""
 
 SEGMENT_BYTES_MIN = 4 << 10
 SEGMENT_BYTES_MAX = 2 << 30
 """Bounds of the size at which a log starts a new file."""
-
-CURSOR_NAME_CHARACTERS_MAX = 200
-"""Length of a cursor's name."""
