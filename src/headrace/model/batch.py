@@ -20,6 +20,7 @@ VERSION = 1
 _HEADER = struct.Struct("<4sI QqQI IIBBHII qq QII")
 _PRODUCED = struct.Struct("<IBBHII qq QII")
 _PLACE = struct.Struct("<QqQI")
+_PRODUCER = struct.Struct("<QII")
 _MAGIC_AND_CRC = struct.Struct("<4sI 28x I")
 _U32 = struct.Struct("<I")
 
@@ -28,12 +29,17 @@ assert HEADER_BYTES == 88
 _CHECK_AT = 4
 _PLACE_AT = 8  # the check covers the header from here
 _SMALL_BYTES = 1024
+_CRC_AT = 36
 _PRODUCED_AT = 40  # the crc covers the batch from here
+_PRODUCER_AT = HEADER_BYTES - _PRODUCER.size
 
 FLAG_COMPACTED = 1
 """No messages: compaction removed them all."""
 FLAG_LOST = 2
 """No messages: they were damaged, and repair put this in their place."""
+
+FLAG_GATHERED = 4
+"""Made by a broker of several producers' batches: the column `origins` tells whose."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -50,6 +56,8 @@ class Columns(msgspec.Struct, array_like=True):
     expires: Sequence[int | None] | None = None
     places: Sequence[int] | None = None
     """Each message's offset less the batch's base offset, when compaction left holes."""
+    origins: Sequence[tuple[int, int, int, int]] | None = None
+    """Of a gathered batch, for each of the batches in it: the place of its first message, and its producer."""
 
     def picked(self, indices: Sequence[int], base_places: Sequence[int]) -> "Columns":
         """Only the messages at these indices, with their places in the batch written down."""
@@ -66,6 +74,7 @@ class Columns(msgspec.Struct, array_like=True):
             pick(self.priorities),
             pick(self.expires),
             [base_places[index] for index in indices],
+            self.origins,
         )
 
 
@@ -139,6 +148,14 @@ class Batch(msgspec.Struct, gc=False):
         self.check = crc32c(memoryview(data)[_PLACE_AT:HEADER_BYTES])
         _U32.pack_into(data, _CHECK_AT, self.check)
 
+    def stamp(self, producer: Producer) -> None:
+        """Make it another producer's batch, which its bytes, writable ones, then say."""
+        self.producer_id, self.producer_epoch, self.sequence = producer
+        data = self.data
+        _PRODUCER.pack_into(data, _PRODUCER_AT, *producer)
+        self.crc = crc32c(memoryview(data)[_PRODUCED_AT:])
+        _U32.pack_into(data, _CRC_AT, self.crc)
+
     def columns(self) -> Columns:
         """The messages as columns."""
         if not self.count:
@@ -169,6 +186,13 @@ class Batch(msgspec.Struct, gc=False):
             columns.expires or repeat(None),
         )
 
+    @property
+    def raw_bytes(self) -> int:
+        """The size of the body before compression, as far as the batch can be believed; no message is larger."""
+        if not self.codec or self.length < HEADER_BYTES + _U32.size:
+            return self.length - HEADER_BYTES
+        return int(_U32.unpack_from(self.data, HEADER_BYTES)[0])
+
     def places(self, columns: Columns) -> Sequence[int]:
         """Each message's offset less the base offset."""
         return range(self.count) if columns.places is None else columns.places
@@ -184,6 +208,7 @@ def encode(
     codec: Codec = Codec.NONE,
     producer: Producer = NO_PRODUCER,
     span: int = 0,
+    flags: int = 0,
     buffer: bytearray | None = None,
 ) -> Batch:
     """Make a batch; `time_us` is the timestamp of messages that have none of their own.
@@ -210,7 +235,7 @@ def encode(
     time_min = time_max = time_us
     if columns.timestamps:
         time_min, time_max = min(columns.timestamps), max(columns.timestamps)
-    return _finish(data, codec, 0, count, span or count, time_min, time_max, producer)
+    return _finish(data, codec, flags, count, span or count, time_min, time_max, producer)
 
 
 def gap(span: int, flag: int, time_us: int, body: Bytes = b"") -> Batch:
@@ -273,7 +298,7 @@ def received(data: bytearray | memoryview) -> Batch:
 def _check_header(batch: Batch) -> None:
     if batch.version != VERSION:
         raise UnsupportedFormat(f"batch version {batch.version} is unknown; this Headrace knows version {VERSION}")
-    if batch.length < HEADER_BYTES or (batch.length > BATCH_BYTES_MAX and not batch.flags):
+    if batch.length < HEADER_BYTES or (batch.length > BATCH_BYTES_MAX and batch.count):
         raise InvalidBatch(f"a length of {batch.length} bytes is impossible")
     if batch.count > min(BATCH_COUNT_MAX, batch.span) or not batch.span:
         raise InvalidBatch(f"{batch.count} messages in {batch.span} offsets are impossible")
@@ -305,11 +330,16 @@ def _check_sizes(columns: Columns, batch_bytes: int) -> None:
     """Refuse a batch that is too large, or has a message that is."""
     if batch_bytes > BATCH_BYTES_MAX:
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {batch_bytes}")
+    check_messages(columns, MESSAGE_BYTES_MAX)
+
+
+def check_messages(columns: Columns, bytes_max: int) -> None:
+    """Refuse messages that are larger."""
     for index, value in enumerate(columns.values):
         size = len(value or b"")
         if columns.keys:
             size += len(columns.keys[index] or b"")
         if columns.headers:
             size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
-        if size > MESSAGE_BYTES_MAX:
-            raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {size}")
+        if size > bytes_max:
+            raise MessageTooLarge(f"a message has at most {bytes_max} bytes here, not {size}")

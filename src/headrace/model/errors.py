@@ -1,6 +1,6 @@
 """Every error Headrace raises: one tree, each with a stable code and a word on whether trying again can help."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class HeadraceError(Exception):
@@ -9,8 +9,10 @@ class HeadraceError(Exception):
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, text: str | None = None) -> None:
+    def __init__(self, text: str | None = None, **details: Any) -> None:
         super().__init__(text or " ".join((type(self).__doc__ or "").split()))
+        self.details = details
+        """What a program may want to know besides the text, such as the offsets there are."""
 
 
 class InvalidArgument(HeadraceError):
@@ -45,7 +47,12 @@ class CorruptBatch(HeadraceError):
     def __init__(self, first_offset: int, next_offset: int, path: str, position: int, reason: str) -> None:
         super().__init__(
             f"messages {first_offset} to {next_offset - 1} are damaged ({path} at byte {position}: {reason}); "
-            f"continue at offset {next_offset}, or read with skip_corrupt"
+            f"continue at offset {next_offset}, or read with skip_corrupt",
+            first_offset=first_offset,
+            next_offset=next_offset,
+            path=path,
+            position=position,
+            reason=reason,
         )
         self.first_offset = first_offset
         self.next_offset = next_offset
@@ -134,3 +141,158 @@ class Timeout(HeadraceError, TimeoutError):
 
     code = "timeout"
     retryable = True
+
+
+class TopicNotFound(HeadraceError, LookupError):
+    """There is no topic of that name."""
+
+    code = "topic_not_found"
+
+
+class TopicExists(HeadraceError):
+    """There is already a topic of that name."""
+
+    code = "topic_exists"
+
+
+class PartitionNotFound(HeadraceError, LookupError):
+    """The topic has no partition of that number."""
+
+    code = "partition_not_found"
+
+
+class GroupNotFound(HeadraceError, LookupError):
+    """There is no group of that name."""
+
+    code = "group_not_found"
+
+
+class GroupInUse(HeadraceError):
+    """The group has members at work; end them first."""
+
+    code = "group_in_use"
+    retryable = True
+
+
+class MemberFenced(HeadraceError):
+    """The partition belongs to another member of the group by now, or to none; what this one says of it is refused."""
+
+    code = "member_fenced"
+
+
+class UnknownMember(HeadraceError):
+    """The group does not know this member, or has given it up for dead: join again."""
+
+    code = "unknown_member"
+    retryable = True
+
+
+class UnexpectedOffset(HeadraceError):
+    """The partition does not end where the publisher expected; nothing was appended."""
+
+    code = "unexpected_offset"
+
+
+class OutOfOrderSequence(HeadraceError):
+    """A batch of this producer is missing before this one; nothing was appended."""
+
+    code = "out_of_order_sequence"
+
+
+class UnknownProducer(HeadraceError):
+    """The partition does not know this producer, or has forgotten it: go on with a new epoch."""
+
+    code = "unknown_producer"
+
+
+class ProducerFenced(HeadraceError):
+    """A newer producer of the same name has taken over."""
+
+    code = "producer_fenced"
+
+
+class TransactionNotFound(HeadraceError, LookupError):
+    """There is no such open transaction: it was never begun, was aborted, or took too long."""
+
+    code = "transaction_not_found"
+
+
+class TransactionFenced(HeadraceError):
+    """The transaction was begun anew by another process, which has taken over."""
+
+    code = "transaction_fenced"
+
+
+class LimitExceeded(HeadraceError):
+    """A limit on how much of something there may be is reached."""
+
+    code = "limit_exceeded"
+
+
+class Busy(HeadraceError):
+    """There is more to do than there is room for; try again in a moment."""
+
+    code = "busy"
+    retryable = True
+
+
+class Draining(HeadraceError):
+    """The broker is shutting down and takes nothing new; try again when it is back."""
+
+    code = "draining"
+    retryable = True
+
+
+class ProtocolError(HeadraceError):
+    """The other side did not follow the protocol; the connection is closed."""
+
+    code = "protocol_error"
+
+
+class UnsupportedVersion(HeadraceError):
+    """The two sides have no version of the protocol in common."""
+
+    code = "unsupported_version"
+
+
+class UnsupportedOperation(HeadraceError):
+    """The broker does not know this operation."""
+
+    code = "unsupported_operation"
+
+
+class ConnectionFailed(HeadraceError, ConnectionError):
+    """The broker cannot be reached, or the connection to it broke."""
+
+    code = "connection_failed"
+    retryable = True
+
+
+class Closed(HeadraceError):
+    """It is closed."""
+
+    code = "closed"
+
+
+class InternalError(HeadraceError):
+    """The broker failed in a way that nobody foresaw; its log has the details."""
+
+    code = "internal_error"
+
+
+def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
+    """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
+    kind = _BY_CODE.get(code, HeadraceError)
+    error = kind.__new__(kind, text)
+    HeadraceError.__init__(error, text, **(details or {}))
+    error.__dict__.update(details or {})
+    if kind is HeadraceError:
+        error.__dict__.update(code=code, retryable=retryable)
+    return error
+
+
+def _tree(kind: type[HeadraceError]) -> list[type[HeadraceError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _tree(child))]
+
+
+_BY_CODE = {kind.code: kind for kind in _tree(HeadraceError)}

@@ -15,3 +15,22 @@ TIMESTAMP_US_MAX = 1 << 62
 SEGMENT_BYTES_MIN = 4 << 10
 SEGMENT_BYTES_MAX = 2 << 30
 """Bounds of the size at which a log starts a new file."""
+
+TOPIC_NAME_CHARS_MAX = 120
+TENANT_NAME_CHARS_MAX = 40
+GROUP_NAME_CHARS_MAX = 120
+
+PARTITIONS_MAX = 1024
+"""Partitions of one topic."""
+
+TOPICS_MAX = 100_000
+"""Topics of one broker."""
+
+FRAME_BYTES_MAX = BATCH_BYTES_MAX + (64 << 10)
+"""One frame of the native protocol: a batch and what is said about it."""
+
+STREAMS_MAX = 4096
+"""Streams open at once on one connection."""
+
+IN_FLIGHT_MAX = 32
+"""Batches of one producer to one partition that are sent and not acknowledged; as many are recognised when repeated."""

@@ -92,7 +92,9 @@ def _picked(batch: Batch, indices: Sequence[int], span: int) -> Batch:
         return _placed_like(batch, gap(span, FLAG_COMPACTED, batch.time_max), batch.base_offset)
     columns = batch.columns()
     picked = columns.picked(indices, batch.places(columns))
-    made = encode(picked, batch.time_max, codec=Codec(batch.codec), producer=batch.producer, span=span)
+    made = encode(
+        picked, batch.time_max, codec=Codec(batch.codec), producer=batch.producer, span=span, flags=batch.flags
+    )
     return _placed_like(batch, made, batch.base_offset)
 
 

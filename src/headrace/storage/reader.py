@@ -65,14 +65,16 @@ class LogReader:
             elif item.count:
                 yield item
 
-    def byte_range(self, offset: int, bytes_max: int) -> ByteRange | None:
+    def byte_range(self, offset: int, bytes_max: int, until: int | None = None) -> ByteRange | None:
         """Whole batches from the one with `offset` on, of one segment, at least one; None at the end of the log.
+
+        They end before `until`, the end of a batch, if that is given.
 
         Only their headers are checked: whoever decodes the batches checks the rest.
         """
-        end = self.next_offset
+        end = self.next_offset if until is None else min(until, self.next_offset)
         self._check(offset)
-        if offset == end:
+        if offset >= end:
             return None
         begin = length = first = 0
         segment: Segment | None = None

@@ -1,0 +1,1 @@
+"""The broker: what every gateway calls. No sockets, no files, no clock."""

@@ -1,0 +1,205 @@
+"""The broker: the one place that every gateway calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.broker.later import Later
+from headrace.broker.ledger import Ledger
+from headrace.broker.membership import Membership, Session, find_offsets
+from headrace.broker.ports import Ports
+from headrace.broker.settings import BrokerSettings
+from headrace.broker.streams import Stream
+from headrace.broker.topics import Topics
+from headrace.broker.transactions import Transactions
+from headrace.broker.upkeep import Upkeep
+from headrace.engines.api import PRODUCER_MIN, Store
+from headrace.model.batch import received
+from headrace.model.errors import Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.requests import (
+    Assignment,
+    BrokerInfo,
+    Commit,
+    Done,
+    GroupDelete,
+    GroupDescribe,
+    GroupJoin,
+    GroupLeave,
+    GroupList,
+    GroupRelease,
+    GroupSeek,
+    Info,
+    Offsets,
+    Publish,
+    TopicAlter,
+    TopicCreate,
+    TopicDelete,
+    TopicDescribe,
+    TopicList,
+    TransactionAbort,
+    TransactionBegin,
+    TransactionCommit,
+    TransactionStage,
+    Words,
+)
+from headrace.model.requests import (
+    Topics as TopicsFound,
+)
+
+Handler = Callable[[Session, Any, memoryview, int], "Words | Later[Any]"]
+
+_REFUSED_WHILE_DRAINING = (Publish, GroupJoin, TransactionBegin, TransactionStage, TopicCreate, TopicAlter, TopicDelete)
+
+
+class Broker:
+    """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
+
+    def __init__(
+        self, store: Store, ports: Ports, settings: BrokerSettings, *, new_id: str, version: str, now_us: int
+    ) -> None:
+        """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
+        self._store = store
+        self._version = version
+        self._started_us = now_us
+        self._ledger = Ledger(store.open_journal("journal"), ports, settings, new_id, now_us)
+        self._topics = Topics(store, self._ledger, ports, settings)
+        self._membership = Membership(self._topics, self._ledger, ports)
+        self._topics.on_change = self._membership.topics_changed
+        self._transactions = Transactions(
+            store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
+        )
+        self._upkeep = Upkeep(self._topics, self._membership, ports, settings)
+        self._sessions: set[Session] = set()
+        self._draining = False
+        self._handlers = self._by_request()
+
+    @property
+    def broker_id(self) -> str:
+        """The name that the broker got when its store was made."""
+        return self._ledger.state.broker_id
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to answer."""
+        return self._ledger.idle and self._transactions.idle and all(lane.idle for lane in self._topics.lanes())
+
+    def connect(self, push: Callable[[Assignment], None], name: str, now_us: int) -> Session:  # noqa: ARG002
+        """Somebody is there; what the broker has to tell unasked goes to `push`."""
+        session = Session(push, name)
+        self._sessions.add(session)
+        return session
+
+    def touch(self, session: Session, now_us: int) -> None:
+        """A sign of life."""
+        self._membership.touch(session, now_us)
+
+    def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
+        """The connection is gone; members of groups that were reached through it have time to come back."""
+        self._sessions.discard(session)
+        self._membership.disconnect(session)
+
+    def ask(self, session: Session, request: Words, body: memoryview, now_us: int) -> Words | Later[Any]:
+        """The answer to a request, or an answer to come. The body is not used any more when this returns."""
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
+        if self._draining and isinstance(request, _REFUSED_WHILE_DRAINING):
+            raise Draining
+        return handler(session, request, body, now_us)
+
+    def open_stream(
+        self,
+        session: Session,  # noqa: ARG002
+        topic: str,
+        partition: int,
+        offset: int,
+        on_ready: Callable[[], None],
+        now_us: int,
+    ) -> Stream:
+        """Read a partition from an offset on."""
+        found = self._topics.get_or_create(topic, now_us)
+        return Stream(self._topics.lane(found, partition), found.id, offset, on_ready)
+
+    def tick(self, now_us: int) -> int:
+        """Do what is due; returns when to come again at the latest."""
+        self._membership.tick(now_us)
+        self._transactions.tick(now_us)
+        self._upkeep.tick(now_us)
+        due_us = self._membership.next_tick_us()
+        return min(self._upkeep.next_tick_us, now_us + 1_000_000, due_us if due_us is not None else now_us + 1_000_000)
+
+    def drain(self) -> None:
+        """Take nothing new from now on; what was begun can be ended."""
+        self._draining = True
+
+    def close(self, now_us: int) -> None:
+        """Sync and close everything; waits for the disk."""
+        self._topics.close(now_us)
+        self._transactions.close()
+        self._ledger.close()
+        self._store.close()
+
+    def _by_request(self) -> dict[type[Words], Handler]:
+        groups, transactions = self._membership, self._transactions
+        return {
+            Publish: self._publish,
+            TransactionStage: lambda _, ask, body, now: transactions.stage(ask, received(body), now),
+            TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
+            TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
+            TransactionAbort: lambda _, ask, __, now: transactions.abort(ask, now),
+            Commit: lambda session, ask, _, now: groups.commit(session, ask, now),
+            GroupJoin: lambda session, ask, _, now: groups.join(session, ask, now),
+            GroupRelease: lambda session, ask, _, now: groups.release(session, ask, now),
+            GroupLeave: lambda session, ask, _, now: groups.leave(session, ask, now),
+            GroupList: lambda session, ask, _, now: groups.listed(session, ask, now),
+            GroupDescribe: lambda session, ask, _, now: groups.describe(session, ask, now),
+            GroupSeek: lambda session, ask, _, now: groups.seek(session, ask, now),
+            GroupDelete: lambda session, ask, _, now: groups.delete(session, ask, now),
+            Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
+            TopicCreate: self._create_topic,
+            TopicAlter: self._alter_topic,
+            TopicDelete: self._delete_topic,
+            TopicDescribe: self._describe_topic,
+            TopicList: self._list_topics,
+            Info: self._info,
+        }
+
+    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Words | Later[Any]:
+        batch = received(body)
+        if 0 < batch.producer_id < PRODUCER_MIN:
+            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
+        topics = self._topics
+        topic = topics.get_or_create(request.topic, now_us)
+        return topics.lane(topic, request.partition).publish(request, batch, now_us)
+
+    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Words]:
+        topic = self._topics.create(request, now_us)
+        return self._ledger.durably(self._topics.info(topic, partitions=True))
+
+    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Words]:
+        topic = self._topics.alter(request.topic, request.settings, now_us)
+        return self._ledger.durably(self._topics.info(topic, partitions=True))
+
+    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> Later[Words]:
+        self._topics.delete(request.topic, now_us)
+        return self._ledger.durably(Done())
+
+    def _describe_topic(self, _: Session, request: TopicDescribe, __: memoryview, now_us: int) -> Words:
+        find = self._topics.get_or_create(request.topic, now_us) if request.create else self._topics.get(request.topic)
+        return self._topics.info(find, partitions=True)
+
+    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words:
+        return TopicsFound([self._topics.info(topic, partitions=False) for topic in self._topics.matching(request)])
+
+    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Words:
+        return BrokerInfo(
+            broker_id=self.broker_id,
+            version=self._version,
+            started_us=self._started_us,
+            time_us=now_us,
+            topics=len(self._topics),
+            partitions_open=sum(1 for _ in self._topics.lanes()),
+            groups=len(self._membership),
+            connections=len(self._sessions),
+            transactions_open=len(self._transactions),
+            data=self._store.directory or ":memory:",
+        )

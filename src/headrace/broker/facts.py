@@ -1,0 +1,169 @@
+"""What a broker has to remember: the facts of its journal, and all of them together."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+
+class Fact(msgspec.Struct, array_like=True, tag=True):
+    """Something decided."""
+
+
+class Began(Fact, tag=1):
+    """The broker was started, for the so-and-so-many-th time."""
+
+    broker_id: str
+    session: int
+
+
+class TopicSet(Fact, tag=2):
+    """A topic was made, or its settings changed."""
+
+    id: int
+    name: str
+    created_us: int
+    settings: dict[str, Any]
+
+
+class TopicGone(Fact, tag=3):
+    """A topic was deleted."""
+
+    id: int
+
+
+class Moved(Fact, tag=4):
+    """A group has come so far: topic id, partition and offset."""
+
+    group: str
+    places: list[tuple[int, int, int]]
+
+
+class GroupGone(Fact, tag=5):
+    """A group was deleted."""
+
+    group: str
+
+
+class ProducersKept(Fact, tag=6):
+    """What a partition knows of its producers; its log tells the rest."""
+
+    partition: str
+    saved: bytes
+
+
+class Committed(Fact, tag=7):
+    """A transaction was committed: from now on its batches belong to their partitions, and its group has moved."""
+
+    number: int
+    transaction: str
+    epoch: int
+    sequence: int
+    time_us: int
+    stages: list[tuple[int, int, int]]
+    """Offset in the staging log, topic id and partition."""
+    group: str
+    places: list[tuple[int, int, int]]
+
+
+class Settled(Fact, tag=8):
+    """All batches of a committed transaction are synced in their partitions."""
+
+    number: int
+
+
+AnyFact = Began | TopicSet | TopicGone | Moved | GroupGone | ProducersKept | Committed | Settled
+_decoder = msgspec.msgpack.Decoder(AnyFact)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_fact(fact: Fact) -> bytes:
+    """A fact as the journal keeps it."""
+    return _encoder.encode(fact)
+
+
+class State:
+    """All facts together, in memory."""
+
+    def __init__(self) -> None:
+        self.broker_id = ""
+        self.session = 0
+        self.topic_id = 0
+        """The last one given out."""
+        self.topics: dict[int, TopicSet] = {}
+        self.groups: dict[str, dict[tuple[int, int], int]] = {}
+        """Groups to positions by topic id and partition."""
+        self.producers: dict[str, bytes] = {}
+        self.commits = 0
+        """The number of the last transaction committed."""
+        self.transactions: dict[str, Committed] = {}
+        """The last commit of each name, without its batches."""
+        self.unsettled: dict[int, Committed] = {}
+
+    def apply_bytes(self, content: bytes) -> None:
+        """Take in a fact as the journal has it."""
+        self.apply(_decoder.decode(content))
+
+    def apply(self, fact: AnyFact) -> None:
+        """Take in a fact."""
+        match fact:
+            case Began():
+                self.broker_id, self.session = fact.broker_id, fact.session
+            case TopicSet():
+                self.topics[fact.id] = fact
+                self.topic_id = max(self.topic_id, fact.id)
+            case TopicGone():
+                self._forget_topic(fact.id)
+            case Moved():
+                self._move(fact.group, fact.places)
+            case GroupGone():
+                self.groups.pop(fact.group, None)
+            case ProducersKept():
+                self.producers[fact.partition] = fact.saved
+            case Committed():
+                self._commit(fact)
+            case Settled():
+                self.unsettled.pop(fact.number, None)
+
+    def facts(self, forget_transactions_us: int) -> Iterator[Fact]:
+        """The fewest facts that tell all of it; names of transactions not used since a time are forgotten."""
+        yield Began(self.broker_id, self.session)
+        if self.topic_id not in self.topics and self.topic_id:
+            # The last topic is gone, but its id must not be given out again.
+            yield TopicSet(self.topic_id, "", 0, {})
+            yield TopicGone(self.topic_id)
+        yield from self.topics.values()
+        for group, positions in self.groups.items():
+            yield Moved(group, [(topic, partition, offset) for (topic, partition), offset in positions.items()])
+        for partition, saved in self.producers.items():
+            yield ProducersKept(partition, saved)
+        last = max(self.transactions.values(), key=lambda commit: commit.number, default=None)
+        for commit in sorted(self.transactions.values(), key=lambda commit: commit.number):
+            if commit.time_us >= forget_transactions_us or commit is last:
+                yield self.unsettled.get(commit.number, commit)
+                if commit.number not in self.unsettled:
+                    yield Settled(commit.number)
+        for number, commit in sorted(self.unsettled.items()):
+            if self.transactions[commit.transaction].number != number:
+                yield commit
+
+    def _forget_topic(self, topic_id: int) -> None:
+        self.topics.pop(topic_id, None)
+        for positions in self.groups.values():
+            for place in [place for place in positions if place[0] == topic_id]:
+                del positions[place]
+
+    def _move(self, group: str, places: list[tuple[int, int, int]]) -> None:
+        positions = self.groups.setdefault(group, {})
+        for topic_id, partition, offset in places:
+            if topic_id in self.topics:
+                positions[topic_id, partition] = offset
+
+    def _commit(self, fact: Committed) -> None:
+        self.commits = max(self.commits, fact.number)
+        self.unsettled[fact.number] = fact
+        before = self.transactions.get(fact.transaction)
+        if before is None or before.number < fact.number:
+            self.transactions[fact.transaction] = msgspec.structs.replace(fact, stages=[], places=[])
+            if fact.group:
+                self._move(fact.group, fact.places)

@@ -1,0 +1,198 @@
+"""A partition at work: gathers small batches, answers when they are safe, wakes who waits for messages."""
+
+from collections.abc import Callable
+
+from headrace.broker.later import Later
+from headrace.broker.ports import Ports
+from headrace.broker.syncing import Syncing
+from headrace.engines.api import FORGOTTEN, Appended, Partition, Slice, log_settings
+from headrace.model.batch import Batch, check_messages
+from headrace.model.durability import Durability
+from headrace.model.errors import HeadraceError, OffsetOutOfRange, TopicNotFound
+from headrace.model.requests import PartitionInfo, Publish, Published
+from headrace.model.topic import TopicSettings, Validity
+
+_SMALL_BYTES = 4 << 10
+_SMALL_COUNT = 16
+_GATHERED_BYTES = 100 << 10
+Answer = Later[Published]
+
+
+class Lane:
+    """One partition of a topic: all its publishers and readers come together here."""
+
+    def __init__(self, topic: str, number: int, partition: Partition, settings: TopicSettings, ports: Ports) -> None:
+        self.topic = topic
+        self.number = number
+        self.partition = partition
+        self.settings = settings
+        self._ports = ports
+        self._syncing = Syncing(partition, ports)
+        self._gathered: list[tuple[Batch, int, Answer]] = []
+        self._gathered_bytes = 0
+        self._now_us = 0
+        self._sleepers: dict[Callable[[], None], None] = {}
+        self.compacted_bytes = 0
+        """The size after the last compaction."""
+        self.gone: HeadraceError | None = None
+        """Why there is nothing to be had here any more."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return self._syncing.idle and not self._gathered
+
+    @property
+    def end_offset(self) -> int:
+        """Behind the last message that may be read: of a synced topic only what a power loss cannot take back."""
+        partition = self.partition
+        return partition.synced_offset if self.settings.durability is Durability.SYNCED else partition.next_offset
+
+    def info(self) -> PartitionInfo:
+        """The partition as it is now."""
+        partition = self.partition
+        return PartitionInfo(self.number, partition.first_offset, self.end_offset, partition.size_bytes)
+
+    def alter(self, settings: TopicSettings) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+        self.partition.set_segments(log_settings(settings))
+        self.wake()
+
+    def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
+        """Append a batch, and answer when it is as safe as was asked for."""
+        self._check_gone()
+        settings = self.settings
+        needed = max(request.durability, settings.durability)
+        if needed > Durability.MEMORY:
+            self.partition.check_durability(Durability(needed))
+        if batch.raw_bytes > settings.message_bytes_max:
+            check_messages(batch.columns(), settings.message_bytes_max)
+        small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
+        if small and request.expected_offset is None:
+            return self._gather(batch, needed, now_us)
+        self.flush()
+        return self.answer(self.partition.append(batch, now_us, request.expected_offset), needed)
+
+    def flush(self) -> None:
+        """Append what was gathered."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not gathered:
+            return
+        try:
+            outcomes = self._append([batch for batch, _, _ in gathered])
+        except HeadraceError as error:
+            outcomes = [error] * len(gathered)
+        for outcome, (_, needed, later) in zip(outcomes, gathered, strict=True):
+            if isinstance(outcome, HeadraceError):
+                later.settle(outcome)
+            else:
+                self.answer(outcome, needed, later)
+
+    def answer(self, appended: Appended, needed: int, later: Answer | None = None) -> Published | Answer:
+        """The answer to a publisher, when what was appended is safe enough."""
+        base_offset, next_offset, append_time, duplicate = appended
+        reached = self.partition.reached(next_offset)
+        if self.settings.durability is not Durability.SYNCED and not duplicate:
+            self.wake()
+        if reached >= needed or base_offset == FORGOTTEN:
+            published = Published(base_offset, max(reached, needed), append_time, duplicate)
+            if later is None:
+                return published
+            later.settle(published)
+            return later
+        waiting = later if later is not None else Later[Published]()
+
+        def tell(error: HeadraceError | None) -> None:
+            waiting.settle(error or Published(base_offset, Durability.SYNCED, append_time, duplicate))
+            self.wake()
+
+        self._syncing.wait(next_offset, tell)
+        return waiting
+
+    def committed(self, batch: Batch, mark: int, now_us: int) -> Appended | None:
+        """Append a batch of a committed transaction, unless it stands there already."""
+        self.flush()
+        appended = self.partition.append_committed(batch, mark, now_us)
+        if appended is not None and self.settings.durability is not Durability.SYNCED:
+            self.wake()
+        return appended
+
+    def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Tell when all that there is now is on the disk, or at once when it never will be."""
+        next_offset = self.partition.next_offset
+        if self.partition.in_files and self.partition.synced_offset < next_offset:
+
+            def synced(error: HeadraceError | None) -> None:
+                tell(error)
+                self.wake()
+
+            self._syncing.wait(next_offset, synced)
+        else:
+            tell(None)
+
+    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None]) -> Slice | None:
+        """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
+        self._check_gone()
+        end_offset = self.end_offset
+        expired_us = None
+        if self.settings.validity is Validity.TTL and self.settings.ttl_seconds is not None:
+            expired_us = now_us - round(self.settings.ttl_seconds * 1e6)
+        found = None
+        if offset < end_offset:
+            try:
+                found = self.partition.read(offset, bytes_max, end_offset, expired_us)
+            except OffsetOutOfRange:
+                self.check_offset(offset)
+                raise
+        if found is None:
+            self._sleepers[on_ready] = None
+        return found
+
+    def check_offset(self, offset: int) -> None:
+        """Refuse an offset that is not in the partition, and tell which are."""
+        first, end = self.partition.first_offset, self.end_offset
+        if not first <= offset <= max(end, first):
+            raise OffsetOutOfRange(
+                f"{self.topic} partition {self.number} has no offset {offset}; it has {first} to {end}",
+                first_offset=first,
+                next_offset=end,
+            )
+
+    def forget(self, on_ready: Callable[[], None]) -> None:
+        """Do not call this any more."""
+        self._sleepers.pop(on_ready, None)
+
+    def wake(self) -> None:
+        """Tell those who wait that there may be something to read, or that there is nothing to wait for."""
+        if self._sleepers:
+            sleepers, self._sleepers = self._sleepers, {}
+            for on_ready in sleepers:
+                on_ready()
+
+    def end(self) -> None:
+        """The topic is gone: nobody gets anything here any more."""
+        self.flush()
+        self.gone = TopicNotFound(f"the topic {self.topic} was deleted")
+        self.wake()
+
+    def _check_gone(self) -> None:
+        if self.gone is not None:
+            raise TopicNotFound(str(self.gone))
+
+    def _gather(self, batch: Batch, needed: int, now_us: int) -> Answer:
+        later: Answer = Later()
+        if not self._gathered:
+            self._ports.soon(self.flush)
+        self._gathered.append((batch.copied(), needed, later))
+        self._gathered_bytes += batch.length
+        self._now_us = now_us
+        if self._gathered_bytes > _GATHERED_BYTES:
+            self.flush()
+        return later
+
+    def _append(self, batches: list[Batch]) -> list[Appended | HeadraceError]:
+        """One batch as it is; several as one."""
+        if len(batches) > 1:
+            return self.partition.append_gathered(batches, self.settings.compression.codec, self._now_us)
+        return [self.partition.append(batches[0], self._now_us)]

@@ -1,0 +1,31 @@
+"""An answer that is not there yet."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from headrace.model.errors import HeadraceError
+
+Answer = TypeVar("Answer")
+
+
+class Later(Generic[Answer]):
+    """An answer to come, or an error. All on the broker's thread; at most one may ask to be told."""
+
+    __slots__ = ("_told", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Answer | HeadraceError | None = None
+        self._told: Callable[[Answer | HeadraceError], None] | None = None
+
+    def then(self, tell: Callable[[Answer | HeadraceError], None]) -> None:
+        """Call this with the answer or the error, now if it is there."""
+        if self.outcome is not None:
+            tell(self.outcome)
+        else:
+            self._told = tell
+
+    def settle(self, outcome: Answer | HeadraceError) -> None:
+        """Here it is."""
+        self.outcome = outcome
+        if self._told is not None:
+            self._told(outcome)

@@ -1,0 +1,66 @@
+"""The broker's memory: facts are written to the journal first, then they count."""
+
+from headrace.broker.facts import AnyFact, Began, State, encode_fact
+from headrace.broker.later import Later
+from headrace.broker.ports import Ports
+from headrace.broker.settings import BrokerSettings
+from headrace.broker.syncing import Syncing
+from headrace.engines.api import Journal
+from headrace.model.errors import HeadraceError
+from headrace.model.requests import Words
+
+_SNAPSHOT_GROWTH = 4
+
+
+class Ledger:
+    """The state of a broker, and the journal from which it comes back."""
+
+    def __init__(self, journal: Journal, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int) -> None:
+        self._journal = journal
+        self._ports = ports
+        self._settings = settings
+        self._syncing = Syncing(journal, ports)
+        self._end = 0
+        self._snapshot_bytes = 0
+        self.state = State()
+        for content in journal.facts():
+            if content is None:
+                self.state = State()
+            else:
+                self.state.apply_bytes(content)
+        self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for facts to be synced."""
+        return self._syncing.idle
+
+    def record(self, now_us: int, *facts: AnyFact) -> None:
+        """Write facts, all or none, and let them count; `durably` tells when they are safe."""
+        self._end = self._journal.write([encode_fact(fact) for fact in facts], now_us)
+        for fact in facts:
+            self.state.apply(fact)
+        if self._journal.size_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
+            self._snapshot(now_us)
+
+    def durably(self, answer: Words) -> Later[Words]:
+        """The answer, once all that was recorded so far is synced."""
+        later: Later[Words] = Later()
+
+        def tell(error: HeadraceError | None) -> None:
+            later.settle(answer if error is None else error)
+
+        self._syncing.wait(self._end, tell)
+        return later
+
+    def close(self) -> None:
+        """Sync and close the journal."""
+        self._journal.close()
+
+    def _snapshot(self, now_us: int) -> None:
+        forget_us = now_us - round(self._settings.transactions_kept_seconds * 1e6)
+        facts = (encode_fact(fact) for fact in self.state.facts(forget_us))
+        before = self._journal.size_bytes
+        begin = self._journal.write_snapshot(facts, now_us)
+        self._snapshot_bytes = self._journal.size_bytes - before
+        self._ports.background(lambda: self._journal.forget_before(begin))

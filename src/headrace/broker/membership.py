@@ -1,0 +1,339 @@
+"""Groups at work: who is a member through which connection, and how far each group has come."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from headrace.broker.facts import GroupGone, Moved
+from headrace.broker.groups import Assigned, Changes, Group
+from headrace.broker.lane import Lane
+from headrace.broker.later import Later
+from headrace.broker.ledger import Ledger
+from headrace.broker.ports import Ports
+from headrace.broker.topics import Topic, Topics, matches
+from headrace.model.errors import GroupInUse, GroupNotFound, InvalidArgument, UnknownMember
+from headrace.model.requests import (
+    Assignment,
+    Commit,
+    Done,
+    GroupDelete,
+    GroupDescribe,
+    GroupInfo,
+    GroupJoin,
+    GroupJoined,
+    GroupLeave,
+    GroupList,
+    GroupPlace,
+    GroupRelease,
+    Groups,
+    GroupSeek,
+    GroupSummary,
+    Offsets,
+    OffsetsFound,
+    Place,
+    Words,
+)
+from headrace.model.topic import checked_group
+
+_SESSION_MS_MIN, _SESSION_MS_MAX = 100, 3_600_000
+_MEMBER_CHARS_MAX = 200
+
+
+class Session:
+    """One connection to the broker."""
+
+    def __init__(self, push: Callable[[Assignment], None], name: str) -> None:
+        self.push = push
+        self.name = name
+        self.memberships: set[tuple[str, str]] = set()
+        """Groups and members that are reached through it."""
+
+
+class _Start(NamedTuple):
+    """Where a group begins that has no position yet."""
+
+    at: str
+    time_us: int
+
+
+class Membership:
+    """All groups."""
+
+    def __init__(self, topics: Topics, ledger: Ledger, ports: Ports) -> None:
+        self._topics = topics
+        self._ledger = ledger
+        self._ports = ports
+        self._groups: dict[str, Group] = {}
+        """Those with members."""
+        self._starts: dict[str, _Start] = {}
+        self._sessions: dict[tuple[str, str], Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._ledger.state.groups)
+
+    def join(self, session: Session, request: GroupJoin, now_us: int) -> GroupJoined:
+        """A member comes, or comes back after its connection broke."""
+        name = checked_group(request.group)
+        if not 0 < len(request.member) <= _MEMBER_CHARS_MAX:
+            raise InvalidArgument(f"a member's id has 1 to {_MEMBER_CHARS_MAX} characters")
+        if not _SESSION_MS_MIN <= request.session_ms <= _SESSION_MS_MAX:
+            raise InvalidArgument(f"session_ms is {_SESSION_MS_MIN} to {_SESSION_MS_MAX}, not {request.session_ms}")
+        if not request.topics and not request.patterns:
+            raise InvalidArgument("a member wants some topics, or a pattern of them")
+        if request.start not in ("earliest", "latest", "time"):
+            raise InvalidArgument(f"a group starts at earliest, latest or time, not {request.start}")
+        topics = [str(self._topics.get_or_create(topic, now_us)) for topic in request.topics]
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(name, self._ledger.state.session << 32)
+        self._starts.setdefault(name, _Start(request.start, request.start_us))
+        self._attach(session, name, request.member)
+        changes = group.join(
+            request.member,
+            session.name,
+            topics,
+            request.patterns,
+            request.session_ms * 1000,
+            self._topics.partitions(),
+            now_us,
+        )
+        if request.member in changes:
+            changes[request.member].assigned = []  # the answer has them
+        self._push(group, changes, now_us)
+        return GroupJoined(group.generation, self._places(group, group.held(request.member), now_us))
+
+    def release(self, session: Session, request: GroupRelease, now_us: int) -> Words:
+        """A member has finished with partitions that were revoked."""
+        group = self._member_of(session, request.group, request.member)
+        places = [Assigned(self._name(place.topic), place.partition, place.epoch) for place in request.places]
+        self._push(group, group.release(request.member, places, now_us), now_us)
+        return Done()
+
+    def leave(self, session: Session, request: GroupLeave, now_us: int) -> Words:
+        """A member goes."""
+        group = self._member_of(session, request.group, request.member)
+        self._detach(group.name, request.member)
+        self._push(group, group.leave(request.member, now_us), now_us)
+        return Done()
+
+    def commit(self, _session: Session, request: Commit, now_us: int) -> Later[Words]:
+        """A group has come so far."""
+        moved = self.checked_move(request.group, request.member, request.places)
+        self._ledger.record(now_us, moved)
+        return self._ledger.durably(Done())
+
+    def checked_move(self, name: str, member: str, places: list[Place]) -> Moved:
+        """What a commit means, if it may be made."""
+        name = checked_group(name)
+        group = self._groups.get(name)
+        if not member and group is not None and group.members:
+            raise GroupInUse(f"the group {name} has members: only they commit")
+        if member and group is None:
+            raise UnknownMember(f"the group {name} has no members; join it first")
+        found = []
+        for place in places:
+            topic = self._topics.get(place.topic)
+            lane = self._topics.lane(topic, place.partition)
+            if not 0 <= place.offset <= lane.partition.next_offset:
+                raise InvalidArgument(f"{topic} partition {place.partition} has no offset {place.offset} to go on with")
+            if member and group is not None:
+                group.check(member, str(topic), place.partition, place.epoch)
+            found.append((topic.id, place.partition, place.offset))
+        return Moved(name, found)
+
+    def listed(self, _session: Session, request: GroupList, _now_us: int) -> Words:
+        """All groups."""
+        state = self._ledger.state
+        names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
+        found = []
+        for name in names:
+            if not matches(name, f"{request.tenant}/*" if request.tenant else "*"):
+                continue
+            places = self._group_places(name)
+            members = self._groups[name].members if name in self._groups else {}
+            topics = sorted({place.topic for place in places})
+            found.append(GroupSummary(name, len(members), topics, sum(place.lag for place in places)))
+        return Groups(found)
+
+    def describe(self, _session: Session, request: GroupDescribe, _now_us: int) -> Words:
+        """A group."""
+        return self._info(self._known(request.group))
+
+    def seek(self, _session: Session, request: GroupSeek, now_us: int) -> Later[Words]:
+        """Move a group; its members go on from there."""
+        name = self._known(request.group)
+        topic = self._topics.get(request.topic)
+        numbers = request.partitions or list(range(topic.settings.partitions))
+        places = []
+        for number in numbers:
+            lane = self._topics.lane(topic, number)
+            offset = request.offset if request.to == "offset" else offset_at(lane, request.to, request.time_us)
+            lane.check_offset(offset)
+            places.append((topic.id, number, offset))
+        self._ledger.record(now_us, Moved(name, places))
+        group = self._groups.get(name)
+        if group is not None:
+            self._push(group, group.restart(str(topic), numbers, now_us), now_us)
+        return self._ledger.durably(self._info(name))
+
+    def delete(self, _session: Session, request: GroupDelete, now_us: int) -> Later[Words]:
+        """Forget a group."""
+        name = self._known(request.group)
+        if name in self._groups and self._groups[name].members:
+            raise GroupInUse(f"the group {name} has members; end them first")
+        self._ledger.record(now_us, GroupGone(name))
+        self._groups.pop(name, None)
+        self._starts.pop(name, None)
+        return self._ledger.durably(Done())
+
+    def touch(self, session: Session, now_us: int) -> None:
+        """A sign of life of all members behind a connection."""
+        for name, member in session.memberships:
+            if name in self._groups and member in self._groups[name].members:
+                self._groups[name].touch(member, now_us)
+
+    def disconnect(self, session: Session) -> None:
+        """The connection is gone; its members have time to come back."""
+        for key in session.memberships:
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
+        session.memberships.clear()
+
+    def tick(self, now_us: int) -> None:
+        """Give up members that were out of touch for too long."""
+        for group in list(self._groups.values()):
+            due_us = group.next_tick_us()
+            if due_us is not None and due_us <= now_us:
+                self._push(group, group.tick(now_us), now_us)
+
+    def next_tick_us(self) -> int | None:
+        """When the next member is given up, if nothing is heard of it."""
+        return min((due for group in self._groups.values() if (due := group.next_tick_us()) is not None), default=None)
+
+    def topics_changed(self, now_us: int) -> None:
+        """Topics came, went, or got more partitions."""
+        available = self._topics.partitions()
+        for group in list(self._groups.values()):
+            self._push(group, group.topics_changed(available, now_us), now_us)
+
+    def consumed_offset(self, topic: Topic, partition: int) -> int | None:
+        """What every group has passed; None when no group reads the topic."""
+        offsets = [
+            positions[topic.id, partition]
+            for positions in self._ledger.state.groups.values()
+            if (topic.id, partition) in positions
+        ]
+        return min(offsets, default=None)
+
+    def _attach(self, session: Session, name: str, member: str) -> None:
+        key = name, member
+        before = self._sessions.get(key)
+        if before is not None and before is not session:
+            before.memberships.discard(key)
+        self._sessions[key] = session
+        session.memberships.add(key)
+
+    def _detach(self, name: str, member: str) -> None:
+        session = self._sessions.pop((name, member), None)
+        if session is not None:
+            session.memberships.discard((name, member))
+
+    def _member_of(self, session: Session, name: str, member: str) -> Group:
+        name = checked_group(name)
+        if (name, member) not in session.memberships or name not in self._groups:
+            raise UnknownMember(f"{member} is no member of the group {name} on this connection; join again")
+        return self._groups[name]
+
+    def _push(self, group: Group, changes: Changes, now_us: int) -> None:
+        """Tell members what changes for them, after what is being answered now."""
+        for member, change in changes.items():
+            if member not in group.members:
+                self._tell_lost(group, member, change.lost)
+                continue
+            session = self._sessions.get((group.name, member))
+            if session is None or not (change.assigned or change.revoked or change.lost):
+                continue
+            assignment = Assignment(
+                group.name,
+                member,
+                group.generation,
+                self._places(group, change.assigned, now_us),
+                _without_offsets(change.revoked),
+                _without_offsets(change.lost),
+            )
+            self._ports.soon(partial(session.push, assignment))
+        if not group.members:
+            self._groups.pop(group.name, None)
+
+    def _tell_lost(self, group: Group, member: str, lost: Iterable[Assigned]) -> None:
+        """A member was given up; if its connection is still there it hears of it."""
+        session = self._sessions.get((group.name, member))
+        self._detach(group.name, member)
+        if session is not None:
+            assignment = Assignment(group.name, member, group.generation, lost=_without_offsets(lost))
+            self._ports.soon(partial(session.push, assignment))
+
+    def _places(self, group: Group, assigned: Iterable[Assigned], now_us: int) -> list[Place]:
+        """Where a member begins; a group without a position gets one now, and keeps it."""
+        positions = self._ledger.state.groups.get(group.name, {})
+        places, new = [], []
+        for name, number, epoch in assigned:
+            topic = self._topics.get(name)
+            offset = positions.get((topic.id, number))
+            if offset is None:
+                start = self._starts.get(group.name, _Start("earliest", 0))
+                offset = offset_at(self._topics.lane(topic, number), start.at, start.time_us)
+                new.append((topic.id, number, offset))
+            places.append(Place(name, number, offset, epoch))
+        if new:
+            self._ledger.record(now_us, Moved(group.name, new))
+        return places
+
+    def _known(self, name: str) -> str:
+        name = checked_group(name)
+        if name not in self._ledger.state.groups and name not in self._groups:
+            raise GroupNotFound(f"there is no group {name}")
+        return name
+
+    def _name(self, topic: str) -> str:
+        found = self._topics.find(topic)
+        return topic if found is None else str(found)
+
+    def _info(self, name: str) -> GroupInfo:
+        group = self._groups.get(name)
+        members = {member.id: member.client for member in group.members.values()} if group is not None else {}
+        return GroupInfo(name, group.generation if group is not None else 0, members, self._group_places(name))
+
+    def _group_places(self, name: str) -> list[GroupPlace]:
+        group = self._groups.get(name)
+        places = []
+        for (topic_id, number), offset in sorted(self._ledger.state.groups.get(name, {}).items()):
+            topic = self._topics.by_id[topic_id]
+            end = self._topics.lane(topic, number).end_offset
+            owner = group.owner(str(topic), number) if group is not None else None
+            places.append(GroupPlace(str(topic), number, offset, end, max(end - offset, 0), owner or ""))
+        return places
+
+
+def find_offsets(topics: Topics, request: Offsets) -> OffsetsFound:
+    """The offsets of a topic's partitions at a time."""
+    topic = topics.get(request.topic)
+    numbers = request.partitions or range(topic.settings.partitions)
+    return OffsetsFound(
+        {number: offset_at(topics.lane(topic, number), request.at, request.time_us) for number in numbers}
+    )
+
+
+def offset_at(lane: Lane, at: str, time_us: int) -> int:
+    """An offset of a partition by words."""
+    if at == "earliest":
+        return lane.partition.first_offset
+    if at == "latest":
+        return lane.end_offset
+    if at == "time":
+        return min(lane.partition.find_time(time_us), max(lane.end_offset, lane.partition.first_offset))
+    raise InvalidArgument(f"an offset is asked for by earliest, latest or time, not {at}")
+
+
+def _without_offsets(assigned: Iterable[Assigned]) -> list[Place]:
+    return [Place(topic, partition, 0, epoch) for topic, partition, epoch in assigned]

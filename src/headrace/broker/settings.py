@@ -1,0 +1,33 @@
+"""The settings of a broker."""
+
+import msgspec
+
+from headrace.model.errors import InvalidArgument
+from headrace.model.topic import TopicSettings
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a broker behaves, whatever reaches it from outside."""
+
+    auto_create_topics: bool = True
+    """Make a topic when something is published to it or read from it for the first time."""
+    topic: TopicSettings = TopicSettings()
+    """The settings of topics where whoever makes them says nothing else."""
+    topics_max: int = 10_000
+    upkeep_seconds: float = 5.0
+    """How often retention is looked after, and written messages are synced that nobody waits for."""
+    compact_seconds: float = 60.0
+    """How often topics with compact_by_key are compacted, when a segment's worth of messages has come."""
+    transaction_seconds_max: float = 3600.0
+    """The longest time that a transaction may ask for."""
+    transactions_kept_seconds: float = 7 * 86400.0
+    """How long the last sequence of a transaction's name is remembered after its last commit."""
+    staged_bytes_max: int = 4 << 30
+    """How much all open transactions together may have staged."""
+    journal_bytes: int = 16 << 20
+    """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
+
+    def __post_init__(self) -> None:
+        for name in ("topics_max", "upkeep_seconds", "compact_seconds", "transaction_seconds_max", "journal_bytes"):
+            if getattr(self, name) <= 0:
+                raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")

@@ -1,0 +1,33 @@
+"""A stream: one reader's way through a partition."""
+
+from collections.abc import Callable
+
+from headrace.broker.lane import Lane
+from headrace.engines.api import Slice
+
+
+class Stream:
+    """Reads a partition from an offset on. When there is nothing it asks to be told."""
+
+    def __init__(self, lane: Lane, topic_id: int, offset: int, on_ready: Callable[[], None]) -> None:
+        lane.check_offset(offset)
+        self.topic_id = topic_id
+        self.first_offset = lane.partition.first_offset
+        self.end_offset = lane.end_offset
+        self._lane = lane
+        self._offset = offset
+        self._on_ready = on_ready
+
+    def read(self, bytes_max: int, now_us: int) -> Slice | None:
+        """Whole batches, at least one; None when there is none now, and `on_ready` is called once when there is.
+
+        An error that this raises is the end of the stream.
+        """
+        found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
+        if found is not None:
+            self._offset = found.next_offset
+        return found
+
+    def close(self) -> None:
+        """Do not call `on_ready` any more."""
+        self._lane.forget(self._on_ready)

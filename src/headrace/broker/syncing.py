@@ -1,0 +1,53 @@
+"""Waiting for the disk: whoever wants to know that something is synced is told on the broker's thread."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.broker.ports import Ports
+from headrace.model.errors import HeadraceError
+
+Told = Callable[[HeadraceError | None], None]
+
+
+class Synced(Protocol):
+    """What can be synced: a partition, or a journal."""
+
+    def when_synced(self, offset: int, tell: Told) -> None: ...
+
+
+class Syncing:
+    """Those who wait for offsets of one log, with one question to the log for all of them at a time."""
+
+    def __init__(self, source: Synced, ports: Ports) -> None:
+        self._source = source
+        self._ports = ports
+        self._waiting: deque[tuple[int, Told]] = deque()
+        self._asked = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits."""
+        return not self._waiting
+
+    def wait(self, offset: int, tell: Told) -> None:
+        """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
+        self._waiting.append((offset, tell))
+        if not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked = max(offset for offset, _ in self._waiting)
+        self._source.when_synced(self._asked, self._on_another_thread)
+
+    def _on_another_thread(self, error: HeadraceError | None) -> None:
+        self._ports.from_thread(lambda: self._tell(error))
+
+    def _tell(self, error: HeadraceError | None) -> None:
+        synced, self._asked = self._asked, 0
+        told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
+        self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
+        if self._waiting:
+            self._ask()
+        for _, tell in told:
+            tell(error)

@@ -1,0 +1,294 @@
+"""Transactions: batches wait in a staging log, and one fact in the journal makes all of them count."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.broker.facts import Committed, Moved, Settled
+from headrace.broker.lane import Lane
+from headrace.broker.later import Later
+from headrace.broker.ledger import Ledger
+from headrace.broker.membership import Membership
+from headrace.broker.ports import Ports
+from headrace.broker.settings import BrokerSettings
+from headrace.broker.syncing import Syncing
+from headrace.broker.topics import Topics
+from headrace.engines.api import Partition
+from headrace.model.batch import Batch, check_messages
+from headrace.model.errors import (
+    Busy,
+    HeadraceError,
+    InvalidArgument,
+    LimitExceeded,
+    TransactionFenced,
+    TransactionNotFound,
+)
+from headrace.model.requests import (
+    Done,
+    Place,
+    TransactionAbort,
+    TransactionBegin,
+    TransactionBegun,
+    TransactionCommit,
+    TransactionCommitted,
+    TransactionStage,
+    TransactionStaged,
+    Words,
+)
+
+logger = logging.getLogger("headrace.broker")
+
+_NAME_CHARS_MAX = 200
+_STAGES_BITS = 20
+_STAGES_MAX = 1 << _STAGES_BITS
+_TRIM_BYTES = 16 << 20
+
+
+@dataclass
+class _Stage:
+    topic_id: int
+    partition: int
+    next_offset: int
+
+
+@dataclass
+class _Open:
+    """A transaction that is not committed yet."""
+
+    epoch: int
+    sequence: int
+    timeout_us: int
+    deadline_us: int
+    stages: dict[int, _Stage] = field(default_factory=dict)
+    bytes: int = 0
+    committing: bool = False
+
+
+@dataclass
+class _Applying:
+    """A committed transaction whose batches are on their way into their partitions."""
+
+    fact: Committed
+    done: Callable[[list[Place]], None]
+    next: int = 0
+    places: list[Place] = field(default_factory=list)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+
+
+class Transactions:
+    """All transactions. After a restart of the broker those that were not committed are gone."""
+
+    def __init__(
+        self,
+        staging: Partition,
+        topics: Topics,
+        membership: Membership,
+        ledger: Ledger,
+        ports: Ports,
+        settings: BrokerSettings,
+        now_us: int,
+    ) -> None:
+        self._staging = staging
+        self._topics = topics
+        self._membership = membership
+        self._ledger = ledger
+        self._ports = ports
+        self._settings = settings
+        self._syncing = Syncing(staging, ports)
+        self._open: dict[str, _Open] = {}
+        self._epoch = ledger.state.session << 32
+        self._applying: deque[_Applying] = deque()
+        for _, fact in sorted(ledger.state.unsettled.items()):
+            self._applying.append(_Applying(fact, lambda _: None))
+        self._apply(now_us)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no commit is on its way."""
+        return self._syncing.idle and not self._applying
+
+    def begin(self, request: TransactionBegin, now_us: int) -> Words:
+        """Begin a transaction, or learn that it was committed before."""
+        name = request.transaction
+        if not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
+            raise InvalidArgument(f"a transaction's name has 1 to {_NAME_CHARS_MAX} printable characters")
+        if not 0 < request.timeout_ms <= self._settings.transaction_seconds_max * 1000:
+            raise InvalidArgument(f"timeout_ms is 1 to {self._settings.transaction_seconds_max * 1000:.0f}")
+        last = self._ledger.state.transactions.get(name)
+        sequence = request.sequence
+        if sequence is None:
+            sequence = last.sequence + 1 if last is not None else 0
+        if last is not None and sequence <= last.sequence:
+            return TransactionBegun(last.epoch, sequence, committed=True)
+        before = self._open.get(name)
+        if before is not None and before.committing:
+            raise Busy(f"the transaction {name} is being committed")
+        self._epoch += 1
+        timeout_us = request.timeout_ms * 1000
+        self._open[name] = _Open(self._epoch, sequence, timeout_us, now_us + timeout_us)
+        return TransactionBegun(self._epoch, sequence)
+
+    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Words:
+        """Keep a batch until the commit."""
+        opened = self._find(request.transaction, request.epoch, now_us)
+        topic = self._topics.get_or_create(request.topic, now_us)
+        lane = self._topics.lane(topic, request.partition)
+        if batch.producer_id:
+            raise InvalidArgument("a staged batch has no producer of its own")
+        if batch.raw_bytes > lane.settings.message_bytes_max:
+            check_messages(batch.columns(), lane.settings.message_bytes_max)
+        if len(opened.stages) == _STAGES_MAX:
+            raise LimitExceeded(f"a transaction has at most {_STAGES_MAX} batches")
+        staged = sum(one.bytes for one in self._open.values())
+        if staged + batch.length > self._settings.staged_bytes_max:
+            raise LimitExceeded(f"open transactions have staged {staged} bytes, and no more fit (staged_bytes_max)")
+        appended = self._staging.append(batch, now_us)
+        opened.stages[appended.base_offset] = _Stage(topic.id, request.partition, appended.next_offset)
+        opened.bytes += batch.length
+        return TransactionStaged(appended.base_offset)
+
+    def commit(self, request: TransactionCommit, now_us: int) -> Words | Later[Words]:
+        """Make all of it count, or learn that it did before."""
+        last = self._ledger.state.transactions.get(request.transaction)
+        if last is not None and last.epoch == request.epoch:
+            return self._ledger.durably(TransactionCommitted(last.sequence, repeated=True))
+        opened = self._find(request.transaction, request.epoch, now_us)
+        if request.stages is not None and not set(request.stages) <= opened.stages.keys():
+            raise InvalidArgument("the commit names stages that the transaction does not have")
+        chosen = list(opened.stages) if request.stages is None else list(dict.fromkeys(request.stages))
+        for stage in chosen:
+            if opened.stages[stage].topic_id not in self._topics.by_id:
+                raise InvalidArgument("a topic of the transaction was deleted; abort it")
+        moved = Moved("", [])
+        if request.group or request.places:
+            moved = self._membership.checked_move(request.group, request.member, request.places)
+        opened.committing = True
+        later: Later[Words] = Later()
+        end = max((opened.stages[stage].next_offset for stage in chosen), default=0)
+
+        def staged(error: HeadraceError | None) -> None:
+            if error is not None:
+                opened.committing = False
+                later.settle(error)
+            else:
+                self._record(request.transaction, opened, chosen, moved, now_us, later)
+
+        if self._staging.in_files and self._staging.synced_offset < end:
+            self._syncing.wait(end, staged)
+        else:
+            staged(None)
+        return later
+
+    def abort(self, request: TransactionAbort, now_us: int) -> Words:
+        """Forget all of it."""
+        self._find(request.transaction, request.epoch, now_us)
+        del self._open[request.transaction]
+        return Done()
+
+    def tick(self, now_us: int) -> None:
+        """Abort what took too long; go on with what could not be done; make room."""
+        for name, opened in list(self._open.items()):
+            if opened.deadline_us <= now_us and not opened.committing:
+                logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
+                del self._open[name]
+        if self._applying:
+            self._apply(now_us)
+        self._trim()
+
+    def close(self) -> None:
+        """Sync and close the staging log."""
+        self._staging.close()
+
+    def _find(self, name: str, epoch: int, now_us: int) -> _Open:
+        opened = self._open.get(name)
+        if opened is None:
+            raise TransactionNotFound(f"there is no open transaction {name}; it may have taken too long: begin again")
+        if opened.epoch != epoch:
+            raise TransactionFenced(f"the transaction {name} was begun anew by another process")
+        if opened.committing:
+            raise Busy(f"the transaction {name} is being committed")
+        opened.deadline_us = now_us + opened.timeout_us
+        return opened
+
+    def _record(
+        self, name: str, opened: _Open, chosen: list[int], moved: Moved, now_us: int, later: Later[Words]
+    ) -> None:
+        """From here on it is committed, as soon as the fact is on the disk."""
+        stages = [(stage, opened.stages[stage].topic_id, opened.stages[stage].partition) for stage in chosen]
+        number = self._ledger.state.commits + 1
+        fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
+        try:
+            self._ledger.record(now_us, fact)
+        except HeadraceError as error:
+            opened.committing = False
+            later.settle(error)
+            return
+        del self._open[name]
+
+        def applied(places: list[Place]) -> None:
+            later.settle(TransactionCommitted(fact.sequence, places=places))
+
+        def durable(outcome: Words | HeadraceError) -> None:
+            if isinstance(outcome, HeadraceError):
+                later.settle(outcome)
+            else:
+                self._applying.append(_Applying(fact, applied))
+                self._apply(now_us)
+
+        self._ledger.durably(Done()).then(durable)
+
+    def _apply(self, now_us: int) -> None:
+        """Append committed batches to their partitions, in the order of the commits; on trouble try again later."""
+        while self._applying:
+            work = self._applying[0]
+            try:
+                while work.next < len(work.fact.stages):
+                    self._apply_stage(work, now_us)
+                    work.next += 1
+            except HeadraceError as error:
+                logger.warning("a committed transaction has to wait: %s", error)
+                return
+            self._applying.popleft()
+            work.done(work.places)
+            self._settle(work, now_us)
+
+    def _apply_stage(self, work: _Applying, now_us: int) -> None:
+        stage, topic_id, number = work.fact.stages[work.next]
+        topic = self._topics.by_id.get(topic_id)
+        if topic is None:
+            return  # deleted since, with all of its messages
+        lane = self._topics.lane(topic, number)
+        batch = self._staging.batch_at(stage).copied()
+        mark = work.fact.number << _STAGES_BITS | work.next
+        appended = lane.committed(batch, mark, now_us)
+        work.lanes[id(lane)] = lane
+        if appended is not None:
+            work.places.append(Place(str(topic), number, appended.base_offset))
+
+    def _settle(self, work: _Applying, now_us: int) -> None:
+        """Once all batches are on the disk in their partitions, the staged ones are not needed any more."""
+        waiting = len(work.lanes)
+
+        def synced(error: HeadraceError | None) -> None:
+            nonlocal waiting
+            waiting -= error is None
+            if not waiting:
+                self._ledger.record(now_us, Settled(work.fact.number))
+
+        if not waiting:
+            self._ledger.record(now_us, Settled(work.fact.number))
+        for lane in work.lanes.values():
+            lane.when_synced(synced)
+
+    def _trim(self) -> None:
+        if self._staging.size_bytes < _TRIM_BYTES:
+            return
+        needed = [stage for opened in self._open.values() for stage in opened.stages]
+        needed += [stage for fact in self._ledger.state.unsettled.values() for stage, _, _ in fact.stages]
+        offset = min(needed, default=self._staging.next_offset)
+        if offset > self._staging.first_offset:
+            self._ports.background(lambda: self._staging.truncate_before(offset))

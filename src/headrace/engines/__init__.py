@@ -1,0 +1,1 @@
+"""What a partition and a subscription mean, on top of the log."""

@@ -1,0 +1,78 @@
+"""A journal: facts in the order in which they were decided, on a log; a snapshot bounds what has to be replayed."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from headrace.model.batch import Columns, encode
+from headrace.model.durability import Durability
+from headrace.model.errors import HeadraceError
+from headrace.storage.driver import StoredLog
+from headrace.storage.log import FileLog
+
+_FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
+_SNAPSHOT_RECORDS = 1000
+
+
+class Journal:
+    """Facts, each a few bytes. One thread writes; after a crash there is a prefix of what was written."""
+
+    def __init__(self, log: StoredLog) -> None:
+        self._log = log
+        self._in_files = isinstance(log, FileLog)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are to replay."""
+        return self._log.size_bytes
+
+    def facts(self) -> Iterator[bytes | None]:
+        """Everything that was written, in order; None says: forget all that came before. Raises on damage."""
+        snapshot: list[bytes] = []
+        for batch in self._log.batches(self._log.first_offset):
+            columns = batch.columns()
+            for kind, value in zip(columns.priorities or (), columns.values, strict=True):
+                content = value or b""
+                if kind == _FACT:
+                    snapshot.clear()  # of one that a crash cut short nothing counts
+                    yield content
+                elif kind == _SNAPSHOT_BEGIN:
+                    snapshot.clear()
+                elif kind == _SNAPSHOT:
+                    snapshot.append(content)
+                else:
+                    yield None
+                    yield from snapshot
+                    snapshot.clear()
+
+    def write(self, facts: list[bytes], now_us: int) -> int:
+        """Write facts, all or none; returns the offset behind them."""
+        return self._append(facts, _FACT, now_us)
+
+    def write_snapshot(self, facts: Iterable[bytes], now_us: int) -> int:
+        """Write all that counts; returns an offset for `forget_before`, which ends what came before."""
+        begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
+        rest = iter(facts)
+        while some := list(islice(rest, _SNAPSHOT_RECORDS)):
+            self._append(some, _SNAPSHOT, now_us)
+        self._append([b""], _SNAPSHOT_END, now_us)
+        return begin
+
+    def forget_before(self, offset: int) -> None:
+        """Remove what a snapshot has replaced, once that is on the disk. Takes a while; on any thread."""
+        self._log.truncate_before(offset)
+
+    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Have everything before an offset synced, and be told, possibly on another thread."""
+        if isinstance(self._log, FileLog):
+            self._log.when_synced(offset, tell)
+        else:
+            tell(None)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self._log.close()
+
+    def _append(self, records: list[bytes], kind: int, now_us: int) -> int:
+        batch = encode(Columns(records, priorities=[kind] * len(records)), now_us)
+        at_once = Durability.WRITTEN if self._in_files else Durability.MEMORY
+        return self._log.append(batch, now_us, at_once).next_offset

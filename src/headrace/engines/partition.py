@@ -1,0 +1,265 @@
+"""A partition: a log that knows its producers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headrace.engines.producers import FORGOTTEN, Producers, marked
+from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
+from headrace.model.codec import Codec
+from headrace.model.durability import Durability
+from headrace.model.errors import DurabilityUnavailable, HeadraceError, UnexpectedOffset
+from headrace.storage.driver import StoredLog
+from headrace.storage.log import FileLog
+from headrace.storage.settings import LogSettings
+
+_CHECKPOINT_BATCHES = 10_000
+
+
+class Appended(NamedTuple):
+    """Where a batch stands."""
+
+    base_offset: int
+    next_offset: int
+    append_time: int
+    """0 when it is not known any more."""
+    duplicate: bool = False
+
+
+class Slice(NamedTuple):
+    """Whole batches of a partition, ready for a socket."""
+
+    view: memoryview
+    """Of a mapping; good as long as it is held."""
+    next_offset: int
+    end_offset: int
+    """Behind the last message that could be read."""
+
+
+class Partition:
+    """One partition's messages, and who produced them. All methods but those of upkeep are for one thread."""
+
+    def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
+        self._log = log
+        self.in_files = isinstance(log, FileLog)
+        """Whether it can be written and synced at all."""
+        self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
+        self.producers = Producers()
+        self._appended = 0
+        start = self.producers.load(saved, log.next_offset) if saved is not None else 0
+        for batch in log.batches(min(max(start, log.first_offset), log.next_offset), skip_corrupt=True):
+            if batch.base_offset >= start:
+                self.producers.note_batch(batch)
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self._log.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._log.next_offset
+
+    @property
+    def synced_offset(self) -> int:
+        """All messages before this offset are on the disk."""
+        return self._log.synced_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the batches take."""
+        return self._log.size_bytes
+
+    def check_durability(self, wanted: Durability) -> None:
+        """Refuse what cannot be had."""
+        if wanted > self._at_once and not self.in_files:
+            raise DurabilityUnavailable("a topic in memory cannot be written or synced; ask for durability memory")
+
+    def reached(self, next_offset: int) -> Durability:
+        """How safe the messages before an offset are."""
+        return Durability.SYNCED if self.in_files and self.synced_offset >= next_offset else self._at_once
+
+    def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:
+        """Append a batch, unless it stands there already."""
+        producer = batch.producer
+        if producer.id:
+            base = self.producers.admit(producer)
+            if base is not None:
+                return _repeated(base, batch)
+        if expected_offset is not None and expected_offset != self._log.next_offset:
+            raise UnexpectedOffset(
+                f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
+                next_offset=self._log.next_offset,
+            )
+        receipt = self._log.append(batch, now_us, self._at_once)
+        if producer.id:
+            self.producers.note(producer, receipt.base_offset)
+        self._appended += 1
+        return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
+    def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
+        """Append small batches of many producers as one; tells of each where it stands, or why not."""
+        gathered = _Gathered(self._log.next_offset, now_us)
+        undo: dict[int, tuple[int, int, list[int]] | None] = {}
+        outcomes: list[Appended | HeadraceError] = []
+        try:
+            for batch in batches:
+                try:
+                    outcomes.append(self._gather(batch, gathered, undo))
+                except HeadraceError as error:
+                    outcomes.append(error)
+            if gathered.values:
+                self._log.append(gathered.encoded(codec), now_us, self._at_once)
+                self._appended += 1
+        except BaseException:
+            self.producers.restore(undo)
+            raise
+        return outcomes
+
+    def _gather(
+        self, batch: Batch, gathered: "_Gathered", undo: dict[int, tuple[int, int, list[int]] | None]
+    ) -> Appended:
+        producer = batch.producer
+        if producer.id:
+            base = self.producers.admit(producer)
+            if base is not None:
+                return _repeated(base, batch)
+        appended = gathered.add(batch)
+        if producer.id:
+            undo.setdefault(producer.id, self.producers.remembered(producer.id))
+            self.producers.note(producer, appended.base_offset)
+        return appended
+
+    def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended | None:
+        """Append a batch of a committed transaction, unless it stands there already; the bytes must be its own."""
+        if mark <= self.producers.mark:
+            return None
+        batch.stamp(marked(mark))
+        receipt = self._log.append(batch, now_us, self._at_once)
+        self.producers.mark = mark
+        self._appended += 1
+        return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
+    def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
+        """Whole batches from an offset on, before the end given; without those appended before `expired_us`."""
+        if expired_us is not None:
+            offset = self._unexpired(offset, end_offset, expired_us)
+        found = self._log.byte_range(offset, bytes_max, end_offset)
+        return None if found is None else Slice(found.view, found.next_offset, end_offset)
+
+    def find_time(self, time_us: int) -> int:
+        """The offset of the first message with this timestamp or a later one."""
+        return self._log.find_time(time_us)
+
+    def batch_at(self, offset: int) -> Batch:
+        """The batch that holds an offset."""
+        return next(self._log.batches(offset))
+
+    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Have everything before an offset synced, and be told on another thread."""
+        assert isinstance(self._log, FileLog)
+        self._log.when_synced(offset, tell)
+
+    def request_sync(self) -> None:
+        """Have what was appended synced soon, if there is anything."""
+        if isinstance(self._log, FileLog) and self._log.synced_offset < self._log.next_offset:
+            self._log.request_sync()
+
+    def save_producers(self, *, closing: bool = False) -> bytes | None:
+        """What is known of the producers, if much was appended since; to be kept once all of that is synced."""
+        if not self.in_files or not self._appended or not (closing or self._appended >= _CHECKPOINT_BATCHES):
+            return None
+        self._appended = 0
+        return self.producers.save(self._log.next_offset)
+
+    # Upkeep: on any thread.
+
+    def set_segments(self, settings: LogSettings) -> None:
+        """Use other files from now on."""
+        if isinstance(self._log, FileLog):
+            self._log.settings = settings
+
+    def truncate_before(self, offset: int) -> None:
+        """Forget the messages before an offset."""
+        self._log.truncate_before(min(offset, self._log.next_offset))
+
+    def retain(self, now_us: int, age_us: int | None, bytes_max: int | None) -> None:
+        """Forget segments that are too old or too many."""
+        self._log.retain(now_us, age_us=age_us, bytes_max=bytes_max)
+
+    def compact_by_key(self) -> int:
+        """Keep only the last message of each key, and those without one; returns the bytes freed."""
+        last: dict[bytes, int] = {}
+        end = self._log.next_offset
+        for batch in self._log.batches(self._log.first_offset, until=end, skip_corrupt=True):
+            last.update((message.key, message.offset) for message in batch.messages() if message.key is not None)
+
+        def keep(batch: Batch) -> list[int] | None:
+            kept = [
+                index
+                for index, message in enumerate(batch.messages())
+                if message.key is None or last.get(message.key, message.offset) <= message.offset
+            ]
+            return None if len(kept) == batch.count else kept
+
+        return self._log.compact(keep)
+
+    def close(self) -> None:
+        """Sync and close the log."""
+        self._log.close()
+
+    def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
+        """The first offset from this one on whose batch was not appended before a time."""
+        while offset < end_offset:
+            found = self._log.byte_range(offset, 1, end_offset)
+            if found is None:
+                break
+            if parse(found.view).append_time >= expired_us:
+                break
+            offset = found.next_offset
+        return offset
+
+
+class _Gathered:
+    """Messages of several batches on their way into one."""
+
+    def __init__(self, base_offset: int, now_us: int) -> None:
+        self._base_offset = base_offset
+        self._now_us = now_us
+        self.values: list[bytes | None] = []
+        self._timestamps: list[int] = []
+        self._others: dict[str, list[Any]] = {}
+        self._origins: list[tuple[int, int, int, int]] = []
+
+    def add(self, batch: Batch) -> Appended:
+        """Put a batch's messages behind the others; tells where they will stand."""
+        columns = batch.columns()
+        place, count = len(self.values), batch.count
+        self.values += columns.values
+        self._timestamps += columns.timestamps or [batch.time_max] * count
+        for name in _OTHERS:
+            column = getattr(columns, name)
+            if column is not None:
+                others = self._others.setdefault(name, [])
+                others += [None] * (place - len(others))
+                others += column
+        if batch.producer_id:
+            self._origins.append((place, *batch.producer))
+        base = self._base_offset + place
+        return Appended(base, base + count, self._now_us)
+
+    def encoded(self, codec: Codec) -> Batch:
+        """All of them as one batch."""
+        count = len(self.values)
+        others = {name: column + [None] * (count - len(column)) for name, column in self._others.items()}
+        columns = Columns(self.values, timestamps=self._timestamps, origins=self._origins or None, **others)
+        return encode(columns, self._now_us, codec=codec, flags=FLAG_GATHERED)
+
+
+_OTHERS = ("keys", "headers", "dues", "priorities", "expires")
+
+
+def _repeated(base: int, batch: Batch) -> Appended:
+    if base == FORGOTTEN:
+        return Appended(FORGOTTEN, 0, 0, duplicate=True)
+    return Appended(base, base + batch.count, 0, duplicate=True)

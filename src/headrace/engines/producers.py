@@ -1,0 +1,126 @@
+"""Which batches of which producers a partition has: a repeated one is recognised and gets its first place."""
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.model.batch import FLAG_GATHERED, Batch, Producer
+from headrace.model.errors import OutOfOrderSequence, ProducerFenced, UnknownProducer
+from headrace.model.limits import IN_FLIGHT_MAX
+
+TRANSACTIONS = 1
+"""The producer of batches that a transaction committed; ids below 16 are the broker's own."""
+PRODUCER_MIN = 16
+FORGOTTEN = -1
+"""The place of a batch that was appended so long ago that nobody knows where."""
+PRODUCERS_MAX = 10_000
+"""Producers that a partition remembers; the one silent for longest is forgotten first."""
+
+
+class _Known:
+    """A producer: its epoch, the sequence of its last batch, and where the last ones begin."""
+
+    __slots__ = ("bases", "epoch", "last")
+
+    def __init__(self, epoch: int, last: int, bases: Iterable[int]) -> None:
+        self.epoch = epoch
+        self.last = last
+        self.bases = deque(bases, IN_FLIGHT_MAX)
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    offset: int
+    mark: int
+    producers: list[tuple[int, int, int, list[int]]]
+
+
+class Producers:
+    """The producers of one partition, as of an offset: what the log before it tells."""
+
+    def __init__(self) -> None:
+        self.mark = 0
+        """The last batch of a transaction that was appended; they are numbered in the order of their commits."""
+        self._known: dict[int, _Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def admit(self, producer: Producer) -> int | None:
+        """None when it is the producer's next batch, the first place of a repeated one, or an error."""
+        by, epoch, sequence = producer
+        known = self._known.get(by)
+        if known is None or epoch > known.epoch:
+            if sequence:
+                raise UnknownProducer(expected_sequence=0)
+            return None
+        if epoch < known.epoch:
+            raise ProducerFenced
+        ahead = sequence - known.last
+        if ahead == 1:
+            return None
+        if ahead > 1:
+            raise OutOfOrderSequence(
+                f"the batch with sequence {known.last + 1} is missing before {sequence}",
+                expected_sequence=known.last + 1,
+            )
+        return known.bases[ahead - 1] if -ahead < len(known.bases) else FORGOTTEN
+
+    def note(self, producer: Producer, base_offset: int) -> None:
+        """A batch was appended."""
+        by, epoch, sequence = producer
+        known = self._known.pop(by, None)
+        if known is None or known.epoch != epoch:
+            known = _Known(epoch, sequence, ())
+        known.last = sequence
+        known.bases.append(base_offset)
+        self._known[by] = known  # at the end: the others have been silent for longer
+        if len(self._known) > PRODUCERS_MAX:
+            del self._known[next(iter(self._known))]
+
+    def remembered(self, by: int) -> tuple[int, int, list[int]] | None:
+        """What is known of a producer, for `restore`."""
+        known = self._known.get(by)
+        return None if known is None else (known.epoch, known.last, list(known.bases))
+
+    def restore(self, remembered: dict[int, tuple[int, int, list[int]] | None]) -> None:
+        """Take notes back: nothing was appended after all."""
+        for by, known in remembered.items():
+            self._known.pop(by, None)
+            if known is not None:
+                self._known[by] = _Known(*known)
+
+    def note_batch(self, batch: Batch) -> None:
+        """A batch stands in the log."""
+        if batch.producer_id == TRANSACTIONS:
+            self.mark = mark_of(batch.producer)
+        elif batch.producer_id:
+            self.note(batch.producer, batch.base_offset)
+        elif batch.flags & FLAG_GATHERED:
+            for place, *producer in batch.columns().origins or ():
+                self.note(Producer(*producer), batch.base_offset + place)
+
+    def save(self, offset: int) -> bytes:
+        """All of it, as bytes: what the log before the offset tells."""
+        producers = [(by, known.epoch, known.last, list(known.bases)) for by, known in self._known.items()]
+        return msgspec.msgpack.encode(_Saved(offset, self.mark, producers))
+
+    def load(self, saved: bytes, next_offset: int) -> int:
+        """Take up what was saved, without what the log does not have any more; returns the offset it goes up to."""
+        content = msgspec.msgpack.decode(saved, type=_Saved)
+        self.mark = content.mark
+        for by, epoch, last, bases in content.producers:
+            kept = [base for base in bases if base < next_offset]
+            if kept:
+                self._known[by] = _Known(epoch, last - (len(bases) - len(kept)), kept)
+        return content.offset
+
+
+def mark_of(producer: Producer) -> int:
+    """The number of a transaction's batch."""
+    return producer.epoch << 32 | producer.sequence
+
+
+def marked(mark: int) -> Producer:
+    """The producer that a transaction's batch of that number has."""
+    return Producer(TRANSACTIONS, mark >> 32, mark & 0xFFFFFFFF)

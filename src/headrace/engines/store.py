@@ -1,0 +1,75 @@
+"""Where a broker's logs are: partitions and journals by name, below one directory or all in memory."""
+
+from headrace.engines.journal import Journal
+from headrace.engines.partition import Partition
+from headrace.model.topic import Storage, TopicSettings
+from headrace.storage.driver import FileDriver, StoredLog
+from headrace.storage.host import Host
+from headrace.storage.memory import MemoryLog
+from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+
+_PARTS = 8
+"""Retention removes whole segments: a log of fewer would be trimmed coarsely."""
+_JOURNAL_SETTINGS = LogSettings(segment_bytes=64 << 20)
+_STAGING_SETTINGS = LogSettings(segment_bytes=256 << 20)
+_MEMORY_JOURNAL_BYTES = 1 << 30
+_SECOND_US = 1_000_000
+
+
+class Store:
+    """Opens a broker's logs. Without a directory all of them are in memory."""
+
+    def __init__(self, host: Host, directory: str | None) -> None:
+        self._host = host
+        self.directory = directory
+        self._partitions = FileDriver(host, f"{directory}/topics") if directory else None
+        self._own = FileDriver(host, f"{directory}/broker") if directory else None
+
+    def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None) -> Partition:
+        """A topic's partition, with what was saved of its producers."""
+        return Partition(self._open(name, settings), saved)
+
+    def open_journal(self, name: str) -> Journal:
+        """A journal of the broker's own."""
+        return Journal(self._open_own(name, _JOURNAL_SETTINGS))
+
+    def open_staging(self, name: str) -> Partition:
+        """A log of the broker's own, for messages on their way."""
+        return Partition(self._open_own(name, _STAGING_SETTINGS))
+
+    def partition_names(self) -> list[str]:
+        """The partitions there are on the disk."""
+        return self._partitions.names() if self._partitions else []
+
+    def delete_partition(self, name: str) -> None:
+        """Remove a partition that is closed, if it is on the disk. Takes a while; on any thread."""
+        if self._partitions is not None and name in self._partitions.names():
+            self._partitions.delete(name)
+
+    def close(self) -> None:
+        """End the threads that sync."""
+        self._host.close()
+
+    def _open(self, name: str, settings: TopicSettings) -> StoredLog:
+        if self._partitions is None or settings.storage is Storage.MEMORY:
+            return MemoryLog(settings.memory_bytes)
+        log = self._partitions.open(name, log_settings(settings))
+        return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
+
+    def _open_own(self, name: str, settings: LogSettings) -> StoredLog:
+        return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
+
+
+def log_settings(settings: TopicSettings) -> LogSettings:
+    """How a topic's partitions use their files."""
+    segment_bytes = settings.segment_bytes or DEFAULT_SETTINGS.segment_bytes
+    if settings.segment_bytes is None and settings.retain_bytes is not None:
+        segment_bytes = max(min(segment_bytes, settings.retain_bytes // _PARTS), 64 << 10)
+    seconds = settings.segment_seconds
+    age = settings.retain_seconds or settings.ttl_seconds
+    if seconds is None and age is not None:
+        seconds = age / _PARTS
+    return LogSettings(
+        segment_bytes=segment_bytes,
+        segment_age_us=None if seconds is None else max(round(seconds * _SECOND_US), 1),
+    )

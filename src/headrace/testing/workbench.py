@@ -1,0 +1,126 @@
+"""A broker without threads, sockets or a clock: everything happens when it is told to, always in the same order."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headrace.broker.broker import Broker
+from headrace.broker.later import Later
+from headrace.broker.membership import Session
+from headrace.broker.settings import BrokerSettings
+from headrace.engines.api import Store
+from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
+from headrace.model.errors import HeadraceError
+from headrace.model.requests import Assignment, Publish, Words
+from headrace.storage.disk import Disk
+from headrace.storage.host import Host
+from headrace.testing.inline import InlineWorker
+
+START_US = 1_800_000_000_000_000
+
+
+class Workbench:
+    """A broker to try things with. `now_us` is the time: set it as you like.
+
+    >>> bench = Workbench()
+    >>> bench.publish("orders", [b"a", b"b"]).base_offset
+    0
+    >>> bench.values("orders")
+    [b'a', b'b']
+    """
+
+    def __init__(
+        self,
+        directory: str | None = None,
+        *,
+        disk: Disk | None = None,
+        settings: BrokerSettings | None = None,
+        now_us: int = START_US,
+    ) -> None:
+        self.now_us = now_us
+        self.pushed: list[Assignment] = []
+        """What the broker told the workbench's own session unasked."""
+        self._calls: deque[Callable[[], None]] = deque()
+        host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+        self.broker = Broker(
+            Store(host, directory),
+            self,
+            settings or BrokerSettings(),
+            new_id="workbench",
+            version="test",
+            now_us=now_us,
+        )
+        self.session = self.connect()
+        self.run()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """A port of the broker."""
+        self._calls.append(call)
+
+    from_thread = background = soon
+
+    def run(self) -> None:
+        """Do all that is waiting to be done."""
+        while self._calls:
+            self._calls.popleft()()
+
+    def connect(self, name: str = "workbench") -> Session:
+        """Another connection; what is pushed to any of them is in `pushed`."""
+        return self.broker.connect(self.pushed.append, name, self.now_us)
+
+    def begin(self, request: Words, body: bytes | bytearray | memoryview = b"", session: Session | None = None) -> Any:
+        """Ask without doing what is waiting: the answer, the error or a Later."""
+        try:
+            return self.broker.ask(session or self.session, request, memoryview(bytearray(body)), self.now_us)
+        except HeadraceError as error:
+            return error
+
+    def ask(self, request: Words, body: bytes | bytearray | memoryview = b"", session: Session | None = None) -> Any:
+        """The answer to a request, after all that is waiting has been done; an error is raised."""
+        answer = self.begin(request, body, session)
+        self.run()
+        if isinstance(answer, Later):
+            answer = answer.outcome
+            assert answer is not None, "there was never an answer"
+        if isinstance(answer, HeadraceError):
+            raise answer
+        return answer
+
+    def publish(
+        self, topic: str, values: list[bytes], partition: int = 0, producer: Producer = NO_PRODUCER, **more: Any
+    ) -> Any:
+        """Publish a batch, and return the answer."""
+        return self.ask(Publish(topic, partition, **more), self.batch(values, producer).data)
+
+    def batch(self, values: list[bytes], producer: Producer = NO_PRODUCER, **columns: Any) -> Batch:
+        """A batch as a producer makes it."""
+        return encode(Columns(values, **columns), self.now_us, producer=producer)
+
+    def batches(self, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
+        """All batches that can be read."""
+        stream = self.broker.open_stream(self.session, topic, partition, offset, lambda: None, self.now_us)
+        found: list[Batch] = []
+        while (slice_ := stream.read(1 << 20, self.now_us)) is not None:
+            position = 0
+            while position < len(slice_.view):
+                batch = parse(slice_.view, position)
+                batch.verify()
+                found.append(batch)
+                position += batch.length
+        stream.close()
+        return found
+
+    def values(self, topic: str, partition: int = 0, offset: int = 0) -> list[bytes | None]:
+        """The values of all messages that can be read."""
+        return [value for batch in self.batches(topic, partition, offset) for value in batch.columns().values]
+
+    def tick(self, seconds: float = 0) -> None:
+        """Let time pass."""
+        self.now_us += round(seconds * 1e6)
+        self.broker.tick(self.now_us)
+        self.run()
+
+    def close(self) -> None:
+        """End the broker in an orderly way; without this it is as if it was killed."""
+        self.run()
+        self.broker.close(self.now_us)

@@ -1,0 +1,1 @@
+"""Sans-io codecs: bytes in, events out. Shared by clients and gateways."""
