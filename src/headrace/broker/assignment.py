@@ -42,7 +42,7 @@ def divide(
             division.place(partition, member)
     division.fill(counts)
     division.even_out(leave=kept)
-    division.even_out(leave=frozenset(), last=kept)
+    division.even_out(leave=frozenset())
     return division.members
 
 
@@ -89,7 +89,7 @@ class _Division:
             self.place((topic, number), member)
             heapq.heapreplace(heap, (load + 1, of_topic + 1, order, member))
 
-    def even_out(self, leave: AbstractSet[Partition], last: AbstractSet[Partition] = frozenset()) -> None:
+    def even_out(self, leave: AbstractSet[Partition]) -> None:
         """Move partitions to members that have at least two less until there is none to move; never those to `leave`.
 
         It ends: each move makes the sum of the squares of loads smaller.
@@ -100,9 +100,9 @@ class _Division:
             for taker in sorted(self._loads, key=lambda member: (self._loads[member], self._order[member])):
                 if max(self._loads.values()) - self._loads[taker] < 2:
                     break
-                moved |= self._take(taker, leave, last)
+                moved |= self._take(taker, leave)
 
-    def _take(self, taker: str, leave: AbstractSet[Partition], last: AbstractSet[Partition]) -> bool:
+    def _take(self, taker: str, leave: AbstractSet[Partition]) -> bool:
         """Take partitions for one member, each from who has most at that moment: so nobody gives more than needed."""
         givers = [
             (-load, self._order[member], member)
@@ -115,7 +115,7 @@ class _Division:
         while givers and -givers[0][0] - self._loads[taker] >= 2:
             load, order, giver = givers[0]
             if giver not in offers:
-                offers[giver] = self._offers(giver, taker, leave, last)
+                offers[giver] = self._offers(giver, taker, leave)
             if offers[giver]:
                 self.place(offers[giver].pop(), taker)
                 heapq.heapreplace(givers, (load + 1, order, giver))
@@ -130,21 +130,14 @@ class _Division:
             self._disjoint[wishes] = wishes[0].isdisjoint(wishes[1])
         return not self._disjoint[wishes]
 
-    def _offers(
-        self, giver: str, taker: str, leave: AbstractSet[Partition], last: AbstractSet[Partition]
-    ) -> list[Partition]:
+    def _offers(self, giver: str, taker: str, leave: AbstractSet[Partition]) -> list[Partition]:
         """What one member could give another, best at the end: of those topics that it has most of, compared."""
         ranked = []
         for topic, numbers in self._numbers[giver].items():
-            if not numbers or topic not in self._wishes[taker]:
-                continue
-            surplus = len(numbers) - len(self._numbers[taker].get(topic, ()))
-            free = [(topic, number) for number in numbers if (topic, number) not in leave]
-            free.sort(key=lambda partition: (partition in last, -partition[1]))
-            # Each one that is given makes the surplus smaller by two.
-            ranked += [
-                (partition in last, 2 * index - surplus, topic, index, partition)
-                for index, partition in enumerate(free)
-            ]
+            if numbers and topic in self._wishes[taker]:
+                surplus = len(numbers) - len(self._numbers[taker].get(topic, ()))
+                free = sorted((number for number in numbers if (topic, number) not in leave), reverse=True)
+                # Each one that is given makes the surplus smaller by two.
+                ranked += [(2 * index - surplus, topic, number) for index, number in enumerate(free)]
         ranked.sort(reverse=True)
-        return [entry[-1] for entry in ranked]
+        return [(topic, number) for _, topic, number in ranked]

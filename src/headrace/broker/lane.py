@@ -1,5 +1,6 @@
 """A partition at work: gathers small batches, answers when they are safe, wakes who waits for messages."""
 
+import logging
 from collections.abc import Callable
 
 from headrace.broker.later import Later
@@ -8,9 +9,11 @@ from headrace.broker.syncing import Syncing
 from headrace.engines.api import FORGOTTEN, Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError, OffsetOutOfRange, TopicNotFound
+from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
 from headrace.model.topic import TopicSettings, Validity
+
+logger = logging.getLogger("headrace.broker")
 
 _SMALL_BYTES = 4 << 10
 _SMALL_COUNT = 16
@@ -57,12 +60,15 @@ class Lane:
         """Go on with other settings."""
         self.settings = settings
         self.partition.set_segments(log_settings(settings))
+        self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
 
     def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
         """Append a batch, and answer when it is as safe as was asked for."""
         self._check_gone()
         settings = self.settings
+        if not 0 <= request.durability <= Durability.SYNCED:
+            raise InvalidArgument(f"durability is 0 to {Durability.SYNCED:d}, not {request.durability}")
         needed = max(request.durability, settings.durability)
         if needed > Durability.MEMORY:
             self.partition.check_durability(Durability(needed))
@@ -83,6 +89,9 @@ class Lane:
             outcomes = self._append([batch for batch, _, _ in gathered])
         except HeadraceError as error:
             outcomes = [error] * len(gathered)
+        except Exception:  # whatever it was, everybody gets an answer
+            logger.exception("%s partition %s: gathered batches could not be appended", self.topic, self.number)
+            outcomes = [InternalError()] * len(gathered)
         for outcome, (_, needed, later) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
                 later.settle(outcome)

@@ -10,6 +10,8 @@ from headrace.model.errors import HeadraceError
 from headrace.model.requests import Words
 
 _SNAPSHOT_GROWTH = 4
+_RECORD_BYTES = 100
+"""What each writing adds, about."""
 
 
 class Ledger:
@@ -21,13 +23,17 @@ class Ledger:
         self._settings = settings
         self._syncing = Syncing(journal, ports)
         self._end = 0
+        self._written_bytes = 0
+        """Of facts, since the last snapshot."""
         self._snapshot_bytes = 0
         self.state = State()
         for content in journal.facts():
             if content is None:
                 self.state = State()
+                self._written_bytes = 0
             else:
                 self.state.apply_bytes(content)
+                self._written_bytes += len(content)
         self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
 
     @property
@@ -37,10 +43,12 @@ class Ledger:
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
         """Write facts, all or none, and let them count; `durably` tells when they are safe."""
-        self._end = self._journal.write([encode_fact(fact) for fact in facts], now_us)
+        written = [encode_fact(fact) for fact in facts]
+        self._end = self._journal.write(written, now_us)
         for fact in facts:
             self.state.apply(fact)
-        if self._journal.size_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
+        self._written_bytes += sum(map(len, written)) + _RECORD_BYTES
+        if self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
             self._snapshot(now_us)
 
     def durably(self, answer: Words) -> Later[Words]:
@@ -59,8 +67,7 @@ class Ledger:
 
     def _snapshot(self, now_us: int) -> None:
         forget_us = now_us - round(self._settings.transactions_kept_seconds * 1e6)
-        facts = (encode_fact(fact) for fact in self.state.facts(forget_us))
-        before = self._journal.size_bytes
+        facts = [encode_fact(fact) for fact in self.state.facts(forget_us)]
         begin = self._journal.write_snapshot(facts, now_us)
-        self._snapshot_bytes = self._journal.size_bytes - before
+        self._snapshot_bytes, self._written_bytes = sum(map(len, facts)), 0
         self._ports.background(lambda: self._journal.forget_before(begin))

@@ -173,12 +173,12 @@ class Topics:
 
     def info(self, topic: Topic, *, partitions: bool) -> TopicInfo:
         """What is told of a topic."""
-        groups = sorted(
-            group
-            for group, positions in self._ledger.state.groups.items()
-            if any(topic_id == topic.id for topic_id, _ in positions)
-        )
         lanes = self.all_lanes(topic) if partitions else []
+        groups = [
+            group
+            for group, positions in sorted(self._ledger.state.groups.items())
+            if partitions and any(topic_id == topic.id for topic_id, _ in positions)
+        ]
         return TopicInfo(
             str(topic), topic.id, topic.created_us, topic.settings.as_dict(), [lane.info() for lane in lanes], groups
         )

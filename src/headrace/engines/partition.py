@@ -7,12 +7,13 @@ from headrace.engines.producers import FORGOTTEN, Producers, marked
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import DurabilityUnavailable, HeadraceError, UnexpectedOffset
+from headrace.model.errors import DurabilityUnavailable, HeadraceError, InvalidBatch, UnexpectedOffset
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.settings import LogSettings
 
-_CHECKPOINT_BATCHES = 10_000
+_CHECKPOINT_WORK = 10_000
+"""Batches, and as many more for large ones, that opening a partition may have to read."""
 
 
 class Appended(NamedTuple):
@@ -44,7 +45,7 @@ class Partition:
         """Whether it can be written and synced at all."""
         self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
         self.producers = Producers()
-        self._appended = 0
+        self._unsaved = 0
         start = self.producers.load(saved, log.next_offset) if saved is not None else 0
         for batch in log.batches(min(max(start, log.first_offset), log.next_offset), skip_corrupt=True):
             if batch.base_offset >= start:
@@ -94,7 +95,7 @@ class Partition:
         receipt = self._log.append(batch, now_us, self._at_once)
         if producer.id:
             self.producers.note(producer, receipt.base_offset)
-        self._appended += 1
+        self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
@@ -110,7 +111,7 @@ class Partition:
                     outcomes.append(error)
             if gathered.values:
                 self._log.append(gathered.encoded(codec), now_us, self._at_once)
-                self._appended += 1
+                self._unsaved += len(batches)
         except BaseException:
             self.producers.restore(undo)
             raise
@@ -137,7 +138,7 @@ class Partition:
         batch.stamp(marked(mark))
         receipt = self._log.append(batch, now_us, self._at_once)
         self.producers.mark = mark
-        self._appended += 1
+        self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
@@ -167,9 +168,9 @@ class Partition:
 
     def save_producers(self, *, closing: bool = False) -> bytes | None:
         """What is known of the producers, if much was appended since; to be kept once all of that is synced."""
-        if not self.in_files or not self._appended or not (closing or self._appended >= _CHECKPOINT_BATCHES):
+        if not self.in_files or not self._unsaved or not (closing or self._unsaved >= _CHECKPOINT_WORK):
             return None
-        self._appended = 0
+        self._unsaved = 0
         return self.producers.save(self._log.next_offset)
 
     # Upkeep: on any thread.
@@ -234,9 +235,12 @@ class _Gathered:
     def add(self, batch: Batch) -> Appended:
         """Put a batch's messages behind the others; tells where they will stand."""
         columns = batch.columns()
+        timestamps = columns.timestamps or [batch.time_max] * batch.count
+        if (min(timestamps), max(timestamps)) != (batch.time_min, batch.time_max):
+            raise InvalidBatch("the header does not tell the times of the messages")
         place, count = len(self.values), batch.count
         self.values += columns.values
-        self._timestamps += columns.timestamps or [batch.time_max] * count
+        self._timestamps += timestamps
         for name in _OTHERS:
             column = getattr(columns, name)
             if column is not None:

@@ -10,7 +10,7 @@ from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 _PARTS = 8
 """Retention removes whole segments: a log of fewer would be trimmed coarsely."""
-_JOURNAL_SETTINGS = LogSettings(segment_bytes=64 << 20)
+_JOURNAL_SETTINGS = LogSettings(segment_bytes=4 << 20)
 _STAGING_SETTINGS = LogSettings(segment_bytes=256 << 20)
 _MEMORY_JOURNAL_BYTES = 1 << 30
 _SECOND_US = 1_000_000
