@@ -138,7 +138,7 @@ def test_columns_that_do_not_fit_are_refused(body: list) -> None:
 
 
 def test_columns_of_a_later_version_are_passed_over() -> None:
-    body = msgspec.msgpack.encode([[b"a"], None, None, None, None, None, None, None, ["new"]])
+    body = msgspec.msgpack.encode([[b"a"], None, None, None, None, None, None, None, None, ["new"]])
     assert with_body(body, 1).columns().values == [b"a"]
 
 
