@@ -107,7 +107,7 @@ class Group:
         changes = self.topics_changed(available, now_us)
         if revoked := sorted(one for place, one in owned.items() if place in self._release_by_us):
             changes.setdefault(member, Change()).revoked = revoked
-        return changes
+        return dict(sorted(changes.items(), key=lambda entry: entry[0]))
 
     def leave(self, member: str, now_us: int) -> Changes:
         """A member goes; it has finished with all that it had."""
@@ -191,7 +191,7 @@ class Group:
             return
         place = f"partition {partition} of {topic!r}"
         if one is not None:
-            why = f"{place} was assigned to {member!r} anew, with epoch {one.epoch}; it had epoch {epoch} before"
+            why = f"{place} was assigned to {member!r} anew: its epoch is {one.epoch} now, not {epoch}"
         elif (owner := self.owner(topic, partition)) is not None:
             why = f"{place} is read by {owner!r}, not by {member!r}"
         else:
