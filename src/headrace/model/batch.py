@@ -165,7 +165,7 @@ class Batch(msgspec.Struct, gc=False):
             body = decompress(self.codec, memoryview(body))
         try:
             columns = _decoder.decode(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidBatch(f"the body is not columns of messages: {error}") from error
         _check_columns(columns, self.count, self.span)
         return columns

@@ -299,5 +299,5 @@ def failure_error(told: Failure) -> HeadraceError:
 def _decoded(decoder: Any, head: memoryview) -> Any:
     try:
         return decoder.decode(head)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a frame's head cannot be read: {error}") from error

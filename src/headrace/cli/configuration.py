@@ -1,0 +1,246 @@
+"""The settings of `headrace serve`: from flags, environment, file and defaults, each with where it comes from."""
+
+import argparse
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.cli.arguments import duration, size
+from headrace.model.durability import Durability
+from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.topic import TopicSettings
+from headrace.server import MEMORY, ServerSettings
+
+PREFIX = "HEADRACE_"
+CONFIG_VARIABLE = "HEADRACE_CONFIG"
+DEFAULT = "default"
+_NOT_SETTINGS = {CONFIG_VARIABLE, "HEADRACE_URL"}
+"""Variables that others read."""
+_PATHS = ("data", "unix_socket")
+_NEAR, _VERY_NEAR = 0.4, 0.85
+_WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+
+FIELDS = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
+TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSettings)}
+
+
+class Given(NamedTuple):
+    """A value that somebody gave a setting."""
+
+    content: Any
+    source: str
+
+
+Givens = dict[str, Given]
+"""By the names of settings; `topic.partitions` for those of topics."""
+
+
+class Configuration(NamedTuple):
+    """The settings in effect."""
+
+    settings: ServerSettings
+    givens: Givens
+    """What was given and counts; all others have their defaults."""
+    file: str | None
+
+    def source(self, name: str) -> str:
+        """Where a setting comes from."""
+        return self.givens[name].source if name in self.givens else DEFAULT
+
+    def contents(self) -> dict[str, Any]:
+        """The settings in plain values by name, those of topics as `topic.NAME`."""
+        plain = {name: getattr(self.settings, name) for name in FIELDS if name != "topic"}
+        plain["unix_socket"] = self.settings.socket_path
+        topic = self.settings.broker().topic.as_dict()
+        return {**plain, **{f"topic.{name}": content for name, content in topic.items()}}
+
+    def as_toml(self) -> str:
+        """A file that gives the same settings, with a remark on where each comes from."""
+        lines = ["# The settings in effect, and where each comes from."]
+        for name, content in self.contents().items():
+            _, dot, key = name.rpartition(".")
+            if dot and "[topic]" not in lines:
+                lines += ["", "[topic]"]
+            # There is no word for nothing in this format.
+            line = f"# {key} is not set" if content is None else f"{key} = {_toml(content)}"
+            lines.append(f"{line}  # {self.source(name)}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        contents = self.contents()
+        topic = {name.removeprefix("topic."): contents.pop(name) for name in list(contents) if "." in name}
+        sources = {name: given.source for name, given in self.givens.items()}
+        return {"settings": {**contents, "topic": topic}, "sources": sources, "file": self.file}
+
+
+def configure(
+    flags: Mapping[str, str], topic_flags: Mapping[str, str], config: str | None, environ: Mapping[str, str]
+) -> Configuration:
+    """The settings in effect: a flag counts before the environment, that before the file, and that before defaults."""
+    path, why = _config_file(config, environ)
+    givens = _defaults(environ)
+    if path is not None:
+        givens |= _from_file(path, why)
+    givens |= _from_environment(environ)
+    givens |= from_flags(flags, topic_flags)
+    plain: dict[str, Any] = {name: given.content for name, given in givens.items() if not name.startswith("topic.")}
+    plain["topic"] = {name[6:]: given.content for name, given in givens.items() if name.startswith("topic.")}
+    try:
+        settings = ServerSettings(**plain)
+    except HeadraceError as error:
+        raise InvalidArgument(f"{error}{_blame(str(error), givens)}") from error
+    return Configuration(settings, {name: given for name, given in givens.items() if given.source != DEFAULT}, path)
+
+
+def from_flags(flags: Mapping[str, str], topic_flags: Mapping[str, str]) -> Givens:
+    """What flags say."""
+    givens = {}
+    for name, text in flags.items():
+        source = f"flag --{name.replace('_', '-')}"
+        givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+    for key, text in topic_flags.items():
+        name, source = f"topic.{key}", f"flag --topic {key}={text}"
+        _known(key, TOPIC_FIELDS, "topic's setting", source)
+        givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+    return givens
+
+
+def default_data(environ: Mapping[str, str]) -> str:
+    """Where data is kept unless somebody says otherwise."""
+    home = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return os.path.join(home, "headrace")
+
+
+def _defaults(environ: Mapping[str, str]) -> Givens:
+    return {"data": Given(default_data(environ), DEFAULT)}
+
+
+def _config_file(config: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """The file, if there is one, and who named it."""
+    if config is not None:
+        return config, "--config"
+    if environ.get(CONFIG_VARIABLE):
+        return environ[CONFIG_VARIABLE], CONFIG_VARIABLE
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.join(home, "headrace", "headrace.toml")
+    return (path, "") if os.path.exists(path) else (None, "")
+
+
+def _from_file(path: str, why: str) -> Givens:
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidArgument(f"there is no file {path}, which {why or 'was there a moment ago'} names") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from error
+    source = f"file {path}"
+    topic = content.pop("topic", {})
+    if not isinstance(topic, dict):
+        raise InvalidArgument(f"topic must be a table of settings ({source})")
+    givens, folder = {}, os.path.dirname(os.path.abspath(path))
+    for name, value in content.items():
+        _known(name, FIELDS, "setting", source)
+        givens[name] = Given(_read(name, value, source, folder), source)
+    for key, value in topic.items():
+        _known(key, TOPIC_FIELDS, "topic's setting", source)
+        givens[f"topic.{key}"] = Given(_read(f"topic.{key}", value, source, folder), source)
+    return givens
+
+
+def _from_environment(environ: Mapping[str, str]) -> Givens:
+    names = {_variable(name): name for name in FIELDS if name != "topic"}
+    names |= {_variable(f"topic.{name}"): f"topic.{name}" for name in TOPIC_FIELDS}
+    givens = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        name = names.get(variable)
+        source = f"environment {variable}"
+        if name is not None:
+            givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+        elif near := difflib.get_close_matches(variable, names, 1, _VERY_NEAR):
+            raise InvalidArgument(f"{variable} in the environment is no setting; did you mean {near[0]}?")
+    return givens
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.replace(".", "_").upper()
+
+
+def _known(name: str, names: Iterable[str], what: str, source: str) -> None:
+    names = [known for known in names if known != "topic"]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1, _NEAR)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+        raise InvalidArgument(f"there is no {what} {name!r} ({source}){hint}")
+
+
+def _read(name: str, content: Any, source: str, folder: str) -> Any:
+    """The value of a setting, whether it comes as text or not."""
+    key = name.removeprefix("topic.")
+    field = (TOPIC_FIELDS if name.startswith("topic.") else FIELDS)[key]
+    if field.type is Durability:
+        return content  # by its name
+    try:
+        if isinstance(content, str):
+            content = _parsed(key, content, field.type)
+        msgspec.convert(content, field.type)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise InvalidArgument(f"{name}: {error} ({source})") from error
+    if name in _PATHS and content and content != MEMORY:
+        return os.path.normpath(os.path.join(folder, os.path.expanduser(content)))
+    return content
+
+
+def _parsed(key: str, text: str, kind: Any) -> Any:
+    """Numbers and such from text, with units where there are any."""
+    if kind is bool:
+        if text.lower() not in _WORDS:
+            raise ValueError(f"{text!r} is neither yes nor no")
+        return _WORDS[text.lower()]
+    optional = kind == (int | None) or kind == (float | None)
+    if optional and text == "none":
+        return None
+    if kind is int or kind == (int | None):
+        return size(text) if "bytes" in key else _number(text, int, "whole number")
+    if kind is float or kind == (float | None):
+        return _number(text, float, "number") if _is_zero(text) else duration(text)
+    return text
+
+
+def _is_zero(text: str) -> bool:
+    return not text.strip("0.")
+
+
+def _number(text: str, kind: Callable[[str], Any], what: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no {what}") from None
+
+
+def _blame(text: str, givens: Givens) -> str:
+    """Who gave the settings that an error names."""
+    words = set(text.replace(",", " ").replace(":", " ").split())
+    sources = [given.source for name, given in givens.items() if name.removeprefix("topic.") in words]
+    return f" ({', '.join(dict.fromkeys(sources))})" if sources else ""
+
+
+def _toml(content: Any) -> str:
+    """A plain value as TOML, whose strings are JSON's but for one character."""
+    return json.dumps(content, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def topic_flag(text: str) -> tuple[str, str]:
+    """A setting of topics, given as NAME=VALUE."""
+    name, equals, content = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, content

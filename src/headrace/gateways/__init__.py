@@ -1,0 +1,1 @@
+"""Gateways: sockets on one side, the broker on the other."""

@@ -1,0 +1,199 @@
+"""The gateway of the native protocol: listens, admits connections, and watches over them."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.gateways.connection import Connection
+from headrace.gateways.outgoing import Outgoing
+from headrace.gateways.unix_socket import make_room, remove
+from headrace.model.errors import HeadraceError, LimitExceeded
+from headrace.model.limits import FRAME_BYTES_MAX
+from headrace.wire.frames import SHARED_BYTES
+from headrace.wire.native import PROTOCOL_VERSION, Welcome
+
+if TYPE_CHECKING:
+    from headrace.broker.broker import Broker
+
+logger = logging.getLogger("headrace.native")
+
+_BACKLOG = 1024
+_SILENT_BEATS = 3
+"""After so many heartbeats of silence a connection is taken for dead."""
+
+
+class NativeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway must know."""
+
+    server: str = "headrace"
+    """Name and version of this software."""
+    broker_id: str = ""
+    heartbeat_ms: int = 5000
+    connections_max: int = 10_000
+    held_bytes_max: int = 256 << 20
+    """Bytes of unfinished frames of all connections together."""
+
+
+def time_us() -> int:
+    """The time now, in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class NativeGateway:
+    """All connections of the native protocol to one broker."""
+
+    def __init__(
+        self,
+        broker: "Broker",
+        settings: NativeSettings,
+        loop: asyncio.AbstractEventLoop,
+        now_us: Callable[[], int] = time_us,
+    ) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.now_us = now_us
+        self.shared = memoryview(bytearray(SHARED_BYTES))
+        """Where all connections receive, one after the other."""
+        self.draining = False
+        self._loop = loop
+        self._servers: list[asyncio.AbstractServer] = []
+        self._socket_paths: list[str] = []
+        self._connections: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        self._held_bytes = 0
+        self._unflushed: list[Outgoing] = []
+        self._supervised_us = now_us()
+        self._supervision = self.later(settings.heartbeat_ms / 2000, self._supervise)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it when all that is going on now is done."""
+        self._loop.call_soon(call)
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call it after so long."""
+        return self._loop.call_later(delay_s, call)
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be answered."""
+        return any(connection.busy for connection in self._connections)
+
+    def heard_us(self) -> int:
+        """When anyone last said something."""
+        return max((connection.heard_us for connection in self._connections), default=0)
+
+    async def listen(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Listen on TCP; returns the addresses, with the real port when 0 was asked for."""
+        server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        self._servers.append(server)
+        return [listening.getsockname()[:2] for listening in server.sockets]
+
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a Unix socket; one that a process left there when it died is replaced."""
+        make_room(path)
+        server = await self._loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+        self._servers.append(server)
+        self._socket_paths.append(path)
+
+    async def attach(self, end: socket.socket) -> None:
+        """Serve a connection that stands already, such as one end of a socket pair."""
+        await self._loop.connect_accepted_socket(self._connection, end)
+
+    def stop_listening(self) -> None:
+        """Take no new connections."""
+        for path in self._socket_paths:
+            remove(path)
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        self._socket_paths.clear()
+
+    def drain(self) -> None:
+        """Tell all clients that the broker is going to stop."""
+        self.draining = True
+        for connection in self._connections:
+            connection.drain()
+
+    def close(self) -> None:
+        """End all connections, once what they wait for is sent."""
+        self.draining = True
+        self.stop_listening()
+        self._supervision.cancel()
+        self._flush()
+        for connection in [*self._connections, *self._refused]:
+            connection.close()
+
+    def abort(self) -> None:
+        """End all connections now."""
+        for connection in [*self._connections, *self._refused]:
+            connection.abort()
+
+    # What connections say.
+
+    def admit(self, connection: Connection) -> HeadraceError | None:
+        """A connection was made: why it cannot stay, if so."""
+        if len(self._connections) < self.settings.connections_max:
+            self._connections.add(connection)
+            return None
+        self._refused.add(connection)
+        return LimitExceeded(
+            f"the broker has {len(self._connections)} connections already, as many as connections_max allows",
+            connections_max=self.settings.connections_max,
+        )
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+        self._refused.discard(connection)
+
+    def welcome(self, now_us: int, features: list[str]) -> Welcome:
+        """The answer to Hello."""
+        return Welcome(
+            protocol=PROTOCOL_VERSION,
+            server=self.settings.server,
+            broker_id=self.settings.broker_id,
+            time_us=now_us,
+            heartbeat_ms=self.settings.heartbeat_ms,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            features=features,
+        )
+
+    def hold(self, more_bytes: int) -> bool:
+        """Unfinished frames take so many bytes more; whether that is too much."""
+        self._held_bytes += more_bytes
+        return self._held_bytes > self.settings.held_bytes_max
+
+    def flush_soon(self, out: Outgoing) -> None:
+        """Send what a connection gathers, when all that happens at this moment has happened."""
+        if not self._unflushed:
+            self.soon(self._flush)
+        self._unflushed.append(out)
+
+    def _flush(self) -> None:
+        unflushed, self._unflushed = self._unflushed, []
+        for out in unflushed:
+            out.flush()
+
+    def _connection(self) -> Connection:
+        return Connection(self)
+
+    def _supervise(self) -> None:
+        """End silent connections: one timer for all of them."""
+        now_us, beat_us = self.now_us(), self.settings.heartbeat_ms * 1000
+        stood_still = now_us - self._supervised_us > 2 * beat_us
+        self._supervised_us = now_us
+        for connection in list(self._connections):
+            if stood_still:  # the clock was set, or the machine slept: that is not the clients' fault
+                connection.heard_us = now_us
+            connection.supervise(now_us, beat_us * _SILENT_BEATS)
+        self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)

@@ -1,0 +1,37 @@
+"""Unix sockets and the files that they leave behind."""
+
+import contextlib
+import os
+import socket
+import stat
+
+from headrace.model.errors import InvalidArgument, LogInUse
+
+PATH_BYTES_MAX = 107
+"""What the system's address of a Unix socket has room for."""
+_PROBE_S = 1.0
+
+
+def make_room(path: str) -> None:
+    """Remove the file of a socket that nobody listens on any more: its process died."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise InvalidArgument(f"{path} is needed for a Unix socket, and is something else")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            remove(path)
+            return
+        except OSError as error:  # somebody is there, even if it does not answer
+            raise LogInUse(f"another process listens on {path} ({error})") from error
+    raise LogInUse(f"another process listens on {path}")
+
+
+def remove(path: str) -> None:
+    """Remove a socket's file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,172 @@
+"""The settings of a server: where they come from, which ones count, and what is said when one is wrong."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.broker.settings import BrokerSettings
+from headrace.cli.configuration import FIELDS, TOPIC_FIELDS, Configuration, configure
+from headrace.cli.settings import field_explanations
+from headrace.model.errors import InvalidArgument
+from headrace.server import ServerSettings
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment in which nothing is set but the home directories."""
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_DATA_HOME": str(tmp_path / "share")}
+
+
+def configured(environ: dict[str, str], config: str | None = None, *topic: str, **flags: str) -> Configuration:
+    return configure(flags, dict(one.split("=") for one in topic), config, environ)
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "headrace.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def wrong(environ: dict[str, str], config: str | None = None, *topic: str, **flags: str) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        configured(environ, config, *topic, **flags)
+    return str(caught.value)
+
+
+def test_without_a_word_there_are_defaults(home: dict[str, str], tmp_path: Path) -> None:
+    found = configured(home)
+    assert found.settings == ServerSettings(data=f"{tmp_path}/share/headrace")
+    assert found.settings.socket_path == f"{tmp_path}/share/headrace/headrace.sock"
+    assert found.source("port") == "default"
+    assert configured({}).settings.data == os.path.expanduser("~/.local/share/headrace")
+
+
+def test_flags_come_before_the_environment_that_before_the_file_that_before_defaults(
+    home: dict[str, str], tmp_path: Path
+) -> None:
+    path = written(tmp_path, "port = 1\nheartbeat_ms = 101\nhost = 'f'\n[topic]\npartitions = 1\nretain_bytes = 11\n")
+    environ = {**home, "HEADRACE_PORT": "2", "HEADRACE_HEARTBEAT_MS": "102", "HEADRACE_TOPIC_PARTITIONS": "2"}
+    found = configured(environ, path, "partitions=3", port="3")
+    settings, topic = found.settings, found.settings.broker().topic
+    assert (settings.port, settings.heartbeat_ms, settings.host) == (3, 102, "f")
+    assert (topic.partitions, topic.retain_bytes) == (3, 11)
+    assert found.source("port") == "flag --port"
+    assert found.source("heartbeat_ms") == "environment HEADRACE_HEARTBEAT_MS"
+    assert found.source("host") == f"file {path}"
+    assert found.source("topic.partitions") == "flag --topic partitions=3"
+    assert found.source("drain_seconds") == "default"
+
+
+def test_file_is_named_by_flag_by_variable_or_lies_where_files_lie(home: dict[str, str], tmp_path: Path) -> None:
+    path = written(tmp_path, "port = 1")
+    assert configured({**home, "HEADRACE_CONFIG": path}).settings.port == 1
+    usual = tmp_path / "config" / "headrace" / "headrace.toml"
+    usual.parent.mkdir(parents=True)
+    usual.write_text("port = 2")
+    assert (configured(home).settings.port, configured(home).file) == (2, str(usual))
+    assert configured(home, path).file == path
+    assert "--config" in wrong(home, str(tmp_path / "gone.toml"))
+    assert "HEADRACE_CONFIG" in wrong({**home, "HEADRACE_CONFIG": str(tmp_path / "gone.toml")})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("auto_create_topics", "no", False),
+        ("auto_create_topics", "True", True),
+        ("receive_bytes_max", "64MiB", 64 << 20),
+        ("drain_seconds", "2m", 120.0),
+        ("drain_seconds", "0", 0.0),
+        ("transactions_kept_seconds", "7d", 604800.0),
+        ("unix_socket", "", ""),
+        ("host", "", ""),
+        ("data", ":memory:", ":memory:"),
+    ],
+)
+def test_text_is_read_with_units(name: str, text: str, content: object, home: dict[str, str]) -> None:
+    variable = {f"HEADRACE_{name.upper()}": text}
+    assert getattr(configured({**home, **variable}).settings, name) == content
+    assert getattr(configured(home, None, **{name: text}).settings, name) == content
+
+
+def test_paths_in_a_file_count_from_the_file(
+    home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "data = 'here'\nunix_socket = '/run/a.sock'")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert configured(home, path).settings.data == f"{tmp_path}/here"
+    assert configured(home, path).settings.socket_path == "/run/a.sock"
+    assert configured(home, None, data="here").settings.data == f"{elsewhere}/here"
+    assert configured(home, None, data="~/x").settings.data == os.path.expanduser("~/x")
+
+
+def test_in_memory_topics_are_in_memory(home: dict[str, str]) -> None:
+    settings = configured(home, None, data=":memory:").settings
+    assert settings.broker().topic.storage.value == "memory"
+    assert settings.socket_path == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", ["'prot'", "did you mean port?"]),
+        ("[topic]\npartition = 1", ["'partition'", "did you mean partitions?"]),
+        ("zzzzzzzzzz = 1", ["zzzzzzzzzz", "connections_max"]),
+        ("port = 'many'", ["port", "'many' is no whole number"]),
+        ("port = 70000", ["port", "65535", "70000"]),
+        ("port = [1]", ["port", "int"]),
+        ("drain_seconds = -1", ["drain_seconds", "-1"]),
+        ("data = ''", ["data"]),
+        ("auto_create_topics = 'maybe'", ["auto_create_topics", "maybe"]),
+        ("log_level = 'loud'", ["log_level", "debug", "loud"]),
+        ("topic = 3", ["topic"]),
+        ("[topic]\npartitions = 0", ["partitions", "0"]),
+        ("[topic]\ndurability = 'sometimes'", ["durability", "sometimes"]),
+        ("upkeep_seconds = 0.0", ["upkeep_seconds"]),
+        ("port = \n", ["not TOML", "line 1"]),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(
+    text: str, words: list[str], home: dict[str, str], tmp_path: Path
+) -> None:
+    path = written(tmp_path, text)
+    said = wrong(home, path)
+    for word in [*words, path]:
+        assert word in said
+
+
+def test_what_is_wrong_elsewhere_is_named_with_its_place(home: dict[str, str]) -> None:
+    assert "flag --port" in wrong(home, None, port="x")
+    assert "environment HEADRACE_PORT" in wrong({**home, "HEADRACE_PORT": "99999"})
+    assert "did you mean HEADRACE_PORT?" in wrong({**home, "HEADRACE_PORTS": "1"})
+    assert "did you mean partitions?" in wrong(home, None, "partitons=1")
+    configured({**home, "HEADRACE_URL": "headrace://elsewhere", "HEADRACE_SOMETHING_QUITE_DIFFERENT": "1"})
+
+
+def test_printed_configuration_gives_the_same_settings(home: dict[str, str], tmp_path: Path) -> None:
+    given: dict[str, Any] = {"host": 'a "strange"\x7f\n name é', "drain_seconds": "1.5", "auto_create_topics": "no"}
+    first = configured(home, None, "retain_seconds=7d", "durability=written", **given)
+    text = first.as_toml()
+    again = configured({}, written(tmp_path, text))
+    assert again.settings.broker() == first.settings.broker()
+    assert again.contents() == first.contents()
+    assert "# flag --host" in text
+    assert "# retain_bytes is not set" in text
+    plain = tomllib.loads(text)
+    assert plain.keys() == FIELDS.keys()
+    assert first.as_dict()["settings"] == {**plain, "topic": {**dict.fromkeys(TOPIC_FIELDS), **plain["topic"]}}
+    assert first.as_dict()["sources"]["topic.retain_seconds"] == "flag --topic retain_seconds=7d"
+
+
+def test_every_setting_is_explained_and_every_one_of_the_brokers_is_there() -> None:
+    assert field_explanations(ServerSettings).keys() == FIELDS.keys()
+    ours = {field.name: field.default for field in msgspec.structs.fields(ServerSettings)}
+    for field in msgspec.structs.fields(BrokerSettings):
+        if field.name != "topic":
+            assert ours[field.name] == field.default

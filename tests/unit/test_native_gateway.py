@@ -1,0 +1,337 @@
+"""The gateway of the native protocol: fetches that wait, streams with credit, errors that end nothing."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.native_client import NativeClient
+
+from headrace.broker.broker import Broker
+from headrace.model.batch import Batch, Columns, encode, parse
+from headrace.model.errors import (
+    InternalError,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    ProtocolError,
+    TopicNotFound,
+)
+from headrace.model.requests import Info, Publish, TopicCreate, TopicDelete, TopicDescribe
+from headrace.server import EmbeddedServer
+from headrace.wire.frames import Frame
+from headrace.wire.native import (
+    Delivery,
+    Failure,
+    Fetch,
+    Kind,
+    Ping,
+    StreamClose,
+    StreamCredit,
+    StreamOpen,
+    decode,
+)
+
+TOPIC = "orders"
+BATCH_BYTES = 50_000
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A server in memory, on either event loop."""
+    if request.param == "uvloop":
+        pytest.importorskip("uvloop")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "asyncio":
+            patch.setattr("headrace.server.new_event_loop", asyncio.new_event_loop)
+        server = EmbeddedServer(":memory:")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[NativeClient]:
+    """A client, and a new topic."""
+    with NativeClient(server.connect()) as client:
+        client.hello()
+        client.ask(TopicCreate(TOPIC))
+        yield client
+        client.ask(TopicDelete(TOPIC))
+
+
+@pytest.fixture
+def other(server: EmbeddedServer) -> Iterator[NativeClient]:
+    """Another client."""
+    with NativeClient(server.connect()) as client:
+        client.hello()
+        yield client
+
+
+def batch(count: int = 1, value: bytes = b"x") -> bytes:
+    return bytes(encode(Columns([value] * count), 1_700_000_000_000_000).data)
+
+
+def filled(client: NativeClient, batches: int) -> None:
+    """Publish some large batches of ten messages."""
+    for _ in range(batches):
+        client.ask(Publish(TOPIC, 0), batch(10, bytes(BATCH_BYTES // 10)))
+
+
+def batches(body: bytes | memoryview) -> list[Batch]:
+    found, position = [], 0
+    while position < len(body):
+        found.append(parse(memoryview(body), position))
+        position += found[-1].length
+    return found
+
+
+def delivered(client: NativeClient, stream: int) -> tuple[Delivery, list[Batch]]:
+    """The next delivery, which must be this stream's."""
+    frame = client.receive()
+    assert (frame.kind, frame.correlation) == (Kind.DELIVERY, stream)
+    return decode(frame.kind, frame.head), batches(frame.body)
+
+
+def opened(client: NativeClient, offset: int = 0, credit: int = 1 << 20) -> int:
+    """Open a stream; returns its name."""
+    stream = client.send(StreamOpen(TOPIC, 0, offset, credit))
+    assert_answer(client.receive(), stream)
+    return stream
+
+
+def assert_answer(frame: Frame, correlation: int) -> None:
+    assert (frame.kind, frame.correlation) == (Kind.ANSWER, correlation)
+
+
+def failure(frame: Frame) -> Failure:
+    return decode(Kind.STREAM_END, frame.head)
+
+
+# Fetching
+
+
+def test_fetch_of_nothing_answers_at_once_unless_it_may_wait(client: NativeClient) -> None:
+    answer, body = client.ask_for_batches(Fetch(TOPIC, 0, 0))
+    assert (answer.next_offset, answer.end_offset, body) == (0, 0, b"")
+    answer, body = client.ask_for_batches(Fetch(TOPIC, 0, 0, wait_ms=100))
+    assert (answer.next_offset, body) == (0, b"")
+
+
+def test_waiting_fetch_is_answered_when_something_comes(client: NativeClient, other: NativeClient) -> None:
+    waiting = client.send(Fetch(TOPIC, 0, 0, wait_ms=600_000))
+    client.ask(Ping())
+    other.ask(Publish(TOPIC, 0), batch(3))
+    frame = client.receive()
+    assert_answer(frame, waiting)
+    assert [one.count for one in batches(frame.body)] == [3]
+
+
+def test_waiting_fetch_fails_when_its_topic_goes(client: NativeClient, other: NativeClient) -> None:
+    waiting = client.send(Fetch(TOPIC, 0, 0, wait_ms=600_000))
+    client.ask(Ping())
+    other.ask(TopicDelete(TOPIC))
+    frame = client.receive()
+    assert (frame.kind, frame.correlation) == (Kind.FAILURE, waiting)
+    assert failure(frame).code == "topic_not_found"
+    other.ask(TopicCreate(TOPIC))
+
+
+def test_fetch_keeps_to_its_size_but_gives_one_batch_at_least(client: NativeClient) -> None:
+    filled(client, 4)
+    for bytes_max, count in ((1, 1), (-1, 1), (2 * BATCH_BYTES + 2000, 2), (1 << 60, 4)):
+        answer, body = client.ask_for_batches(Fetch(TOPIC, 0, 0, bytes_max=bytes_max))
+        assert len(batches(body)) == count
+        assert (answer.next_offset, answer.end_offset) == (10 * count, 40)
+
+
+def test_fetch_from_where_nothing_is(client: NativeClient) -> None:
+    with pytest.raises(OffsetOutOfRange) as caught:
+        client.ask(Fetch(TOPIC, 0, 5))
+    assert caught.value.details["next_offset"] == 0
+    with pytest.raises(PartitionNotFound):
+        client.ask(Fetch(TOPIC, 7, 0))
+    client.ask(Ping())
+
+
+# Streams
+
+
+def test_stream_delivers_what_is_there_and_what_comes(client: NativeClient, other: NativeClient) -> None:
+    filled(other, 5)
+    stream = opened(client)
+    offset = 0
+    while offset < 50:
+        delivery, found = delivered(client, stream)
+        assert found[0].base_offset == offset
+        assert [one.next_offset for one in found][-1] == delivery.next_offset
+        assert delivery.end_offset == 50
+        offset = delivery.next_offset
+    for number in range(3):
+        other.ask(Publish(TOPIC, 0), batch(2))
+        delivery, found = delivered(client, stream)
+        assert (found[0].base_offset, delivery.next_offset) == (50 + 2 * number, 52 + 2 * number)
+
+
+def test_stream_sends_as_much_as_it_has_credit_for(client: NativeClient) -> None:
+    filled(client, 12)
+    stream = opened(client, credit=1)
+    first, found = delivered(client, stream)
+    assert len(found) == 2, "a delivery is up to 120 KiB, of which one byte was paid for"
+    client.ask(Ping())  # the answer would come behind another delivery
+    owed = sum(one.length for one in found) - 1
+    client.send(StreamCredit(stream, owed))
+    client.ask(Ping())
+    client.send(StreamCredit(stream, 1))
+    second, found = delivered(client, stream)
+    assert found[0].base_offset == first.next_offset
+    client.send(StreamCredit(stream, 1 << 30))
+    while second.next_offset < 120:
+        second, _ = delivered(client, stream)
+
+
+def test_stream_without_credit_waits(client: NativeClient) -> None:
+    filled(client, 1)
+    stream = opened(client, credit=0)
+    client.ask(Ping())
+    client.send(StreamCredit(stream, 1))
+    delivered(client, stream)
+
+
+def test_after_the_answer_to_close_nothing_comes(client: NativeClient, other: NativeClient) -> None:
+    filled(client, 20)
+    stream = opened(client, credit=1 << 40)
+    closing = client.send(StreamClose(stream))
+    while (frame := client.receive()).kind == Kind.DELIVERY:
+        assert frame.correlation == stream
+    assert_answer(frame, closing)
+    other.ask(Publish(TOPIC, 0), batch())
+    client.send(StreamCredit(stream, 1000))
+    client.ask(StreamClose(stream))
+    client.ask(StreamClose(987))
+
+
+def test_streams_of_a_connection_take_turns(client: NativeClient) -> None:
+    filled(client, 30)
+    ask = [StreamOpen(TOPIC, 0, 0, 1 << 40) for _ in range(3)]
+    streams = [client.send(one) for one in ask]
+    seen: list[int] = []
+    ended: set[int] = set()
+    while len(ended) < 3:
+        frame = client.receive()
+        if frame.kind == Kind.DELIVERY:
+            seen.append(frame.correlation)
+            if decode(frame.kind, frame.head).next_offset == 300:
+                ended.add(frame.correlation)
+    shared = seen[: len(seen) // 2]
+    assert set(shared) == set(streams)
+    assert sum(first != second for first, second in pairwise(shared)) > len(shared) // 2
+
+
+def test_stream_ends_with_its_topic(client: NativeClient, other: NativeClient) -> None:
+    stream = opened(client)
+    other.ask(TopicDelete(TOPIC))
+    frame = client.receive()
+    assert (frame.kind, frame.correlation) == (Kind.STREAM_END, stream)
+    assert failure(frame).code == "topic_not_found"
+    other.ask(TopicCreate(TOPIC))
+    again = opened(client)
+    other.ask(Publish(TOPIC, 0), batch())
+    delivered(client, again)
+
+
+def test_stream_that_cannot_be_opened_fails_that_request_only(client: NativeClient) -> None:
+    with pytest.raises(OffsetOutOfRange):
+        client.ask(StreamOpen(TOPIC, 0, 99, 1))
+    client.ask(Ping())
+
+
+def test_two_streams_of_one_name_are_a_protocol_error(server: EmbeddedServer, client: NativeClient) -> None:
+    with NativeClient(server.connect()) as wrong:
+        wrong.hello()
+        stream = opened(wrong)
+        wrong._correlation = stream - 1
+        wrong.send(StreamOpen(TOPIC, 0, 0, 1))
+        frame = wrong.receive()
+        assert (frame.kind, failure(frame).code) == (Kind.FAILURE, "protocol_error")
+        with pytest.raises(EOFError):
+            wrong.receive()
+    client.ask(Ping())
+
+
+def test_slow_reader_gets_everything_in_the_end(client: NativeClient, server: EmbeddedServer) -> None:
+    filled(client, 100)
+    with NativeClient(server.connect()) as slow:
+        slow.hello()
+        slow.send(StreamOpen(TOPIC, 0, 0, 1 << 40))
+        questions = [slow.send(TopicDescribe(TOPIC)) for _ in range(50)]
+        client.ask(Ping())
+        time.sleep(0.2)
+        offset, answers = 0, set()
+        while offset < 1000 or len(answers) <= len(questions):
+            frame = slow.receive()
+            if frame.kind == Kind.DELIVERY:
+                assert batches(frame.body)[0].base_offset == offset
+                offset = decode(frame.kind, frame.head).next_offset
+            else:
+                answers.add(frame.correlation)
+        assert answers > set(questions), "and the one to the opening"
+
+
+# Requests
+
+
+def test_pipelined_requests_are_all_answered(client: NativeClient) -> None:
+    one = batch()
+    asked = [client.send(Publish(TOPIC, 0), one) for _ in range(3000)]
+    answered = {client.receive().correlation for _ in asked}
+    assert answered == set(asked)
+    assert client.ask(TopicDescribe(TOPIC)).partitions[0].next_offset == 3000
+
+
+def test_unforeseen_error_is_told_and_the_connection_goes_on(
+    client: NativeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "ask", broken)
+        with pytest.raises(InternalError):
+            client.ask(Info())
+        patch.setattr(Broker, "open_stream", broken)
+        with pytest.raises(InternalError):
+            client.ask(StreamOpen(TOPIC, 0, 0, 1))
+    assert "nobody foresaw this" in caplog.text
+    assert client.ask(Info()).connections >= 1
+
+
+def test_answer_that_cannot_be_encoded_is_told(
+    client: NativeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "ask", lambda *_: TopicDescribe("\ud800"))
+        with pytest.raises(InternalError):
+            client.ask(Info())
+    assert "cannot be encoded" in caplog.text
+    client.ask(Info())
+
+
+def test_second_hello_is_a_protocol_error(other: NativeClient) -> None:
+    with pytest.raises(ProtocolError):
+        other.hello()
+
+
+def test_connection_that_breaks_leaves_nothing_behind(client: NativeClient, server: EmbeddedServer) -> None:
+    connections = client.ask(Info()).connections
+    for _ in range(20):
+        with NativeClient(server.connect()) as going:
+            going.hello()
+            opened(going, credit=1 << 30)
+            going.send(Fetch(TOPIC, 0, 0, wait_ms=600_000))
+            going.send(Publish(TOPIC, 0), batch())
+    deadline = time.monotonic() + 10
+    while client.ask(Info()).connections > connections:
+        assert time.monotonic() < deadline
+    with pytest.raises(TopicNotFound):
+        client.ask(TopicDescribe("nothing"))
