@@ -5,12 +5,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+from tests.known import ENVIRONMENT
+from tests.pages import ROOT, blocks, links, reader
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_first_example(tmp_path: Path) -> None:
-    example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    run = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True)
+def test_the_tour(tmp_path: Path) -> None:
+    """All that it shows, in order, from the broker of the first block on."""
+    first = blocks(README)[0]
+    serve, test = first.text.splitlines()
+    assert serve.startswith("bin/headrace serve")
+    assert test.split()[0] == "bin/test"
+    with reader(tmp_path) as reading:
+        reading.start(serve, serve.partition("#")[0])
+        reading.read("README.md", README.replace(first.text, ""))
+
+
+def test_the_log_without_a_broker(tmp_path: Path) -> None:
+    (example,) = (
+        block.text for block in blocks(README) if block.language == "python" and "headrace.Log(" in block.text
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     lines = [line.split(" ", 2) for line in run.stdout.splitlines()]
     assert [(offset, value) for offset, _, value in lines] == [
         ("0", """b'{"id": 1}'"""),
@@ -22,12 +40,13 @@ def test_the_first_example(tmp_path: Path) -> None:
 
 
 def test_the_commands_it_names_are_there() -> None:
-    for command in re.findall(r"^bin/headrace log (\w+)", README, re.MULTILINE):
+    (commands,) = re.findall(r"^\| \*\*Command line\*\* \| (.*) \|$", README, re.MULTILINE)
+    for command in re.findall(r"`(\w+)`", commands):
         subprocess.run(
-            [sys.executable, "-m", "headrace.cli.main", "log", command, "--help"], check=True, capture_output=True
+            [sys.executable, "-m", "headrace", command, "--help"], env=ENVIRONMENT, check=True, capture_output=True
         )
 
 
 def test_the_pages_it_links_to_are_there() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (Path(__file__).parents[2] / target).exists(), target
+    for target in links(README):
+        assert (ROOT / target.partition("#")[0]).exists(), target

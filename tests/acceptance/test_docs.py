@@ -1,0 +1,64 @@
+"""The documentation is whole: every page can be reached, every link leads somewhere, every table is up to date."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from scripts import reference, site_pages
+from tests.pages import ROOT, links
+
+DOCS = ROOT / "docs"
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nhooks:")[0]
+LISTED = re.findall(r"([\w./-]+(?:\.md|/))$", NAVIGATION, re.MULTILINE)
+WRITTEN = sorted([*DOCS.rglob("*.md"), *(ROOT / source for source in site_pages.PAGES.values())])
+
+
+def test_the_navigation_has_every_page() -> None:
+    pages = {page for name in LISTED for page in (_folder(name) if name.endswith("/") else [name])}
+    sources = {ROOT / site_pages.source_of(page) for page in pages}
+    assert sources == set(WRITTEN)
+
+
+def _folder(name: str) -> list[str]:
+    return [page.relative_to(DOCS).as_posix() for page in (DOCS / name).glob("*.md")]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page) -> None:
+    for link in links(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert anchor in _anchors(target.read_text(encoding="utf-8")), f"{link} leads to no heading"
+
+
+def _anchors(page: str) -> set[str]:
+    """The names of a page's headings, as they are in links."""
+    titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+def test_links_between_files_become_links_between_pages() -> None:
+    def on_the_site(page: str, link: str) -> str:
+        shown = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+        return site_pages.on_page_markdown(f"[there]({link})", shown)
+
+    assert (
+        on_the_site("ARCHITECTURE.md", "../src/headrace/storage/FORMAT.md#batch") == "[there](reference/files.md#batch)"
+    )
+    assert on_the_site("reference/protocol.md", "../storage/FORMAT.md") == "[there](files.md)"
+    assert on_the_site("how-to/replay.md", "../reference/topics.md") == "[there](../reference/topics.md)"
+    assert on_the_site("CONTRIBUTING.md", "docs/GLOSSARY.md") == "[there](GLOSSARY.md)"
+    assert on_the_site("index.md", "https://example.org/a.md") == "[there](https://example.org/a.md)"
+
+
+@pytest.mark.parametrize("page", reference.pages(), ids=lambda page: page.name)
+def test_generated_tables_are_up_to_date(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert reference.filled(text) == text, "run: bin/docs write"
+
+
+def test_what_is_generated_is_used() -> None:
+    used = re.findall(r"<!-- generated: (\w+) -->", "".join(page.read_text(encoding="utf-8") for page in WRITTEN))
+    assert sorted(used) == sorted(reference.PARTS)
