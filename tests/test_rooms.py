@@ -27,9 +27,9 @@ ROOMS: dict[str, set[str]] = {
     "spark": {"model", "client", "storage"},
     "console": {"model", "client", "server"},
     "cli": {"model", "client", "server", "embedded", "storage", "bench"},
-    "bench": {"model", "storage", "embedded"},  # what the bench commands and benchmarks/ share
+    "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
-    "__init__": {"model", "embedded"},
+    "__init__": {"model", "embedded", "client", "server"},
     "__main__": {"cli"},
 }
 ROOMS["server"] = ROOMS.keys() - {"testing", "__init__", "__main__"}

@@ -1,12 +1,169 @@
 """Headrace: a messaging platform in Python in which every topic is a durable log."""
 
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
 from headrace.embedded.cursor import Cursor
 from headrace.embedded.log import Log
 from headrace.embedded.repair import repair
+from headrace.model import errors
 from headrace.model.batch import Batch
+from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+    from headrace.client._async.producer import AsyncProducer
+    from headrace.client._async.sent import AsyncSent, AsyncSentMany
+    from headrace.client._async.subscription import AsyncSubscription
+    from headrace.client._async.transaction import AsyncTransaction
+    from headrace.client._sync.bus import Bus
+    from headrace.client._sync.producer import Producer
+    from headrace.client._sync.sent import Sent, SentMany
+    from headrace.client._sync.subscription import Subscription
+    from headrace.client._sync.transaction import Transaction
+    from headrace.client.failing import Undelivered
+    from headrace.client.outgoing import Outgoing
+    from headrace.client.results import Receipt, Received, ReceivedBatch
+    from headrace.client.serialising import CannotDeserialize, CannotSerialize
+    from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.topic import TopicSettings
+
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Cursor", "HeadraceError", "Log", "Message", "__version__", "repair"]
+__all__ = [
+    "AsyncBus",
+    "AsyncProducer",
+    "AsyncSent",
+    "AsyncSentMany",
+    "AsyncSubscription",
+    "AsyncTransaction",
+    "Batch",
+    "BrokerInfo",
+    "Bus",
+    "CannotDeserialize",
+    "CannotSerialize",
+    "Cursor",
+    "Durability",
+    "GroupInfo",
+    "GroupSummary",
+    "HeadraceError",
+    "Log",
+    "Message",
+    "Outgoing",
+    "Producer",
+    "Receipt",
+    "Received",
+    "ReceivedBatch",
+    "Sent",
+    "SentMany",
+    "Subscription",
+    "TopicInfo",
+    "TopicSettings",
+    "Transaction",
+    "Undelivered",
+    "__version__",
+    "connect",
+    "connect_async",
+    "errors",
+    "open",
+    "open_async",
+    "repair",
+]
+
+# Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
+_LATER = {
+    "AsyncBus": "client._async.bus",
+    "AsyncProducer": "client._async.producer",
+    "AsyncSent": "client._async.sent",
+    "AsyncSentMany": "client._async.sent",
+    "AsyncSubscription": "client._async.subscription",
+    "AsyncTransaction": "client._async.transaction",
+    "BrokerInfo": "model.requests",
+    "Bus": "client._sync.bus",
+    "CannotDeserialize": "client.serialising",
+    "CannotSerialize": "client.serialising",
+    "GroupInfo": "model.requests",
+    "GroupSummary": "model.requests",
+    "Outgoing": "client.outgoing",
+    "Producer": "client._sync.producer",
+    "Receipt": "client.results",
+    "Received": "client.results",
+    "ReceivedBatch": "client.results",
+    "Sent": "client._sync.sent",
+    "SentMany": "client._sync.sent",
+    "Subscription": "client._sync.subscription",
+    "TopicInfo": "model.requests",
+    "TopicSettings": "model.topic",
+    "Transaction": "client._sync.transaction",
+    "Undelivered": "client.failing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"headrace.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
+
+def connect(
+    address: str = "headrace://127.0.0.1:7390", *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+) -> "Bus":
+    """Connect to a broker.
+
+    Parameters:
+        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`.
+        name: what this program calls itself in the broker's lists and logs.
+        timeout: how many seconds a request may take, reconnecting and repeating included.
+        wait: for how many seconds to keep trying if the broker cannot be reached yet.
+    """
+    from headrace.client._sync.bus import connect as connect_bus
+
+    return connect_bus(address, name=name, timeout=timeout, wait=wait)
+
+
+async def connect_async(
+    address: str = "headrace://127.0.0.1:7390", *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+) -> "AsyncBus":
+    """Connect to a broker, for asyncio; all as in `connect`."""
+    from headrace.client._async.bus import connect_async as connect_bus
+
+    return await connect_bus(address, name=name, timeout=timeout, wait=wait)
+
+
+def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, **settings: Any) -> "Bus":
+    """Open a broker in this process, with its data in a directory; it is closed with the bus.
+
+    Parameters:
+        path: the directory, made if there is none; or `:memory:`, where nothing outlives the bus.
+        name: what the bus calls itself in the broker's lists and logs.
+        timeout: how many seconds a request may take.
+        settings: of the broker, by the names that `headrace serve --print-config` shows.
+    """
+    from headrace.client._sync.bus import attach
+    from headrace.server import EmbeddedServer
+
+    server = EmbeddedServer(path, **settings)
+    return attach(server, server.close, name=name, timeout=timeout)
+
+
+async def open_async(
+    path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, **settings: Any
+) -> "AsyncBus":
+    """Open a broker in this process, for asyncio; all as in `open`."""
+    import asyncio
+
+    from headrace.client._async.bus import attach_async
+    from headrace.server import EmbeddedServer
+
+    # Opening and closing wait for the disk, and must not keep the loop waiting with them.
+    server = await asyncio.to_thread(EmbeddedServer, path, **settings)
+    return await attach_async(server, server.close, name=name, timeout=timeout)

@@ -1,0 +1,208 @@
+"""Waiting, waking and doing things later, with asyncio. `_sync/concurrency.py` has the same names for threads."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from headrace.client.results import Received
+from headrace.model.errors import HeadraceError, Timeout
+
+T = TypeVar("T")
+
+now = time.monotonic
+
+Guard = threading.RLock
+"""Keeps threads apart. There is one here, but the code is the same for many, and this costs next to nothing."""
+
+Lock = asyncio.Lock
+"""Lets one do something that takes a while; others wait."""
+
+Handler = Callable[[Received], Awaitable[Any] | Any]
+"""What is done with a message: a function, or a coroutine function."""
+
+ENDS_TASKS = (asyncio.CancelledError,)
+"""Errors that end a task, and must not be taken for one of its work's."""
+
+
+class Pending:
+    """Something whose result can be awaited."""
+
+    __slots__ = ()
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """Its result, when there is one."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.result().__await__()
+
+
+class Outcome(Generic[T]):
+    """A result that is there sooner or later, or an error; any number may wait for it."""
+
+    __slots__ = ("_waiters", "done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: T | None = None
+        self.error: HeadraceError | None = None
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def settle(self, value: T) -> None:
+        """Here it is."""
+        if not self.done:
+            self.value = value
+            self._finish()
+
+    def fail(self, error: HeadraceError) -> None:
+        """There will be none, and this is why."""
+        if not self.done:
+            self.error = error
+            self._finish()
+
+    async def wait(self, timeout: float | None = None) -> T:
+        """The result; raises the error, or Timeout when it is not there in time."""
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            timer = None if timeout is None else loop.call_later(max(timeout, 0), _wake, waiter)
+            try:
+                await waiter
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        if not self.done:
+            raise Timeout(f"no answer within {timeout:.3g} s; it may still happen")
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # settle() gave it
+
+    def _finish(self) -> None:
+        self.done = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            _wake(waiter)
+
+
+class Monitor:
+    """A guard under which one can wait until somebody says that something has changed."""
+
+    def __init__(self) -> None:
+        self.guard = Guard()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a notice, with the guard held; returns whether one came in time."""
+        if timeout is not None and timeout <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None if timeout is None else loop.call_later(timeout, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            noticed = waiter not in self._waiters
+            if not noticed:
+                self._waiters.remove(waiter)
+        return noticed
+
+    def notify(self) -> None:
+        """Something has changed: wake all who wait. Call it with the guard held."""
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                _wake(waiter)
+
+
+class Timer:
+    """Something that will be called."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: asyncio.TimerHandle) -> None:
+        self._handle = handle
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self._handle.cancel()
+
+
+class Timers:
+    """Calls things later; they must not block."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call this after so many seconds."""
+        return Timer(self._loop.call_later(seconds, call))
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this after what is going on now, so that what others do at the same time can be done in one go."""
+        self._loop.call_soon(call)
+
+    def close(self) -> None:
+        """Call nothing any more; the loop's timers that are left find nothing to do."""
+
+
+class Task:
+    """Work that goes on beside."""
+
+    def __init__(self, task: "asyncio.Task[None]") -> None:
+        self._task = task
+
+    async def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end; returns whether it came in time."""
+        done, _ = await asyncio.wait([self._task], timeout=timeout)
+        return bool(done)
+
+
+def spawn(name: str, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> Task:
+    """Do this work beside."""
+    return Task(asyncio.get_running_loop().create_task(work(*args), name=name))
+
+
+async def breathe() -> None:
+    """Let others have their turn."""
+    await asyncio.sleep(0)
+
+
+async def run_blocking(call: Callable[[], None]) -> None:
+    """Do something that takes a while and knows nothing of loops."""
+    await asyncio.to_thread(call)
+
+
+async def call_handler(handler: Handler, message: Received) -> None:
+    """Let a handler do its work."""
+    outcome = handler(message)
+    if isinstance(outcome, Awaitable):
+        await outcome
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and SIGINT call this, for as long as the block lasts."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,119 @@
+"""Which partitions a subscription without a group reads: found when it begins, and looked for now and then."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from headrace.client._async.concurrency import Timer, Timers
+from headrace.client._async.intake import AsyncIntake
+from headrace.client._async.line import AsyncLine
+from headrace.client.exchange import Bytes
+from headrace.client.times import Start, spot_at
+from headrace.model.errors import PartitionNotFound
+from headrace.model.requests import Offsets, OffsetsFound, TopicDescribe, TopicInfo, TopicList, Topics
+from headrace.wire.native import Kind
+
+logger = logging.getLogger("headrace.client")
+
+_REFRESH_S = 2.0
+
+
+class AsyncDiscovery:
+    """Finds partitions by topics and patterns, and lets the intake read them."""
+
+    def __init__(
+        self,
+        line: AsyncLine,
+        intake: AsyncIntake,
+        timers: Timers,
+        topics: Sequence[str],
+        patterns: Sequence[str],
+        partitions: Sequence[int] | None,
+    ) -> None:
+        self._line = line
+        self._intake = intake
+        self._timers = timers
+        self._topics = topics
+        self._patterns = patterns
+        self._partitions = partitions
+        self._pending: set[tuple[str, int]] = set()
+        """Partitions of which it is being asked where they begin."""
+        self._timer: Timer | None = None
+        self._closed = False
+
+    async def begin(self, start: Start | Mapping[int, int]) -> None:
+        """Find what there is, and begin to read it."""
+        for topic in self._topics:
+            info, _ = await self._line.request(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create=True))
+            await self._begin_topic(info, start, optional=False)
+        for pattern in self._patterns:
+            found, _ = await self._line.request(Kind.TOPIC_LIST, TopicList(pattern))
+            for info in found.topics:
+                await self._begin_topic(info, start, optional=True)
+        self._refresh_later()
+
+    def close(self) -> None:
+        """Look for no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _begin_topic(self, info: TopicInfo, start: Start | Mapping[int, int], optional: bool) -> None:
+        new = self._new(info)
+        if not new:
+            return
+        if isinstance(start, Mapping):
+            offsets: Mapping[int, int] = start
+            new = [number for number in new if number in start]
+        elif (spot := spot_at(start)).kind == "offset":
+            offsets = dict.fromkeys(new, spot.value)
+        else:
+            answer, _ = await self._line.request(Kind.OFFSETS, Offsets(info.topic, new, spot.kind, spot.value))
+            offsets = answer.offsets
+        for number in new:
+            self._intake.add(info.topic, number, offsets[number], optional=optional)
+
+    def _new(self, info: TopicInfo) -> list[int]:
+        """The partitions of a topic that are to be read and are not yet."""
+        count = info.settings["partitions"]
+        numbers = range(count) if self._partitions is None else self._partitions
+        for number in numbers:
+            if not 0 <= number < count:
+                raise PartitionNotFound(f"{info.topic} has partitions 0 to {count - 1}, not {number}")
+        known = self._intake.readers.keys() | self._pending
+        return [number for number in numbers if (info.topic, number) not in known]
+
+    def _refresh_later(self) -> None:
+        # Partitions that were asked for by number do not become more.
+        if not self._closed and (self._partitions is None or self._patterns):
+            self._timer = self._timers.later(_REFRESH_S, self._refresh)
+
+    def _refresh(self) -> None:
+        link = self._line.link
+        if link is not None and not self._closed:
+            for topic in self._topics:
+                link.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", self._described)
+            for pattern in self._patterns:
+                link.request_nowait(Kind.TOPIC_LIST, TopicList(pattern), b"", self._listed)
+        self._refresh_later()
+
+    def _described(self, answer: Any, _body: Bytes) -> None:
+        """A topic may have more partitions; what is new is read from its beginning."""
+        if isinstance(answer, TopicInfo) and not self._closed and (new := self._new(answer)):
+            tell = partial(self._found, answer.topic, new)
+            link = self._line.link
+            if link is not None:
+                self._pending.update((answer.topic, number) for number in new)
+                link.request_nowait(Kind.OFFSETS, Offsets(answer.topic, new, "earliest"), b"", tell)
+
+    def _listed(self, answer: Any, body: Bytes) -> None:
+        if isinstance(answer, Topics):
+            for info in answer.topics:
+                self._described(info, body)
+
+    def _found(self, topic: str, new: list[int], answer: Any, _body: Bytes) -> None:
+        self._pending.difference_update((topic, number) for number in new)
+        if isinstance(answer, OffsetsFound) and not self._closed:
+            for number in new:
+                self._intake.add(topic, number, answer.offsets[number], optional=topic not in self._topics)

@@ -1,0 +1,233 @@
+"""How a producer's messages come into batches: which partition, and when a batch goes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from headrace.client._async.catalogue import AsyncCatalogue
+from headrace.client._async.concurrency import Outcome, Timers, now
+from headrace.client._async.line import AsyncLine
+from headrace.client._async.shipping import AsyncShipping
+from headrace.client.lanes import Lane
+from headrace.client.outgoing import AfterAck, BeforePublish, Outgoing, Parcel, WhenSent
+from headrace.client.partitioning import Partitioner, by_key
+from headrace.client.results import Receipt
+from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
+from headrace.client.shapes import Shape, codec_of, durability_of
+from headrace.model.durability import Durability
+from headrace.model.errors import InvalidArgument, PartitionNotFound
+from headrace.model.limits import BATCH_COUNT_MAX
+
+_HURRIED_MAX = 8
+"""With so many batches under way to a partition, messages that are in a hurry are gathered until an answer comes."""
+
+
+class AsyncGathering:
+    """The inside of a producer."""
+
+    def __init__(
+        self,
+        line: AsyncLine,
+        catalogue: AsyncCatalogue,
+        timers: Timers,
+        *,
+        topic: str | None = None,
+        linger: float = 0.005,
+        batch_bytes: int = 100_000,
+        batch_count: int = 1000,
+        compression: Literal["none", "lz4", "zstd"] | None = None,
+        partitioner: Partitioner | None = None,
+        serializer: str | Serializer | None = None,
+        durability: Durability | str | None = None,
+        buffer_bytes: int = 32 << 20,
+        on_full: Literal["block", "raise"] = "block",
+        before_publish: Sequence[BeforePublish] = (),
+        after_ack: Sequence[AfterAck] = (),
+        timeout: float = 30.0,
+        on_close: Callable[[Any], None] | None = None,
+    ) -> None:
+        if batch_bytes < 1 or batch_count < 1 or buffer_bytes < 1 or linger < 0:
+            raise InvalidArgument("batch_bytes, batch_count and buffer_bytes are 1 at least, linger is not negative")
+        if on_full not in ("block", "raise"):
+            raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
+        self.topic = topic
+        self._catalogue = catalogue
+        self._timers = timers
+        self._linger = linger
+        self._batch_bytes = batch_bytes
+        self._batch_count = min(batch_count, BATCH_COUNT_MAX)
+        self._codec = codec_of(compression)
+        self._partitioner = partitioner or by_key
+        self._serializer = serializer_of(serializer)
+        self._durability = durability_of(durability)
+        self._before_publish = tuple(before_publish)
+        self._timeout = timeout
+        self._on_close = on_close
+        self._shipping = AsyncShipping(
+            line,
+            catalogue,
+            timers,
+            timeout=timeout,
+            buffer_bytes=buffer_bytes,
+            block=on_full == "block",
+            after_ack=after_ack,
+            on_room=self._seal,
+        )
+        self._guard = self._shipping.monitor.guard
+        self._sticky: dict[str, int] = {}
+        self._lingering = False
+        self._urgent: list[Lane] = []
+        # A batch that takes messages with nothing but a value, as they are, and its lane.
+        self._open: Parcel | None = None
+        self._open_lane = Lane("", 0, 0)
+        self._open_message_bytes_max = 0
+
+    async def _put(
+        self,
+        message: Outgoing,
+        callback: WhenSent | None,
+        durability: int,
+        expected_offset: int | None,
+        urgent: bool = False,
+    ) -> tuple[Parcel, int]:
+        """Put a message into a batch; returns which, and its place in it."""
+        if self._before_publish:
+            hooked = self._hooked(message)
+            if hooked is None:
+                return self._dropped(message, callback)
+            message = hooked
+        value, topic, number = message.value, message.topic, message.partition
+        if type(value) is not bytes or self._serializer is not to_bytes:
+            value = serialized(self._serializer, value)
+        shape = self._catalogue.known(topic) or await self._catalogue.get(topic)
+        if number is None:
+            if expected_offset is not None and shape.partitions > 1:
+                raise InvalidArgument("expected_offset needs a partition: the topic has several")
+            key = message.key
+            number = self._turn(topic, shape) if key is None else self._partitioner(key, shape.partitions)
+        with self._guard:
+            await self._shipping.room()
+            lane = self._lane(topic, number, shape)
+            parcel = self._gathering(lane, durability, alone=expected_offset is not None)
+            place = parcel.add(message, value, shape.message_bytes_max)
+            if callback is not None:
+                parcel.callbacks = [*(parcel.callbacks or ()), (place, callback)]
+            if urgent or callback is not None:
+                parcel.observed += 1
+            parcel.expected_offset = expected_offset
+            self._placed(lane, parcel, shape, urgent)
+        self._shipping.flush()
+        return parcel, place
+
+    def _placed(self, lane: Lane, parcel: Parcel, shape: Shape, urgent: bool) -> None:
+        """A message was put into a parcel: see what is to be done with it."""
+        full = parcel.bytes >= self._batch_bytes or len(parcel.values) >= self._batch_count
+        if full or parcel.expected_offset is not None:
+            self._seal(lane)
+        elif urgent or not self._linger:
+            self._hurry(lane)
+        else:
+            self._linger_on()
+            simple = parcel.plain and lane.topic == self.topic and not self._before_publish
+            if simple and self._serializer is to_bytes and parcel.durability == self._durability:
+                self._open, self._open_lane = parcel, lane
+                self._open_message_bytes_max = shape.message_bytes_max
+        if parcel is self._open and not parcel.plain:
+            self._open = None
+
+    def _gathering(self, lane: Lane, durability: int, alone: bool) -> Parcel:
+        parcel = lane.gathering
+        if parcel is not None and (alone or parcel.durability != durability):
+            self._seal(lane)
+            parcel = None
+        if parcel is None:
+            parcel = lane.gathering = self._begun(durability)
+        return parcel
+
+    def _begun(self, durability: int) -> Parcel:
+        outcome: Outcome[Receipt] = Outcome()
+        return Parcel(outcome, now() + self._timeout, durability)
+
+    def _seal(self, lane: Lane) -> None:
+        """Let a lane's messages go, without waiting for more."""
+        parcel = lane.gathering
+        if parcel is None or not parcel.values:
+            return
+        lane.gathering = None
+        lane.hurried = False
+        if parcel is self._open:
+            self._open = None
+        self._sticky[lane.topic] = lane.partition + 1
+        self._shipping.ship(lane, parcel)
+
+    def _hurry(self, lane: Lane) -> None:
+        """Let a lane's messages go as soon as all that are published at the same time are there."""
+        if not lane.hurried:
+            lane.hurried = True
+            self._urgent.append(lane)
+            if len(self._urgent) == 1:
+                self._timers.soon(self._hurried)
+
+    def _hurried(self) -> None:
+        with self._guard:
+            urgent, self._urgent = self._urgent, []
+            for lane in urgent:
+                # With enough under way it is quicker to wait for the next answer, and for company.
+                if lane.under_way < _HURRIED_MAX:
+                    self._seal(lane)
+        self._shipping.flush()
+
+    def _linger_on(self) -> None:
+        """See to it that what has been gathered goes out in time: one timer for all."""
+        if not self._lingering:
+            self._lingering = True
+            self._timers.later(self._linger, self._lingered)
+
+    def _lingered(self) -> None:
+        with self._guard:
+            self._lingering = False
+            begun_before = now() + self._timeout - self._linger / 2
+            for lane in self._shipping.lanes():
+                if lane.gathering is None:
+                    continue
+                if lane.gathering.deadline > begun_before:
+                    self._linger_on()
+                elif lane.under_way < _HURRIED_MAX:
+                    self._seal(lane)
+                else:
+                    lane.hurried = True
+        self._shipping.flush()
+
+    # Where to.
+
+    def _topic(self, topic: str | None) -> str:
+        name = self.topic if topic is None else topic
+        if name is None:
+            raise InvalidArgument("this producer has no topic of its own: say which one the message is for")
+        return name
+
+    def _turn(self, topic: str, shape: Shape) -> int:
+        """The partition whose turn it is to get messages without a key."""
+        return self._sticky.get(topic, 0) % shape.partitions
+
+    def _lane(self, topic: str, partition: int, shape: Shape) -> Lane:
+        if type(partition) is not int or not 0 <= partition < shape.partitions:
+            raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {partition!r}")
+        lane = self._shipping.lane(topic, partition)
+        lane.codec = shape.codec if self._codec is None else self._codec
+        return lane
+
+    def _hooked(self, message: Outgoing) -> Outgoing | None:
+        for hook in self._before_publish:
+            changed = hook(message)
+            if changed is None:
+                return None
+            message = changed
+        return message
+
+    def _dropped(self, message: Outgoing, callback: WhenSent | None) -> tuple[Parcel, int]:
+        receipt = Receipt(message.topic, -1, -1, 0)
+        parcel = self._begun(0)
+        parcel.outcome.settle(receipt)
+        if callback is not None:
+            callback(receipt, None)
+        return parcel, 0

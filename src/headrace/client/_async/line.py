@@ -1,0 +1,195 @@
+"""A way to a broker that lasts: connections are made again when they break."""
+
+import logging
+from typing import Any, Protocol
+
+from headrace.client._async.concurrency import Monitor, Task, Timer, Timers, now, spawn
+from headrace.client._async.link import Link
+from headrace.client.addresses import Target, unreachable
+from headrace.client.backoff import Backoff
+from headrace.client.exchange import Bytes
+from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError
+from headrace.model.requests import Words
+from headrace.wire.native import Hello, Kind
+
+logger = logging.getLogger("headrace.client")
+
+_TICK_S = 1.0
+_DIAL_TIMEOUT_S = 10.0
+
+
+class AsyncListener(Protocol):
+    """One who wants to know about the connections of a line. Neither may block."""
+
+    def link_up(self, link: Link) -> None:
+        """There is a new connection: nothing that was said over the one before counts any more."""
+
+    def link_drains(self) -> None:
+        """The broker is about to go, and takes nothing new."""
+
+
+class AsyncLine:
+    """One connection at a time, and another when it breaks, until it is closed."""
+
+    def __init__(self, target: Target, hello: Hello, timeout: float, timers: Timers, shared: Any) -> None:
+        self.link: Link | None = None
+        self.timeout = timeout
+        self._target = target
+        self._hello = hello
+        self._timers = timers
+        self._shared = shared
+        self._monitor = Monitor()
+        self._listeners: list[AsyncListener] = []
+        self._closed = False
+        self._last_error: HeadraceError | None = None
+        self._reconnecting: Task | None = None
+        self._ping_s: float | None = None
+        self._ticking: Timer | None = None
+
+    async def connect(self, wait: float = 0.0) -> None:
+        """Make the first connection; keeps trying for so many seconds if the broker is not there yet."""
+        deadline, backoff = now() + wait, Backoff()
+        while not self._closed:
+            try:
+                if self._adopt(await self._dialled()):
+                    return
+            except HeadraceError:
+                if now() >= deadline:
+                    raise
+            with self._monitor.guard:
+                await self._monitor.wait(backoff.next_s())
+        raise Closed("the bus is closed")
+
+    async def request(
+        self, kind: Kind, head: Words, body: Bytes = b"", *, timeout: float | None = None, repeat: bool = True
+    ) -> Any:
+        """Ask, and wait for the answer and its body.
+
+        It is asked again after a broken connection if that does no harm (`repeat`), and whenever the broker says that
+        it did nothing and may be asked again; all within the time there is.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        deadline, backoff = now() + timeout, Backoff()
+        while True:
+            link = await self.get(deadline)
+            try:
+                return await link.request(kind, head, body, max(deadline - now(), 0.001))
+            except (Busy, Draining):
+                wait_s = backoff.next_s()
+                if now() + wait_s >= deadline:
+                    raise
+            except ConnectionFailed:
+                if not repeat or self._closed:
+                    raise
+                continue  # the line itself waits before it connects again
+            with self._monitor.guard:
+                await self._monitor.wait(wait_s)
+
+    async def get(self, deadline: float) -> Link:
+        """The connection, as soon as there is one."""
+        with self._monitor.guard:
+            while self.link is None or self.link.closed:
+                if self._closed:
+                    raise Closed("the bus is closed")
+                if not await self._monitor.wait(deadline - now()):
+                    raise ConnectionFailed(str(self._last_error or unreachable(self._target, "no connection")))
+            return self.link
+
+    def listen(self, listener: AsyncListener) -> None:
+        """Tell this one about connections, beginning with the one there is."""
+        with self._monitor.guard:
+            self._listeners.append(listener)
+            link = self.link
+        if link is not None:
+            listener.link_up(link)
+
+    def forget(self, listener: AsyncListener) -> None:
+        """Tell this one nothing any more."""
+        with self._monitor.guard:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+    def ping_every(self, seconds: float) -> None:
+        """Say something at least so often, also if the broker needs to hear less."""
+        self._ping_s = min(seconds, self._ping_s or seconds)
+        link = self.link
+        if link is not None:
+            self._tick_later(link)
+
+    async def close(self) -> None:
+        """End the connection, and make no other."""
+        with self._monitor.guard:
+            self._closed = True
+            self._monitor.notify()
+            link, self.link = self.link, None
+        if link is not None:
+            await link.close()
+        if self._reconnecting is not None:
+            await self._reconnecting.join(_DIAL_TIMEOUT_S)
+
+    async def _dialled(self) -> Link:
+        return await Link.open(self._target, self._hello, min(self.timeout, _DIAL_TIMEOUT_S), self._lost, self._shared)
+
+    def _adopt(self, link: Link) -> bool:
+        """Use this connection from now on, unless it is gone already."""
+        with self._monitor.guard:
+            if self._closed:
+                link.end()
+            if link.closed or self._closed:
+                return False
+            self.link = link
+            link.on_drain = self._drains
+            self._monitor.notify()
+            listeners = list(self._listeners)
+        self._tick_later(link)
+        for listener in listeners:
+            listener.link_up(link)
+        return True
+
+    def _lost(self, link: Link, error: HeadraceError) -> None:
+        with self._monitor.guard:
+            if self.link is not link:
+                return
+            self.link = None
+            self._last_error = error
+            if self._closed:
+                return
+            logger.warning("%s; connecting again", error)
+            self._reconnecting = spawn("reconnect", self._reconnect)
+
+    async def _reconnect(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._monitor.guard:
+                if not self._closed:
+                    await self._monitor.wait(backoff.next_s())
+                if self._closed:
+                    return
+            try:
+                if self._adopt(await self._dialled()):
+                    logger.info("connected again")
+                    return
+            except HeadraceError as error:
+                self._last_error = error
+
+    def _drains(self) -> None:
+        for listener in list(self._listeners):
+            listener.link_drains()
+
+    def _tick_later(self, link: Link) -> None:
+        assert link.welcome is not None
+        heartbeat_s = link.welcome.heartbeat_ms / 1000
+        ping_s = min(heartbeat_s, self._ping_s or heartbeat_s)
+        elapsed_s = min(_TICK_S, ping_s / 4)
+
+        def tick() -> None:
+            if self.link is not link:
+                return
+            if link.tick(elapsed_s, heartbeat_s, ping_s):
+                self._tick_later(link)
+            else:
+                link.end(ConnectionFailed("the broker has been silent for too long"))
+
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._ticking = self._timers.later(elapsed_s, tick)

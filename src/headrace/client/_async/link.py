@@ -1,0 +1,165 @@
+"""One connection to a broker, on an event loop. `_sync/link.py` has the same names for threads."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from headrace.client._async.concurrency import Outcome
+from headrace.client.addresses import Address, Target, unreachable
+from headrace.client.exchange import Bytes, Exchange
+from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
+from headrace.model.requests import Words
+from headrace.wire.frames import SHARED_BYTES, Frames
+from headrace.wire.native import Hello, Kind
+
+_JOINED_BYTES_MAX = 4096
+
+
+class Link(Exchange, asyncio.BufferedProtocol):
+    """A connection. When it is gone it is gone: a Line makes another."""
+
+    def __init__(self, on_lost: Callable[["Link", HeadraceError], None], shared: memoryview) -> None:
+        super().__init__()
+        self._on_lost = on_lost
+        self._frames = Frames(shared)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._outgoing: list[Bytes] = []
+        self._gone: Outcome[None] = Outcome()
+
+    @classmethod
+    async def open(
+        cls,
+        target: Target,
+        hello: Hello,
+        timeout: float,
+        on_lost: Callable[["Link", HeadraceError], None],
+        shared: memoryview,
+    ) -> "Link":
+        """Connect and say hello; raises ConnectionFailed."""
+        link = cls(on_lost, shared)
+        try:
+            async with asyncio.timeout(timeout):
+                await link._connect(target)
+                link.welcome, _ = await link.request(Kind.HELLO, hello, b"", timeout)
+        except TimeoutError as error:
+            link.end()
+            raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
+        except OSError as error:
+            link.end()
+            raise ConnectionFailed(unreachable(target, error)) from error
+        except HeadraceError:
+            link.end()
+            raise
+        return link
+
+    async def request(self, kind: Kind, head: Words, body: Bytes = b"", timeout: float | None = None) -> Any:
+        """Ask, and wait for the answer and its body."""
+        outcome: Outcome[Any] = Outcome()
+
+        def tell(answer: Any, answer_body: Bytes) -> None:
+            if isinstance(answer, HeadraceError):
+                outcome.fail(answer)
+            else:
+                outcome.settle((answer, answer_body))
+
+        self.request_nowait(kind, head, body, tell)
+        try:
+            return await outcome.wait(timeout)
+        except Timeout as error:
+            raise Timeout(f"no answer to {kind.name} within {timeout:.3g} s; it may still happen") from error
+
+    def write(self, head: bytearray, body: Bytes) -> None:
+        """Send a frame; those of one turn of the loop go together."""
+        outgoing = self._outgoing
+        if not outgoing:
+            self._loop.call_soon(self._flush)
+        outgoing.append(head)
+        if body:
+            outgoing.append(body)
+
+    def flush(self) -> None:
+        """The loop does it, after what is going on now."""
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """End the connection, after what has been written."""
+        if not self.closed:
+            self._flush()
+            self._lost(error or ConnectionFailed("the connection was closed here"))
+        if self._transport is not None:
+            self._transport.close()
+
+    async def close(self, error: HeadraceError | None = None) -> None:
+        """End the connection, and wait until it has."""
+        self.end(error)
+        if self._transport is not None:
+            await self._gone.wait()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio's
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where to receive."""
+        del sizehint
+        return self._frames.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes came."""
+        try:
+            for come in self._frames.received(nbytes):
+                self.arrived(come)
+        except HeadraceError as error:
+            self.end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._lost(ConnectionFailed(f"the connection to the broker broke: {exc or 'the broker closed it'}"))
+        self._gone.settle(None)
+
+    def eof_received(self) -> bool:
+        """The broker will send no more: so the connection is over."""
+        return False
+
+    async def _connect(self, target: Target) -> None:
+        if not isinstance(target, Address):
+            await self._loop.create_unix_connection(lambda: self, sock=_unblocked(target.connect()))
+        elif target.path:
+            await self._loop.create_unix_connection(lambda: self, target.path)
+        else:
+            await self._loop.create_connection(lambda: self, target.host, target.port)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if not outgoing or self._transport is None or self._transport.is_closing():
+            return
+        # Large bodies are not copied to join the others.
+        small: list[Bytes] = []
+        for part in outgoing:
+            if len(part) <= _JOINED_BYTES_MAX:
+                small.append(part)
+                continue
+            if small:
+                self._transport.write(b"".join(small))
+                small = []
+            self._transport.write(memoryview(part))
+        if small:
+            self._transport.write(b"".join(small))
+
+    def _lost(self, error: HeadraceError) -> None:
+        if not self.closed:
+            self.lose(error)
+            self._on_lost(self, error)
+
+
+def _unblocked(connected: socket.socket) -> socket.socket:
+    connected.setblocking(False)
+    return connected
+
+
+def receive_memory() -> memoryview:
+    """Memory in which all connections of a loop receive."""
+    return memoryview(bytearray(SHARED_BYTES))

@@ -1,0 +1,264 @@
+"""Publishing: messages are gathered into batches, which go out in order and exactly once."""
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from headrace.client._async.concurrency import breathe
+from headrace.client._async.gathering import AsyncGathering
+from headrace.client._async.sent import AsyncSent, AsyncSentMany
+from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, WhenSent, checked_key
+from headrace.client.partitioning import divided
+from headrace.client.portions import Given, portions
+from headrace.client.results import Receipt, receipt_at
+from headrace.client.shapes import durability_of
+from headrace.client.times import Moment
+from headrace.model.durability import Durability
+
+
+class AsyncProducer(AsyncGathering):
+    """Publishes messages. Made by `bus.producer(...)`, which explains the settings; close it, or use it in `with`.
+
+    `publish` waits for the broker's receipt. `send` only puts a message into the batch that is being gathered, and is
+    the quick way for single messages; `send_many` and `publish_many` are the quickest way of all.
+    """
+
+    async def send(
+        self,
+        value: Any,
+        key: bytes | str | None = None,
+        *,
+        topic: str | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: Moment | None = None,
+        due: Moment | None = None,
+        priority: int | None = None,
+        expires: Moment | None = None,
+        partition: int | None = None,
+        callback: WhenSent | None = None,
+    ) -> AsyncSent:
+        """Put a message into the batch that is being gathered; it goes out when that is full, or has lingered.
+
+        Waits only if the buffer is full (with `on_full="block"`), or when a topic is used for the first time.
+
+        Parameters:
+            value: what the serializer takes; bytes unless the producer has another. None marks the key as deleted.
+            key: messages with the same key go to the same partition, in order.
+            topic: where to; by default the producer's topic.
+            headers: names to text or bytes.
+            timestamp: the message's time, by default now; a datetime or microseconds since 1970.
+            due: not to be delivered before this time (by subscriptions that heed it).
+            priority: a whole number, for subscriptions that deliver by priority.
+            expires: not to be delivered after this time.
+            partition: where to, instead of by key.
+            callback: is called with the receipt and None, or None and the error, as soon as it is known. It must not
+                block.
+
+        Returns:
+            What can be waited for to get the receipt.
+        """
+        parcel = self._open
+        if (
+            parcel is not None
+            and type(value) is bytes
+            and key is None
+            and topic is None
+            and headers is None
+            and timestamp is None
+            and due is None
+            and priority is None
+            and expires is None
+            and partition is None
+            and callback is None
+        ):
+            size = len(value)
+            place = -1
+            with self._guard:
+                if parcel is self._open and size <= self._open_message_bytes_max:
+                    values = parcel.values
+                    place = len(values)
+                    values.append(value)
+                    parcel.bytes += size
+                    if parcel.bytes < self._batch_bytes and place + 1 < self._batch_count:
+                        return AsyncSent(parcel, place)
+                    self._seal(self._open_lane)
+            if place >= 0:
+                self._shipping.flush()
+                return AsyncSent(parcel, place)
+        message = Outgoing(
+            self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
+        )
+        return AsyncSent(*await self._put(message, callback, self._durability, None))
+
+    async def publish(
+        self,
+        value: Any,
+        key: bytes | str | None = None,
+        *,
+        topic: str | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: Moment | None = None,
+        due: Moment | None = None,
+        priority: int | None = None,
+        expires: Moment | None = None,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+        expected_offset: int | None = None,
+    ) -> Receipt:
+        """Publish a message now, and wait for the receipt. Those published at the same time share a batch.
+
+        Parameters:
+            value: as for `send`, like all that are not explained here.
+            durability: what must be reached before the receipt: `memory`, `written` or `synced`; the topic's own if
+                that is more.
+            expected_offset: append only if the message gets this offset; else UnexpectedOffset is raised. Needs a
+                partition, or a topic that has only one.
+
+        Returns:
+            Where the message is, and how safe.
+        """
+        message = Outgoing(
+            self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
+        )
+        asked = self._durability if durability is None else durability_of(durability)
+        parcel, place = await self._put(message, None, asked, expected_offset, urgent=True)
+        return receipt_at(await parcel.outcome.wait(), place)
+
+    async def send_many(
+        self,
+        values: Iterable[Any],
+        keys: Sequence[bytes | str | None] | None = None,
+        *,
+        topic: str | None = None,
+        headers: Sequence[GivenHeaders | None] | None = None,
+        timestamps: Sequence[Moment | None] | None = None,
+        dues: Sequence[Moment | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        expires: Sequence[Moment | None] | None = None,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> AsyncSentMany:
+        """Send messages at once, in as few batches as can be; the quickest way.
+
+        Without keys all go to one partition, in order; the next call's go to the next partition. Waits only if the
+        buffer is full, or when a topic is used for the first time.
+
+        Parameters:
+            values: as many as you like, each as for `send`.
+            keys: one for each value, or None where there is none; so are headers, timestamps, dues, priorities and
+                expires.
+            topic: where to; by default the producer's topic.
+            partition: where all of them go, instead of by key.
+            durability: as for `publish`.
+
+        Returns:
+            What can be waited for to get the receipts.
+        """
+        given = Given(
+            values if isinstance(values, list | tuple) else list(values),
+            keys,
+            headers,
+            timestamps,
+            dues,
+            priorities,
+            expires,
+        )
+        asked = self._durability if durability is None else durability_of(durability)
+        name = self._topic(topic)
+        if self._before_publish:
+            put = [await self._put(each, None, asked, None) for each in given.messages(name, partition)]
+            with self._guard:
+                for lane in self._shipping.lanes():
+                    self._seal(lane)
+            self._shipping.flush()
+            return AsyncSentMany(list(dict.fromkeys(parcel for parcel, _ in put)))
+        checked = given.checked(self._serializer)
+        shape = self._catalogue.known(name) or await self._catalogue.get(name)
+        keyless = self._turn(name, shape) if partition is None else partition
+        if keys is None or partition is not None:
+            plan: dict[int, list[int] | None] = {keyless: None}
+        else:
+            plan = dict(divided(checked.columns.keys or (), shape.partitions, self._partitioner, keyless))
+        parcels: list[Parcel] = []
+        for number, places in plan.items():
+            for portion in portions(checked, places, self._batch_bytes, self._batch_count, shape.message_bytes_max):
+                with self._guard:
+                    await self._shipping.room()
+                    lane = self._lane(name, number, shape)
+                    self._seal(lane)  # what was sent before goes before
+                    parcel = self._begun(asked)
+                    parcel.fill(portion.columns, portion.size)
+                    self._shipping.ship(lane, parcel)
+                self._shipping.flush()
+                parcels.append(parcel)
+                if lane.waiting:
+                    await breathe()
+        if keys is None and partition is None:
+            self._sticky[name] = keyless + 1
+        return AsyncSentMany(parcels)
+
+    async def publish_many(
+        self,
+        values: Iterable[Any],
+        keys: Sequence[bytes | str | None] | None = None,
+        *,
+        topic: str | None = None,
+        headers: Sequence[GivenHeaders | None] | None = None,
+        timestamps: Sequence[Moment | None] | None = None,
+        dues: Sequence[Moment | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        expires: Sequence[Moment | None] | None = None,
+        partition: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> list[Receipt]:
+        """Publish messages as `send_many` does, and wait for the receipts.
+
+        Returns:
+            A receipt for each partition that got messages; several for one where other producers' came between.
+        """
+        sent = await self.send_many(
+            values,
+            keys,
+            topic=topic,
+            headers=headers,
+            timestamps=timestamps,
+            dues=dues,
+            priorities=priorities,
+            expires=expires,
+            partition=partition,
+            durability=durability,
+        )
+        return await sent.result()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what is gathered, and wait until the broker has acknowledged everything.
+
+        Raises Undelivered when messages were given up that nobody has asked about, saying how many.
+
+        Parameters:
+            timeout: how many seconds to wait; by default the bus's.
+        """
+        with self._guard:
+            for lane in self._shipping.lanes():
+                self._seal(lane)
+        self._shipping.flush()
+        await self._shipping.drained(self._timeout if timeout is None else timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""
+        if self._shipping.closed:
+            return
+        try:
+            await self.flush(timeout)
+        finally:
+            self._shipping.close()
+            if self._on_close is not None:
+                self._on_close(self)
+
+    async def __aenter__(self) -> "AsyncProducer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,419 @@
+"""Receiving: messages and batches of topics, alone or as a member of a group."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.client._async.concurrency import Handler, Lock, Outcome, Timer, now
+from headrace.client._async.discovery import AsyncDiscovery
+from headrace.client._async.intake import AsyncIntake
+from headrace.client._async.line import AsyncLine
+from headrace.client._async.membership import AsyncMembership
+from headrace.client._async.runner import AsyncRunner
+from headrace.client.opening import Opening
+from headrace.client.reading import Reader
+from headrace.client.results import Received, ReceivedBatch
+from headrace.client.serialising import Deserializer, deserializer_of
+from headrace.client.times import Start, spot_at
+from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
+from headrace.model.requests import GroupJoin, Offsets, Place
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+
+logger = logging.getLogger("headrace.client")
+
+
+class AsyncSubscription:
+    """Receives messages. Made by `bus.subscribe(...)`, which explains the settings.
+
+    Iterate it for messages, or `batches()` for batches, which is the fast way; `run(handler)` calls a handler. Use it
+    from one place at a time, except for `stop()`. Used in `with` it can be iterated again and again, and is closed at
+    the end of the block; otherwise it closes itself when its iteration ends, by `stop()` or by its time-out.
+    """
+
+    def __init__(
+        self,
+        bus: "AsyncBus",
+        topics: Sequence[str],
+        *,
+        group: str | None,
+        patterns: Sequence[str],
+        start: Start | Mapping[int, int],
+        partitions: Sequence[int] | None,
+        commit: Literal["auto", "manual"],
+        commit_interval: float,
+        deserializer: str | Deserializer | None,
+        on_error: Literal["raise", "skip"] | Callable[[Any], Any],
+        on_out_of_range: Literal["earliest", "latest", "raise"],
+        timeout: float | None,
+        session_timeout: float,
+        prefetch_bytes: int,
+    ) -> None:
+        _check(topics, patterns, group, start, partitions, commit, on_out_of_range)
+        self.group = group
+        self.topics = tuple(topics)
+        self._bus = bus
+        self._patterns = patterns
+        self._start = start
+        self._partitions = partitions
+        self._auto_commit = commit == "auto"
+        self._commit_interval = commit_interval
+        self._opening = Opening(deserializer_of(deserializer), on_error)
+        self._timeout = timeout
+        self._session_s = session_timeout
+        self._intake = AsyncIntake(bus.timers, prefetch_bytes, on_out_of_range)
+        self._guard = self._intake.monitor.guard
+        self._line: AsyncLine | None = None
+        self._membership: AsyncMembership | None = None
+        self._discovery: AsyncDiscovery | None = None
+        self._beginning = Lock()
+        self._begun = False
+        self._entered = False
+        self._closed = False
+        self._timer: Timer | None = None
+        # What is being handed out: a batch's partition, its messages, and where the partition is when they are done.
+        self._reader: Reader | None = None
+        self._messages: Iterator[Received] = iter(())
+        self._next_offset = 0
+
+    # Receiving.
+
+    async def __aiter__(self) -> AsyncIterator[Received]:
+        """The messages, one by one; in each partition in order."""
+        await self.begin()
+        while True:
+            # The message before counts as processed now that the next one is asked for.
+            reader = self._reader
+            if reader is None:
+                taken = await self._take()
+                if taken is None:
+                    await self._over()
+                    return
+                reader, batch = taken
+                self._reader, self._next_offset = reader, batch.next_offset
+                self._messages = self._opening.messages(batch)
+            auto = self._auto_commit
+            if auto:
+                reader.done = reader.handed
+            for message in self._messages:
+                reader.handed = message.offset + 1
+                yield message
+                if auto:
+                    reader.done = reader.handed
+                if reader.gone:
+                    break
+            else:
+                reader.handed = self._next_offset
+            self._finish(reader)
+
+    async def batches(self) -> AsyncIterator[ReceivedBatch]:
+        """The messages in the batches in which they were published: the fast way."""
+        await self.begin()
+        while True:
+            if self._reader is not None:
+                self._finish(self._reader)
+            taken = await self._take()
+            if taken is None:
+                await self._over()
+                return
+            self._reader, batch = taken
+            self._reader.handed = batch.next_offset
+            yield batch
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        workers: int = 1,
+        on_error: Literal["raise", "skip"] | Callable[[Received, Exception], None] = "raise",
+        stop_on_signals: bool = False,
+    ) -> None:
+        """Call a handler with every message, several at once; returns when `stop()` is called, or at the time-out.
+
+        Messages of one partition are handled one after the other, in order. With automatic commits a message counts as
+        processed when its handler has returned.
+
+        Parameters:
+            handler: is called with each message.
+            workers: how many messages are handled at once, each of another partition.
+            on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
+                workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
+                the error, and ends the run only by raising.
+            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; in the main thread only.
+        """
+        await self.begin()
+        if self._reader is not None:
+            self._finish(self._reader)
+        runner = AsyncRunner(
+            self._intake, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
+        )
+        try:
+            await runner.run(self.stop, stop_on_signals)
+        finally:
+            if self._auto_commit and self._membership is not None:
+                await self._commit_done()
+            await self._over()
+
+    def stop(self) -> None:
+        """End the iteration, or the run, after what is being processed now; may be called from anywhere."""
+        self._intake.stop()
+
+    # How far.
+
+    @property
+    def lag(self) -> int:
+        """How many messages there are to be processed, as of the last delivery of each partition."""
+        with self._guard:
+            return sum(reader.lag for reader in self._intake.readers.values())
+
+    @property
+    def assigned(self) -> dict[tuple[str, int], int]:
+        """The topics and partitions that are being read, and the offsets at which processing goes on."""
+        with self._guard:
+            return {place: reader.done for place, reader in self._intake.readers.items()}
+
+    async def commit(self, upto: Received | ReceivedBatch | None = None) -> None:
+        """Commit positions of the group, and wait until they are safe.
+
+        Parameters:
+            upto: of its partition, everything up to this message or batch, itself included; by default everything that
+                was handed out, the present message included.
+        """
+        if self._membership is None:
+            raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
+        with self._guard:
+            if upto is None:
+                for reader in self._membership.held():
+                    reader.done = max(reader.done, reader.handed)
+            else:
+                place = upto.topic, upto.partition
+                found = next((reader for reader in self._membership.held() if reader.place == place), None)
+                if found is None:
+                    raise MemberFenced(f"{upto.topic}[{upto.partition}] is not assigned to this member any more")
+                found.done = upto.next_offset if isinstance(upto, ReceivedBatch) else upto.offset + 1
+        await self._commit_done()
+
+    async def seek(self, to: Start, *, topic: str | None = None, partitions: Sequence[int] | None = None) -> None:
+        """Go on somewhere else, in what is being read. With a group, the next commit makes it the group's position.
+
+        Parameters:
+            to: `earliest`, `latest`, a datetime, or an offset.
+            topic: only in this one.
+            partitions: only in these.
+        """
+        await self.begin()
+        assert self._line is not None
+        spot = spot_at(to)
+        for name, number in list(self._intake.readers):
+            if topic not in (None, name) or (partitions is not None and number not in partitions):
+                continue
+            offset = spot.value
+            if spot.kind != "offset":
+                answer, _ = await self._line.request(Kind.OFFSETS, Offsets(name, [number], spot.kind, spot.value))
+                offset = answer.offsets[number]
+            with self._guard:
+                reader = self._intake.readers.get((name, number))
+                if reader is not None:
+                    reader.committed = reader.handed  # who goes elsewhere has finished with it
+                    moved = self._intake.add(name, number, offset, reader.epoch, reader.optional)
+                    moved.committed = moved.committing = -1  # wherever the group was: it is to be told
+        if self._reader is not None and self._reader.gone:
+            self._reader, self._messages = None, iter(())
+
+    def positions(self) -> tuple[str, str, list[Place]]:
+        """Group, member, and positions of what was handed out: for a transaction that commits them.
+
+        Raises MemberFenced when some of it was taken from this member: what was made of that must not be committed.
+        """
+        if self._membership is None or self.group is None:
+            raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
+        with self._guard:
+            held = self._membership.held()
+            lost = [reader for reader in self._intake.taken_away() if reader not in held]
+            places = [
+                Place(reader.topic, reader.partition, reader.handed, reader.epoch)
+                for reader in held
+                if reader.handed > reader.committed
+            ]
+        if lost:
+            where = ", ".join(sorted(f"{reader.topic}[{reader.partition}]" for reader in lost))
+            raise MemberFenced(f"{where} was taken from this member; what it handed out of it will be delivered again")
+        return self.group, self._membership.member, places
+
+    def positions_committed(self, places: Sequence[Place]) -> None:
+        """A transaction has committed these."""
+        assert self._membership is not None
+        with self._guard:
+            readers = {(*reader.place, reader.epoch): reader for reader in self._membership.held()}
+            for place in places:
+                reader = readers.get((place.topic, place.partition, place.epoch))
+                if reader is not None:
+                    reader.done = max(reader.done, place.offset)
+                    reader.committed = reader.committing = max(reader.committed, place.offset)
+
+    # Beginning and end.
+
+    async def begin(self) -> None:
+        """Find or join what is to be read, if that has not been done; iterating does it."""
+        if not self._begun:
+            async with self._beginning:
+                await self._begin_once()
+
+    async def close(self) -> None:
+        """End: commit what is processed (with automatic commits), and leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        self.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._discovery is not None:
+            self._discovery.close()
+        if self._line is not None and self._membership is not None:
+            await self._leave(self._line, self._membership)
+        if self._line is not None:
+            self._line.forget(self._intake)
+        self._intake.close()
+        self._bus.forget(self)
+
+    async def __aenter__(self) -> "AsyncSubscription":
+        self._entered = True
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._reader is not None:
+            self._finish(self._reader)  # left in peace: the last message was processed too
+        await self.close()
+
+    async def _over(self) -> None:
+        """The iteration has come to its end: whoever wants another one uses `with`."""
+        if not self._entered:
+            await self.close()
+
+    async def _begin_once(self) -> None:
+        if self._closed:
+            raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
+        if self._begun:
+            return  # another was quicker
+        self._line = await self._bus.consuming_line()
+        if self.group is None:
+            await self._begin_alone(self._line)
+        else:
+            await self._begin_in_group(self._line, self.group)
+        self._begun = True
+
+    async def _begin_alone(self, line: AsyncLine) -> None:
+        self._discovery = AsyncDiscovery(
+            line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions
+        )
+        line.listen(self._intake)
+        await self._discovery.begin(self._start)
+
+    async def _begin_in_group(self, line: AsyncLine, group: str) -> None:
+        assert not isinstance(self._start, Mapping)
+        spot = spot_at(self._start)
+        session_ms = round(self._session_s * 1000)
+        wish = GroupJoin(group, "", list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
+        membership = AsyncMembership(self._intake, self._bus.timers, wish, self._auto_commit)
+        line.ping_every(self._session_s / 3)
+        line.listen(membership)
+        try:
+            await membership.joined.wait(line.timeout)
+        except HeadraceError:
+            line.forget(membership)
+            raise
+        self._membership = membership
+        if self._auto_commit:
+            self._commit_later()
+
+    async def _leave(self, line: AsyncLine, membership: AsyncMembership) -> None:
+        try:
+            if self._auto_commit:
+                await self._commit_done()
+            left: Outcome[None] = Outcome()
+            membership.leave(lambda _answer, _body: left.settle(None))
+            await left.wait(line.timeout)
+        except HeadraceError as error:
+            logger.warning("the group %s was left without a commit: %s", self.group, error)
+        finally:
+            line.forget(membership)
+
+    # How it is done.
+
+    async def _take(self) -> tuple[Reader, ReceivedBatch] | None:
+        """The next batch, which is in use from now on."""
+        if self._closed:
+            raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
+        taken = await self._intake.take(None if self._timeout is None else now() + self._timeout)
+        if taken is not None:
+            taken[0].using += 1
+        return taken
+
+    def _finish(self, reader: Reader) -> None:
+        """What was handed out of the present batch is processed."""
+        self._reader, self._messages = None, iter(())
+        self._ended_batch(reader, reader.handed)
+
+    def _ended_batch(self, reader: Reader, done: int) -> None:
+        with self._guard:
+            reader.using -= 1
+            if self._auto_commit:
+                reader.done = max(reader.done, done)
+        if self._membership is not None:
+            self._membership.let_go()
+
+    async def _commit_done(self) -> None:
+        assert self._membership is not None
+        assert self._line is not None
+        deadline = now() + self._line.timeout
+        wanted = [reader for reader in self._membership.held() if reader.done > reader.committed]
+        error: HeadraceError | None = ConnectionFailed()
+        while error is not None:
+            outcome: Outcome[HeadraceError | None] = Outcome()
+            self._membership.commit_nowait(outcome.settle, surely=True)
+            error = await outcome.wait(max(deadline - now(), 0.001))
+            if isinstance(error, ConnectionFailed | MemberFenced | UnknownMember) and now() < deadline:
+                await self._membership.rejoined(deadline)  # what is still ours then is tried again
+            elif error is not None:
+                raise error
+        lost = [f"{reader.topic}[{reader.partition}]" for reader in wanted if reader.committed < reader.done]
+        if lost:
+            raise MemberFenced(f"{', '.join(lost)} went to other members before it was committed")
+
+    def _commit_later(self) -> None:
+        self._timer = self._bus.timers.later(self._commit_interval, self._commit_now)
+
+    def _commit_now(self) -> None:
+        if not self._closed and self._membership is not None:
+            self._membership.commit_nowait(lambda _error: None)
+            self._commit_later()
+
+
+def _check(
+    topics: Sequence[str],
+    patterns: Sequence[str],
+    group: str | None,
+    start: Start | Mapping[int, int],
+    partitions: Sequence[int] | None,
+    commit: str,
+    on_out_of_range: str,
+) -> None:
+    if not topics and not patterns:
+        raise InvalidArgument("say which topics to subscribe to, or a pattern of them")
+    if commit not in ("auto", "manual"):
+        raise InvalidArgument(f"commit is 'auto' or 'manual', not {commit!r}")
+    if on_out_of_range not in ("earliest", "latest", "raise"):
+        raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
+    if group is not None and partitions is not None:
+        raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
+    if isinstance(start, Mapping):
+        if group is not None:
+            raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
+    elif spot_at(start).kind == "offset" and group is not None:
+        raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")

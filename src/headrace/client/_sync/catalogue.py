@@ -1,0 +1,62 @@
+"""What is known about topics, so that a producer need not ask for every message."""
+
+from functools import partial
+from typing import Any
+
+from headrace.client._sync.concurrency import Lock, now
+from headrace.client._sync.line import Line
+from headrace.client.exchange import Bytes
+from headrace.client.shapes import Shape, shape_of
+from headrace.model.errors import HeadraceError
+from headrace.model.requests import TopicDescribe, TopicInfo
+from headrace.wire.native import Kind
+
+_FRESH_S = 30.0
+"""Partitions may be added; so long after that a producer knows them all."""
+
+
+class Catalogue:
+    """The shapes of topics, asked for once and then now and then."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._known: dict[str, Shape] = {}
+        self._asked: dict[str, float] = {}
+        self._lock = Lock()
+
+    def known(self, topic: str) -> Shape | None:
+        """What is known, without waiting; if that is old it is asked for anew beside."""
+        shape = self._known.get(topic)
+        if shape is not None and now() - self._asked[topic] > _FRESH_S and self._line.link is not None:
+            self._asked[topic] = now()
+            tell = partial(self._described, topic)
+            self._line.link.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", tell)
+        return shape
+
+    def get(self, topic: str) -> Shape:
+        """The shape of a topic, which the broker may make now if there is none."""
+        shape = self.known(topic)
+        if shape is None:
+            with self._lock:
+                shape = self._known.get(topic)
+                if shape is None:
+                    info, _ = self._line.request(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create=True))
+                    shape = self.learn(topic, info)
+        return shape
+
+    def learn(self, topic: str, info: TopicInfo) -> Shape:
+        """Somebody was told this about a topic."""
+        shape = shape_of(info)
+        self._asked[topic] = now()
+        self._known[topic] = shape
+        return shape
+
+    def forget(self, topic: str) -> None:
+        """The topic is not what it was."""
+        self._known.pop(topic, None)
+
+    def _described(self, topic: str, answer: Any, _body: Bytes) -> None:
+        if isinstance(answer, TopicInfo):
+            self.learn(topic, answer)
+        elif isinstance(answer, HeadraceError) and not answer.retryable:
+            self.forget(topic)

@@ -1,0 +1,230 @@
+"""Waiting, waking and doing things later, with threads. `_async/concurrency.py` has the same names for asyncio."""
+
+import heapq
+import itertools
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from headrace.client.results import Received
+from headrace.model.errors import HeadraceError, Timeout
+
+T = TypeVar("T")
+
+now = time.monotonic
+logger = logging.getLogger("headrace.client")
+
+Guard = threading.RLock
+"""Keeps threads apart, for an instant."""
+
+Lock = threading.Lock
+"""Lets one do something that takes a while; others wait."""
+
+Handler = Callable[[Received], Any]
+"""What is done with a message."""
+
+ENDS_TASKS = (KeyboardInterrupt, SystemExit)
+"""Errors that end a program, and must not be taken for one of its work's."""
+
+_outcomes = threading.Lock()
+"""Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
+
+
+class Pending:
+    """Something whose result can be waited for."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Its result, when there is one."""
+        raise NotImplementedError
+
+
+class Outcome(Generic[T]):
+    """A result that is there sooner or later, or an error; any number may wait for it."""
+
+    __slots__ = ("_waiters", "done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.value: T | None = None
+        self.error: HeadraceError | None = None
+        self._waiters: list[threading.Lock] | None = None
+
+    def settle(self, value: T) -> None:
+        """Here it is."""
+        self._finish(value, None)
+
+    def fail(self, error: HeadraceError) -> None:
+        """There will be none, and this is why."""
+        self._finish(None, error)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The result; raises the error, or Timeout when it is not there in time."""
+        if not self.done:
+            self._sleep(timeout)
+        if not self.done:
+            raise Timeout(f"no answer within {timeout:.3g} s; it may still happen")
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # settle() gave it
+
+    def _sleep(self, timeout: float | None) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        with _outcomes:
+            if self.done:
+                return
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+        waiter.acquire(timeout=-1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX))
+
+    def _finish(self, value: T | None, error: HeadraceError | None) -> None:
+        with _outcomes:
+            if self.done:
+                return
+            self.value, self.error = value, error
+            self.done = True
+            waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter.release()
+
+
+class Monitor:
+    """A guard under which one can wait until somebody says that something has changed."""
+
+    def __init__(self) -> None:
+        self.guard = Guard()
+        self._condition = threading.Condition(self.guard)
+        self._sleepers = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a notice, with the guard held; returns whether one came in time."""
+        if timeout is not None and timeout <= 0:
+            return False
+        self._sleepers += 1
+        try:
+            return self._condition.wait(timeout)
+        finally:
+            self._sleepers -= 1
+
+    def notify(self) -> None:
+        """Something has changed: wake all who wait. Call it with the guard held."""
+        if self._sleepers:
+            self._condition.notify_all()
+
+
+class Timer:
+    """Something that will be called."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Do not call it."""
+        self.call = None
+
+
+class Timers:
+    """Calls things later, on a thread of its own; they must not block."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        """Call this after so many seconds."""
+        timer = Timer(call)
+        with self._changed:
+            entry = (now() + seconds, next(self._numbers), timer)
+            heapq.heappush(self._heap, entry)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="headrace-timers", daemon=True)
+                self._thread.start()
+            elif self._heap[0] is entry:
+                self._changed.notify()
+        return timer
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this now: threads have nothing to gain by waiting."""
+        call()
+
+    def close(self) -> None:
+        """Call nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and (not self._heap or self._heap[0][0] > now()):
+                    self._changed.wait(self._heap[0][0] - now() if self._heap else None)
+                if self._closed:
+                    return
+                timer = heapq.heappop(self._heap)[2]
+            call = timer.call
+            if call is not None:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("something that was to be done later failed")
+
+
+class Task:
+    """Work that goes on beside."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for its end; returns whether it came in time."""
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+def spawn(name: str, work: Callable[..., None], *args: Any) -> Task:
+    """Do this work beside."""
+    thread = threading.Thread(target=work, args=args, name=f"headrace-{name}", daemon=True)
+    thread.start()
+    return Task(thread)
+
+
+def breathe() -> None:
+    """Let others have their turn: threads have it anyway."""
+
+
+def run_blocking(call: Callable[[], None]) -> None:
+    """Do something that takes a while."""
+    call()
+
+
+def call_handler(handler: Handler, message: Received) -> None:
+    """Let a handler do its work."""
+    handler(message)
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and SIGINT call this, for as long as the block lasts; only in the main thread."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,233 @@
+"""One connection to a broker, with a thread that listens. `_async/link.py` has the same names for asyncio."""
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headrace.client._sync.concurrency import Outcome, logger
+from headrace.client.addresses import Address, Target, unreachable
+from headrace.client.exchange import Bytes, Exchange
+from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
+from headrace.model.requests import Words
+from headrace.wire.frames import Frames
+from headrace.wire.native import Hello, Kind
+
+_PARTS_MAX = 64
+"""How many pieces are handed to the kernel at once."""
+
+
+class Link(Exchange):
+    """A connection. When it is gone it is gone: a Line makes another.
+
+    Whoever writes tries to send at once, without blocking; what the kernel does not take is sent by the thread that
+    listens. So nobody who handles an answer can be kept from listening by a broker that does not listen either.
+    """
+
+    def __init__(self, connected: socket.socket, on_lost: Callable[["Link", HeadraceError], None]) -> None:
+        super().__init__()
+        self._socket = connected
+        self._socket.setblocking(False)
+        self._on_lost = on_lost
+        self._frames = Frames()
+        self._backlog: deque[Bytes] = deque()
+        """What is to be sent. Anyone appends; who has `_sending` takes."""
+        self._sending = threading.Lock()
+        self._full = False
+        """The kernel takes no more for now: the thread that listens waits for room."""
+        self._ending_lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._ending: HeadraceError | None = None
+        self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
+
+    @classmethod
+    def open(
+        cls,
+        target: Target,
+        hello: Hello,
+        timeout: float,
+        on_lost: Callable[["Link", HeadraceError], None],
+        shared: memoryview | None,
+    ) -> "Link":
+        """Connect and say hello; raises ConnectionFailed."""
+        del shared  # each connection has a thread, and memory of its own
+        try:
+            link = cls(_connected(target, timeout), on_lost)
+        except OSError as error:
+            raise ConnectionFailed(unreachable(target, error)) from error
+        link._thread.start()
+        try:
+            link.welcome, _ = link.request(Kind.HELLO, hello, b"", timeout)
+        except Timeout as error:
+            link.close()
+            raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
+        except HeadraceError:
+            link.close()
+            raise
+        return link
+
+    def request(self, kind: Kind, head: Words, body: Bytes = b"", timeout: float | None = None) -> Any:
+        """Ask, and wait for the answer and its body."""
+        outcome: Outcome[Any] = Outcome()
+
+        def tell(answer: Any, answer_body: Bytes) -> None:
+            if isinstance(answer, HeadraceError):
+                outcome.fail(answer)
+            else:
+                outcome.settle((answer, answer_body))
+
+        self.request_nowait(kind, head, body, tell)
+        try:
+            return outcome.wait(timeout)
+        except Timeout as error:
+            raise Timeout(f"no answer to {kind.name} within {timeout:.3g} s; it may still happen") from error
+
+    def write(self, head: bytearray, body: Bytes) -> None:
+        """Queue a frame."""
+        self._backlog.extend((head, body) if body else (head,))
+
+    def flush(self) -> None:
+        """Send what is queued; what does not go at once is left to the thread that listens.
+
+        If another thread is at it this one need not wait: the other sees what was queued in the meantime.
+        """
+        while self._backlog and not self._full and self._sending.acquire(blocking=False):
+            try:
+                self._send()
+            finally:
+                self._sending.release()
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """Let the connection end, after what has been written; does not wait for it."""
+        with self._ending_lock:
+            if not self.closed and self._ending is None:
+                self._ending = error or ConnectionFailed("the connection was closed here")
+                self._wake()
+
+    def close(self, error: HeadraceError | None = None) -> None:
+        """End the connection, and wait until it has."""
+        self.end(error)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            ending = self._listen()
+        except HeadraceError as error:
+            ending = error
+        except Exception as error:  # noqa: BLE001  # whatever it is, all who wait must be told
+            logger.error("a connection to the broker failed", exc_info=error)
+            ending = _broken(error)
+        with self._ending_lock, self._sending:
+            self.closed = True
+            self._socket.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+        self.lose(ending)
+        self._on_lost(self, ending)
+
+    def _listen(self) -> HeadraceError:
+        """Receive and send until it ends; returns why."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._socket, select.POLLIN)
+        receive, frames = self._socket.recv_into, self._frames
+        while True:
+            if self._ending is not None:
+                self.flush()
+                return self._ending
+            try:
+                count = receive(frames.buffer())
+            except (BlockingIOError, InterruptedError):
+                self._wait(poll)
+                continue
+            except OSError as error:
+                return _broken(error)
+            if not count:
+                return _broken("the broker closed it")
+            for come in frames.received(count):
+                self.arrived(come)
+            if self._full:
+                self._full = False  # an answer came: perhaps there is room
+                self.flush()
+
+    def _wait(self, poll: select.poll) -> None:
+        """Sleep until there is something to receive, or room to send what is left."""
+        poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._full else 0))
+        for descriptor, events in poll.poll():
+            if descriptor == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 1024)
+            elif events & ~select.POLLIN:
+                self._full = False
+        self.flush()
+
+    def _send(self) -> None:
+        """Send until all is sent or the kernel takes no more; one thread at a time."""
+        backlog = self._backlog
+        while backlog:
+            parts = [backlog.popleft() for _ in range(min(len(backlog), _PARTS_MAX))]
+            try:
+                sent = self._socket.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                backlog.clear()
+                self._ending = self._ending or _broken(error)
+                self._wake()
+                return
+            left = _left(parts, sent)
+            if left:
+                backlog.extendleft(reversed(left))
+                self._full = True
+                if threading.current_thread() is not self._thread:
+                    self._wake()
+                return
+
+    def _wake(self) -> None:
+        """Let the thread that listens look around; whoever calls this holds one of the locks."""
+        if not self.closed:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_write, b"!")
+
+
+def receive_memory() -> memoryview | None:
+    """Connections with threads of their own share no memory."""
+    return None
+
+
+def _left(parts: list[Bytes], sent: int) -> list[Bytes]:
+    """What of the parts was not sent."""
+    for index, part in enumerate(parts):
+        if sent < len(part):
+            return [memoryview(part)[sent:], *parts[index + 1 :]]
+        sent -= len(part)
+    return []
+
+
+def _connected(target: Target, timeout: float) -> socket.socket:
+    if not isinstance(target, Address):
+        return target.connect()
+    if target.path:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(timeout)
+            connected.connect(target.path)
+        except OSError:
+            connected.close()
+            raise
+        return connected
+    connected = socket.create_connection((target.host, target.port), timeout)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
+def _broken(reason: BaseException | str) -> ConnectionFailed:
+    return ConnectionFailed(f"the connection to the broker broke: {reason}")

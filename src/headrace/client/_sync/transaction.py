@@ -1,0 +1,258 @@
+"""Transactions: messages for several topics, and positions of a group, that count together or not at all."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from headrace.client._sync.catalogue import Catalogue
+from headrace.client._sync.concurrency import Outcome, now
+from headrace.client._sync.line import Line
+from headrace.client._sync.subscription import Subscription
+from headrace.client.exchange import Bytes
+from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, checked_key
+from headrace.client.partitioning import by_key, divided
+from headrace.client.portions import Given, portions
+from headrace.client.serialising import to_bytes
+from headrace.client.shapes import Shape
+from headrace.client.times import Moment
+from headrace.model.batch import NO_PRODUCER
+from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
+from headrace.model.requests import (
+    Place,
+    TransactionAbort,
+    TransactionBegin,
+    TransactionBegun,
+    TransactionCommit,
+    TransactionCommitted,
+    TransactionStage,
+)
+from headrace.wire.native import Kind
+
+logger = logging.getLogger("headrace.client")
+
+_BATCH_BYTES = 100_000
+_BATCH_COUNT = 1000
+_UNDER_WAY_MAX = 32
+
+
+class _Staging:
+    """A batch on its way to the broker's keeping."""
+
+    def __init__(self, head: TransactionStage, body: Bytes) -> None:
+        self.head = head
+        self.body = body
+        self.outcome: Outcome[int] = Outcome()
+
+    def told(self, answer: object, _body: Bytes) -> None:
+        """The broker has it, or not."""
+        if isinstance(answer, HeadraceError):
+            self.outcome.fail(answer)
+        else:
+            self.outcome.settle(answer.stage)  # type: ignore[attr-defined]  # a TransactionStaged
+
+
+class Transaction:
+    """A transaction, to be used in `with`. Made by `bus.transaction(...)`.
+
+    What is published in it is kept by the broker, and becomes visible at the end of the block, all at once; if the
+    block ends with an exception, nothing of it ever is.
+    """
+
+    def __init__(self, line: Line, catalogue: Catalogue, name: str, sequence: int | None, timeout: float) -> None:
+        self.name = name
+        self.outcome: TransactionCommitted | None = None
+        """What the broker said to the commit: where the batches are."""
+        self._line = line
+        self._catalogue = catalogue
+        self._sequence = sequence
+        self._timeout = timeout
+        self._begun: TransactionBegun | None = None
+        self._ended = False
+        self._gathering: dict[tuple[str, int], Parcel] = {}
+        self._under_way: list[_Staging] = []
+        self._stages: list[int] = []
+        self._turn = 0
+        self._subscription: Subscription | None = None
+        self._positions: tuple[str, str, list[Place]] = ("", "", [])
+
+    @property
+    def already_committed(self) -> bool:
+        """Whether a transaction of this name and sequence was committed before: there is nothing to do."""
+        return self._begun is not None and self._begun.committed
+
+    @property
+    def sequence(self) -> int | None:
+        """Which of the transactions of this name it is."""
+        return self._sequence if self._begun is None else self._begun.sequence
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: Moment | None = None,
+        due: Moment | None = None,
+        priority: int | None = None,
+        expires: Moment | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Publish a message with the commit; all as in `bus.publish`."""
+        if self._nothing_to_do():
+            return
+        message = Outgoing(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
+        shape = self._catalogue.get(topic)
+        number = self._partition(shape, partition, message.key)
+        _check_partition(topic, number, shape)
+        parcel = self._gathering.get((topic, number))
+        if parcel is None:
+            parcel = self._gathering[topic, number] = _parcel()
+        parcel.add(message, to_bytes(value), shape.message_bytes_max)
+        if parcel.bytes >= _BATCH_BYTES or len(parcel.values) >= _BATCH_COUNT:
+            self._stage(topic, number, shape)
+
+    def publish_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        *,
+        keys: Sequence[bytes | str | None] | None = None,
+        headers: Sequence[GivenHeaders | None] | None = None,
+        timestamps: Sequence[Moment | None] | None = None,
+        dues: Sequence[Moment | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        expires: Sequence[Moment | None] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Publish messages with the commit; all as in `bus.publish_many`."""
+        if self._nothing_to_do():
+            return
+        given = Given(
+            values if isinstance(values, list | tuple) else list(values),
+            keys,
+            headers,
+            timestamps,
+            dues,
+            priorities,
+            expires,
+        )
+        checked = given.checked(to_bytes)
+        shape = self._catalogue.get(topic)
+        keyless = self._partition(shape, partition, None)
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
+        for number, places in plan.items():
+            _check_partition(topic, number, shape)
+            self._stage(topic, number, shape)  # what was published before goes before
+            for portion in portions(checked, places, _BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max):
+                parcel = self._gathering[topic, number] = _parcel()
+                parcel.fill(portion.columns, portion.size)
+                self._stage(topic, number, shape)
+        self._turn += 1
+
+    def commit_positions(self, subscription: Subscription) -> None:
+        """Commit, with the transaction, the positions behind all that the subscription has handed out so far.
+
+        The subscription needs a group, and `commit="manual"`: it must not commit by itself.
+        """
+        if not self._nothing_to_do():
+            self._subscription = subscription
+            self._positions = subscription.positions()
+
+    def begin(self) -> None:
+        """Begin; `with` does it."""
+        head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
+        self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
+
+    def commit(self) -> None:
+        """Make all of it visible; leaving the `with` block does it."""
+        if self._ended or self._nothing_to_do():
+            return
+        assert self._begun is not None
+        for topic, number in list(self._gathering):
+            self._stage(topic, number, self._catalogue.get(topic))
+        while self._under_way:
+            self._settle_oldest()
+        group, member, places = self._positions
+        head = TransactionCommit(self.name, self._begun.epoch, self._stages, group, member, places)
+        self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head)
+        self._ended = True
+        if self._subscription is not None:
+            self._subscription.positions_committed(places)
+
+    def abort(self) -> None:
+        """Forget all of it; an exception in the `with` block does it."""
+        if self._ended or self._begun is None or self._begun.committed:
+            return
+        self._ended = True
+        try:
+            self._line.request(Kind.TRANSACTION_ABORT, TransactionAbort(self.name, self._begun.epoch))
+        except HeadraceError as error:
+            logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
+
+    def __enter__(self) -> "Transaction":
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self.commit()
+            except HeadraceError:
+                self.abort()
+                raise
+        else:
+            self.abort()
+
+    def _nothing_to_do(self) -> bool:
+        """Whether it was committed before; raises if it is not open."""
+        if self._begun is None:
+            raise Closed("the transaction has not begun: use it in `with`")
+        if self._ended:
+            raise Closed("the transaction has ended")
+        return self._begun.committed
+
+    def _partition(self, shape: Shape, given: int | None, key: bytes | None) -> int:
+        if given is not None:
+            return given
+        return self._turn % shape.partitions if key is None else by_key(key, shape.partitions)
+
+    def _stage(self, topic: str, number: int, shape: Shape) -> None:
+        """Send what was gathered for a partition."""
+        parcel = self._gathering.pop((topic, number), None)
+        if parcel is None:
+            return
+        assert self._begun is not None
+        parcel.encode(time.time_ns() // 1000, shape.codec, NO_PRODUCER, None)
+        assert parcel.batch is not None
+        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), parcel.batch.data)
+        self._under_way.append(staging)
+        link = self._line.get(now() + self._line.timeout)
+        link.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
+        while len(self._under_way) >= _UNDER_WAY_MAX:
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        staging = self._under_way.pop(0)
+        try:
+            stage = staging.outcome.wait(self._line.timeout)
+        except (ConnectionFailed, Busy, Draining):
+            # If the first try did arrive after all it does no harm: the commit names those that count.
+            answer, _ = self._line.request(Kind.TRANSACTION_STAGE, staging.head, staging.body)
+            stage = answer.stage
+        self._stages.append(stage)
+
+
+def _parcel() -> Parcel:
+    outcome: Outcome[None] = Outcome()
+    return Parcel(outcome, now())
+
+
+def _check_partition(topic: str, number: int, shape: Shape) -> None:
+    if not 0 <= number < shape.partitions:
+        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {number}")

@@ -1,0 +1,61 @@
+"""Where a broker is: addresses as users write them."""
+
+import socket
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from headrace.model.errors import InvalidArgument
+from headrace.wire.native import DEFAULT_PORT
+
+DEFAULT_ADDRESS = f"headrace://127.0.0.1:{DEFAULT_PORT}"
+_EXAMPLES = f"{DEFAULT_ADDRESS} or headrace+unix:///run/headrace.sock"
+
+
+class Address(NamedTuple):
+    """A broker's address: host and port, or the path of a Unix socket."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"headrace+unix://{self.path}"
+        return f"headrace://[{self.host}]:{self.port}" if ":" in self.host else f"headrace://{self.host}:{self.port}"
+
+
+class Nearby(Protocol):
+    """A broker in this process, which hands out connected sockets."""
+
+    def connect(self) -> socket.socket: ...
+
+
+Target = Address | Nearby
+"""What can be connected to."""
+
+
+def parse_address(text: str) -> Address:
+    """The address that a text stands for.
+
+    >>> parse_address("headrace://localhost")
+    Address(host='localhost', port=7390, path='')
+    >>> str(parse_address("headrace+unix:///run/headrace.sock"))
+    'headrace+unix:///run/headrace.sock'
+    """
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"{text!r} is no address: {error}; write {_EXAMPLES}") from error
+    if parts.scheme == "headrace+unix" and parts.path and not parts.netloc:
+        return Address("", 0, parts.path)
+    if parts.scheme == "headrace" and host and parts.path in ("", "/") and not parts.username:
+        return Address(host, port or DEFAULT_PORT)
+    raise InvalidArgument(f"{text!r} is no address of a broker; write {_EXAMPLES}")
+
+
+def unreachable(target: Target, error: BaseException | str) -> str:
+    """What to tell a user whose broker cannot be reached."""
+    where = str(target) if isinstance(target, Address) else "the broker in this process"
+    hint = "; is it running? Start it with `headrace serve`" if isinstance(target, Address) else ""
+    return f"cannot reach a broker at {where}: {error}{hint}"

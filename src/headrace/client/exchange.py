@@ -1,0 +1,215 @@
+"""What is said over one connection: who asked what, and whom the broker's frames are for. Sends nothing itself."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from headrace.model.errors import ConnectionFailed, HeadraceError, ProtocolError, Timeout
+from headrace.model.requests import Assignment, Words
+from headrace.wire.frames import Frame, frame
+from headrace.wire.native import Delivery, Kind, Ping, StreamOpen, Welcome, decode, decode_answer
+
+logger = logging.getLogger("headrace.client")
+
+Bytes = bytes | bytearray | memoryview
+Callback = Callable[[Any, Bytes], None]
+"""Is told the answer and its body, or an error and nothing."""
+
+_SILENT_HEARTBEATS = 3
+_CORRELATIONS = 1 << 32
+
+
+class StreamReader(Protocol):
+    """Whom the deliveries of a stream are for."""
+
+    def delivered(self, delivery: Delivery, body: Bytes) -> None:
+        """Batches came; the body is the reader's to keep."""
+
+    def ended(self, error: HeadraceError) -> None:
+        """No more will come."""
+
+
+class _Asked(NamedTuple):
+    kind: Kind
+    callback: Callback
+    deadline: float | None
+
+
+class Exchange:
+    """Requests under way, streams and memberships of a connection.
+
+    Everything may be called from any thread; what arrives is told on the thread on which it arrives.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.draining = False
+        self.welcome: Welcome | None = None
+        self.on_drain: Callable[[], None] | None = None
+        self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
+        """Whom the assignments of a group's member are for."""
+        self._asked: dict[int, _Asked] = {}
+        self._streams: dict[int, StreamReader] = {}
+        self._numbers = itertools.count(1)
+        self._said = False
+        self._heard = False
+        self._silent_s = 0.0
+        self._quiet_s = 0.0
+
+    def request_nowait(
+        self, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None = None
+    ) -> int:
+        """Ask, and have the callback told the answer; returns the number by which the request goes."""
+        number = self.queue_request(kind, head, body, callback, timeout)
+        self.flush()
+        return number
+
+    def queue_request(
+        self, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None = None
+    ) -> int:
+        """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard."""
+        number = self._number()
+        self._ask(number, kind, head, body, callback, timeout)
+        return number
+
+    def open_stream(self, head: StreamOpen, reader: StreamReader, callback: Callback) -> int:
+        """Open a stream whose deliveries are for this reader; the number it gets is its name."""
+        number = self._number()
+        self._streams[number] = reader
+        self._ask(number, Kind.STREAM_OPEN, head, b"", callback, None)
+        self.flush()
+        return number
+
+    def forget_stream(self, number: int) -> None:
+        """Whatever is still delivered for it is for nobody."""
+        self._streams.pop(number, None)
+
+    def tell(self, kind: Kind, head: Words) -> None:
+        """Say something that has no answer."""
+        self._said = True
+        if not self.closed:
+            self.write(frame(kind, self._number(), head), b"")
+            self.flush()
+
+    def arrived(self, come: Frame) -> None:
+        """Tell whom it is for what came."""
+        self._heard = True
+        kind = come.kind
+        if kind == Kind.DELIVERY:
+            reader = self._streams.get(come.correlation)
+            if reader is not None:
+                body = come.body if come.lasting else bytes(come.body)
+                reader.delivered(decode(kind, come.head), body)
+        elif kind in (Kind.ANSWER, Kind.FAILURE):
+            self._answered(come)
+        else:
+            self._pushed(come)
+
+    def lose(self, error: HeadraceError) -> None:
+        """The connection is gone: tell all who wait for an answer."""
+        self.closed = True
+        self._streams.clear()
+        while self._asked:
+            try:
+                _, asked = self._asked.popitem()
+            except KeyError:  # another thread was quicker
+                break
+            self._tell(asked.callback, error, b"")
+
+    def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
+        """So much time has gone by: give up what is overdue, say something if we are silent.
+
+        Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
+        """
+        now = time.monotonic()
+        for number, asked in list(self._asked.items()):
+            if asked.deadline is not None and asked.deadline <= now and self._asked.pop(number, None) is not None:
+                self._tell(asked.callback, Timeout(f"no answer to {asked.kind.name} in time; it may still happen"), b"")
+        self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
+        self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
+        self._said = self._heard = False
+        if self._quiet_s >= ping_s:
+            self._quiet_s = 0.0
+            self.request_nowait(Kind.PING, Ping(), b"", _nothing_to_tell)
+        return self._silent_s < _SILENT_HEARTBEATS * heartbeat_s
+
+    def write(self, head: bytearray, body: Bytes) -> None:
+        """Queue a frame to be sent, in the order of the calls."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send what is queued, as far as that goes without blocking; the rest goes as soon as it can."""
+        raise NotImplementedError
+
+    def _ask(
+        self, number: int, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None
+    ) -> None:
+        self._said = True
+        self._asked[number] = _Asked(kind, callback, None if timeout is None else time.monotonic() + timeout)
+        if not self.closed:
+            self.write(frame(kind, number, head, len(body)), body)
+        if self.closed and self._asked.pop(number, None) is not None:
+            self._streams.pop(number, None)
+            self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
+
+    def _number(self) -> int:
+        number = next(self._numbers) % _CORRELATIONS
+        while number in self._streams or number in self._asked:
+            number = next(self._numbers) % _CORRELATIONS
+        return number
+
+    def _answered(self, come: Frame) -> None:
+        asked = self._asked.pop(come.correlation, None)
+        if asked is None:
+            if come.correlation == 0 and come.kind == Kind.FAILURE:
+                decode_answer(Kind.PING, come.kind, come.head)  # about the connection as a whole: raises
+            return  # too late: it was given up
+        answer: Any
+        try:
+            answer = decode_answer(asked.kind, come.kind, come.head)
+        except HeadraceError as error:
+            answer = error
+            if asked.kind == Kind.STREAM_OPEN:
+                self._streams.pop(come.correlation, None)
+        body: Bytes = come.body
+        if body and not come.lasting:
+            body = bytes(body)
+        self._tell(asked.callback, answer, body)
+
+    def _pushed(self, come: Frame) -> None:
+        if come.kind == Kind.STREAM_END:
+            reader = self._streams.pop(come.correlation, None)
+            if reader is not None:
+                reader.ended(_error_told(come))
+        elif come.kind == Kind.ASSIGNMENT:
+            assignment: Assignment = decode(come.kind, come.head)
+            listener = self.members.get((assignment.group, assignment.member))
+            if listener is not None:
+                listener(assignment)
+        elif come.kind == Kind.DRAIN:
+            self.draining = True
+            if self.on_drain is not None:
+                self.on_drain()
+        else:
+            raise ProtocolError(f"the broker sent a frame of kind {come.kind}, which this client does not know")
+
+    def _tell(self, callback: Callback, answer: Any, body: Bytes) -> None:
+        try:
+            callback(answer, body)
+        except Exception:
+            # One who cannot cope with an answer must not keep the others from theirs.
+            logger.exception("an answer of the broker could not be handled")
+
+
+def _error_told(come: Frame) -> HeadraceError:
+    try:
+        decode_answer(Kind.PING, Kind.FAILURE, come.head)
+    except HeadraceError as error:
+        return error
+    raise AssertionError("a failure is always raised")
+
+
+def _nothing_to_tell(_answer: Any, _body: Bytes) -> None:
+    """The answer to a ping: that it came is all there is to it."""

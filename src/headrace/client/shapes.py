@@ -1,0 +1,43 @@
+"""What a producer must know about a topic."""
+
+from typing import NamedTuple
+
+from headrace.model.codec import Codec
+from headrace.model.durability import Durability
+from headrace.model.errors import InvalidArgument
+from headrace.model.requests import TopicInfo
+from headrace.model.topic import Compression, topic_settings
+
+
+class Shape(NamedTuple):
+    """What a producer must know about a topic."""
+
+    partitions: int
+    codec: Codec
+    message_bytes_max: int
+
+
+def shape_of(info: TopicInfo) -> Shape:
+    """The shape of a topic as the broker describes it."""
+    settings = topic_settings(info.settings)
+    return Shape(settings.partitions, settings.compression.codec, settings.message_bytes_max)
+
+
+def codec_of(compression: str | None) -> Codec | None:
+    """The codec of that name; None leaves it to the topic."""
+    if compression is None:
+        return None
+    if compression not in ("none", "lz4", "zstd"):
+        raise InvalidArgument(f"compression is 'none', 'lz4' or 'zstd', not {compression!r}")
+    return Compression(compression).codec
+
+
+def durability_of(given: Durability | str | None) -> int:
+    """The least durability that is asked for; None leaves it to the topic."""
+    if given is None:
+        return 0
+    if isinstance(given, str):
+        if given.upper() not in Durability.__members__:
+            raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {given!r}")
+        return Durability[given.upper()].value
+    return Durability(given).value

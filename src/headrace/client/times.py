@@ -1,0 +1,64 @@
+"""Points in time as users give them, and as the protocol says them."""
+
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from headrace.model.errors import InvalidArgument
+from headrace.model.limits import TIMESTAMP_US_MAX
+
+Moment = datetime | int
+"""An aware datetime, or microseconds since 1970."""
+
+When = Literal["earliest", "latest"] | datetime | int
+"""The oldest message, behind the newest, or a time (an aware datetime or microseconds since 1970)."""
+
+Start = Literal["earliest", "latest"] | datetime | int
+"""The oldest message, behind the newest, the first of a time, or an offset."""
+
+
+class Spot(NamedTuple):
+    """A place in a partition in the protocol's words: `earliest`, `latest`, `time` or `offset`, and which."""
+
+    kind: str
+    value: int = 0
+
+
+def microseconds(moment: datetime | int) -> int:
+    """A time in microseconds since 1970, UTC.
+
+    >>> from datetime import UTC
+    >>> microseconds(datetime(2030, 1, 1, tzinfo=UTC))
+    1893456000000000
+    """
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidArgument(f"{moment} has no time zone; say which, for example datetime.now(UTC)")
+        seconds = moment.replace(microsecond=0).timestamp()
+        return int(seconds) * 1_000_000 + moment.microsecond
+    if type(moment) is int and -TIMESTAMP_US_MAX <= moment <= TIMESTAMP_US_MAX:
+        return moment
+    raise InvalidArgument(f"a time is a datetime or a whole number of microseconds since 1970, not {moment!r}")
+
+
+def spot_in_time(at: When) -> Spot:
+    """Earliest, latest, or a time; a number counts microseconds."""
+    if isinstance(at, str):
+        return _named(at)
+    return Spot("time", microseconds(at))
+
+
+def spot_at(start: Start) -> Spot:
+    """Earliest, latest, a time, or an offset: a number is an offset."""
+    if isinstance(start, str):
+        return _named(start)
+    if isinstance(start, datetime):
+        return Spot("time", microseconds(start))
+    if type(start) is int and start >= 0:
+        return Spot("offset", start)
+    raise InvalidArgument(f"begin at 'earliest', 'latest', a datetime or an offset, not {start!r}")
+
+
+def _named(name: str) -> Spot:
+    if name not in ("earliest", "latest"):
+        raise InvalidArgument(f"{name!r} is no place in a topic; write 'earliest' or 'latest'")
+    return Spot(name)

@@ -1,0 +1,76 @@
+"""One way to write tests for both faces of the client: the sync one, made to look like the async one."""
+
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any
+
+from headrace.client._async.bus import AsyncBus
+from headrace.client._async.producer import AsyncProducer
+from headrace.client._async.sent import AsyncSent, AsyncSentMany
+from headrace.client._async.subscription import AsyncSubscription
+from headrace.client._async.transaction import AsyncTransaction
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.producer import Producer
+from headrace.client._sync.sent import Sent, SentMany
+from headrace.client._sync.subscription import Subscription
+from headrace.client._sync.transaction import Transaction
+
+TWINS: dict[type, type] = {
+    Bus: AsyncBus,
+    Producer: AsyncProducer,
+    Sent: AsyncSent,
+    SentMany: AsyncSentMany,
+    Subscription: AsyncSubscription,
+    Transaction: AsyncTransaction,
+}
+
+
+class Awaitable:
+    """A sync object that is used as its async twin: what is a coroutine there can be awaited here."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        theirs = getattr(TWINS[type(self.inner)], name, None)
+        mine = getattr(self.inner, name)
+        if inspect.isasyncgenfunction(theirs):
+            return lambda *args, **named: _iterated(mine(*args, **named))
+        if inspect.iscoroutinefunction(theirs):
+
+            async def call(*args: Any, **named: Any) -> Any:
+                return awaitable(mine(*_bare(args), **named))
+
+            return call
+        if inspect.isfunction(theirs):
+            return lambda *args, **named: awaitable(mine(*_bare(args), **named))
+        return mine
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _iterated(self.inner)
+
+    def __await__(self) -> Any:
+        async def result() -> Any:
+            return self.inner.result()
+
+        return result().__await__()
+
+    async def __aenter__(self) -> "Awaitable":
+        return awaitable(self.inner.__enter__())  # type: ignore[no-any-return]
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)
+
+
+def awaitable(inner: Any) -> Any:
+    """The object as its async twin, if it has one."""
+    return Awaitable(inner) if type(inner) in TWINS else inner
+
+
+def _bare(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg.inner if isinstance(arg, Awaitable) else arg for arg in args)
+
+
+async def _iterated(iterable: Any) -> AsyncIterator[Any]:
+    for item in iterable:
+        yield item

@@ -1,0 +1,247 @@
+"""Stories of consumers: brokers that go away, members that come and go, workers that are stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace import errors
+
+PATIENCE_S = 30.0
+
+
+class BrokerProcess:
+    """A broker that can be killed and started again, on the same data and port."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.url = f"headrace://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        arguments = ["serve", "--data", str(self.data), "--port", str(self.port), "--log-level", "warning", *options]
+        self._process = subprocess.Popen([sys.executable, "-m", "headrace", *arguments])
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(PATIENCE_S)
+
+    def connect(self) -> headrace.Bus:
+        return headrace.connect(self.url, wait=PATIENCE_S)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path / "data")
+    process.start()
+    yield process
+    process.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def bus(broker: BrokerProcess) -> Iterator[headrace.Bus]:
+    with broker.connect() as connected:
+        yield connected
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def numbers(start: int, stop: int) -> list[bytes]:
+    return [b"%d" % number for number in range(start, stop)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_an_index_reader_does_not_notice_that_the_broker_was_restarted(
+    broker: BrokerProcess, bus: headrace.Bus, end: signal.Signals
+) -> None:
+    bus.publish_many("t", numbers(0, 100))
+    seen: list[bytes] = []
+    with bus.subscribe("t", timeout=PATIENCE_S) as subscription:
+        for message in subscription:
+            seen.append(message.value)
+            if len(seen) in (50, 150):
+                broker.end(end)
+                broker.start()
+            if len(seen) % 100 == 99 and len(seen) < 200:
+                bus.publish_many("t", numbers(len(seen) + 1, len(seen) + 101))
+            if len(seen) == 300:
+                break
+    assert seen == numbers(0, 300)
+
+
+def test_nothing_sent_while_the_broker_dies_is_lost_or_doubled(broker: BrokerProcess, bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=2)
+    with bus.producer("t", linger=0.001, batch_count=10) as producer:
+        for round_number in range(4):
+            for number in range(1000):
+                producer.send(b"%d-%d" % (round_number, number), key=f"k{number % 20}")
+            broker.end(signal.SIGKILL)
+            broker.start()
+    with bus.subscribe("t", timeout=1) as subscription:
+        seen = [message.value for message in subscription]
+    assert sorted(seen) == sorted(b"%d-%d" % (part, number) for part in range(4) for number in range(1000))
+
+
+def test_keys_stay_in_order_through_a_crash(broker: BrokerProcess, bus: headrace.Bus) -> None:
+    with bus.producer("t", linger=0, batch_count=5) as producer:
+        for number in range(3000):
+            producer.send(b"%d" % number)
+            if number == 1500:
+                broker.end(signal.SIGKILL)
+                broker.start()
+    with bus.subscribe("t", timeout=1) as subscription:
+        assert [message.value for message in subscription] == numbers(0, 3000)
+
+
+def test_a_group_goes_on_after_a_restart_without_missing_anything(broker: BrokerProcess, bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=3)
+    bus.publish_many("t", numbers(0, 300), keys=[b"%d" % (number % 30) for number in range(300)])
+    seen: set[bytes] = set()
+    kills = [100, 200]
+    with bus.subscribe("t", group="g", commit_interval=0.05, timeout=PATIENCE_S) as subscription:
+        for message in subscription:
+            seen.add(message.value)
+            if kills and len(seen) == kills[0]:
+                del kills[0]
+                broker.end(signal.SIGKILL)
+                broker.start()
+            if len(seen) == 300:
+                break
+    assert seen == {*numbers(0, 300)}
+    eventually(lambda: sum(place.lag for place in bus.describe_group("g").places) == 0)
+
+
+def test_members_share_what_there_is_and_take_over_from_one_that_leaves(bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=4)
+    seen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    members = {name: bus.subscribe("t", group="g", commit_interval=0.05) for name in ("one", "two")}
+
+    def consume(name: str) -> None:
+        with members[name] as member:
+            for message in member:
+                seen[name].append((message.partition, message.offset))
+
+    threads = [threading.Thread(target=consume, args=(name,)) for name in members]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: all(len(member.assigned) == 2 for member in members.values()))
+    for partition in range(4):
+        bus.publish_many("t", numbers(0, 50), partition=partition)
+    eventually(lambda: sum(map(len, seen.values())) >= 200)
+    members["one"].stop()
+    threads[0].join(PATIENCE_S)
+    eventually(lambda: len(members["two"].assigned) == 4)
+    for partition in range(4):
+        bus.publish_many("t", numbers(50, 60), partition=partition)
+    eventually(lambda: sum(map(len, seen.values())) >= 240)
+    members["two"].stop()
+    threads[1].join(PATIENCE_S)
+    everything = [place for places in seen.values() for place in places]
+    assert sorted(everything) == sorted((partition, offset) for partition in range(4) for offset in range(60))
+
+
+def test_a_partition_moves_only_when_its_message_is_finished(bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=2)
+    for partition in range(2):
+        bus.publish_many("t", numbers(0, 3), partition=partition)
+    with bus.subscribe("t", group="g", timeout=1) as first:
+        messages = iter(first)
+        held = next(messages)
+        newcomer = bus.subscribe("t", group="g", timeout=3)
+        with newcomer:
+            # Both partitions are with the first one. One is let go at once unless the message at work is of it.
+            eventually(lambda: len(first.assigned) == 1)
+            mine = held.partition in [partition for _, partition in first.assigned]
+            theirs = [(held.partition, held.offset)] if not mine else []
+            rest = [(message.partition, message.offset) for message in messages]
+            came = [(message.partition, message.offset) for message in newcomer]
+    everything = sorted([(held.partition, held.offset), *rest, *came])
+    assert everything == [(partition, offset) for partition in range(2) for offset in range(3)], theirs
+
+
+def test_stop_finishes_the_message_at_work_and_commits_it(bus: headrace.Bus) -> None:
+    bus.publish_many("t", numbers(0, 1000))
+    subscription = bus.subscribe("t", group="g")
+    handled: list[int] = []
+
+    def handle(message: headrace.Received) -> None:
+        time.sleep(0.001)
+        handled.append(message.offset)
+
+    runner = threading.Thread(target=subscription.run, args=(handle,), kwargs={"workers": 2})
+    runner.start()
+    eventually(lambda: len(handled) > 10)
+    subscription.stop()
+    runner.join(PATIENCE_S)
+    assert not runner.is_alive()
+    assert handled == list(range(len(handled)))
+    assert len(handled) < 1000
+    assert [place.offset for place in bus.describe_group("g").places] == [len(handled)]
+
+
+def test_sigterm_lets_a_worker_process_end_in_peace(broker: BrokerProcess, bus: headrace.Bus) -> None:
+    bus.publish_many("t", numbers(0, 100_000))
+    program = f"""
+        import headrace
+        bus = headrace.connect({broker.url!r})
+        handled = []
+        def handle(message):
+            handled.append(message.offset)
+            if len(handled) == 10:
+                print("at work", flush=True)
+        bus.subscribe("t", group="g").run(handle, stop_on_signals=True)
+        bus.close()
+        print(handled[-1] + 1)
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "at work\n"
+    worker.send_signal(signal.SIGTERM)
+    said, _ = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 0
+    assert [place.offset for place in bus.describe_group("g").places] == [int(said)]
+
+
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+    bus: headrace.Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.publish_many("t", numbers(0, 10))
+    with bus.subscribe("t", timeout=5) as subscription:
+        for message in subscription:
+            if message.value == b"9":
+                break
+        bus.delete_topic("t")
+        with pytest.raises(errors.TopicNotFound):
+            next(iter(subscription))
+    assert not caplog.records
+
+
+def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(errors.ConnectionFailed, match=rf"127.0.0.1:{port}.*headrace serve"):
+        headrace.connect(f"headrace://127.0.0.1:{port}")
+    with pytest.raises(errors.ConnectionFailed, match="headrace serve"):
+        headrace.connect(f"headrace+unix://{tmp_path}/nothing")
+    with pytest.raises(errors.InvalidArgument, match=r"headrace://127\.0\.0\.1:7390"):
+        headrace.connect("localhost:7390")
