@@ -2,24 +2,17 @@
 
 import argparse
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 
 import msgspec
 
-from headrace.cli.forms import GivenMessage, from_json
+from headrace.cli.forms import GivenMessage
+from headrace.cli.input import json_messages, plain_values
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.output import Output, counted, offsets_text
 from headrace.embedded import shared
 from headrace.embedded.log import Log
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
-from headrace.model.limits import MESSAGE_BYTES_MAX
-
-_STDIN = 0
-_READ_BYTES = 256 << 10
-_JSON_GROWTH = 8
-"""How many times longer than a message its line of JSON can be, and more."""
+from headrace.model.errors import HeadraceError
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -79,7 +72,7 @@ def _append_all(log: Log, given: argparse.Namespace, interrupts: Interrupts) -> 
     try:
         for messages in _given_messages(given, interrupts):
             if isinstance(messages[0], bytes):
-                log.append_many(messages)  # type: ignore[arg-type]
+                log.append_many(messages)
                 continue
             for message in messages:
                 assert isinstance(message, GivenMessage)
@@ -102,82 +95,15 @@ def _close(log: Log) -> tuple[int, HeadraceError | None]:
     return following, None
 
 
-def _given_messages(
-    given: argparse.Namespace, interrupts: Interrupts
-) -> Iterator[Sequence[bytes] | Sequence[GivenMessage]]:
+def _given_messages(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[list[bytes] | list[GivenMessage]]:
     """The messages in lists as they come, none of them empty."""
     if given.json_lines:
-        yield from _from_json_lines(interrupts)
+        yield from json_messages(interrupts)
         return
-    if given.files:
-        portions: Iterator[list[bytes]] = ([_read_file(path, interrupts)] for path in given.files)
-    elif given.values and given.values != ["-"]:
-        portions = iter([[os.fsencode(value) for value in given.values]])
-    else:
-        portions = _lines(interrupts, b"\0" if given.null_separated else b"\n", MESSAGE_BYTES_MAX)
     key = None if given.key is None else os.fsencode(given.key)
     headers = dict(given.headers) if given.headers else None
-    if key is None and headers is None and given.timestamp is None:
-        yield from portions
-        return
-    for values in portions:
-        yield [GivenMessage(value, key, headers, given.timestamp) for value in values]
-
-
-def _from_json_lines(interrupts: Interrupts) -> Iterator[list[GivenMessage]]:
-    number = 0
-    for lines in _lines(interrupts, b"\n", MESSAGE_BYTES_MAX * _JSON_GROWTH):
-        messages: list[GivenMessage] = []
-        for line in lines:
-            number += 1
-            if not line.strip():
-                continue
-            try:
-                messages.append(from_json(line))
-            except InvalidArgument as error:
-                if messages:
-                    yield messages  # what came before it is good
-                raise InvalidArgument(f"line {number} of stdin: {error}") from error
-        if messages:
-            yield messages
-
-
-def _lines(interrupts: Interrupts, separator: bytes, bytes_max: int) -> Iterator[list[bytes]]:
-    """What stdin holds between separators, as it comes; the last piece needs none."""
-    if sys.stdin is None:
-        raise InvalidArgument("stdin is closed; give values, or --file")
-    if sys.stdin.isatty() and sys.stderr is not None:
-        print("Type messages, one a line; Ctrl-D ends.", file=sys.stderr)
-    begun = bytearray()
-    while data := _read(_STDIN, _READ_BYTES, interrupts):
-        if separator not in data:
-            begun += data
-            if len(begun) > bytes_max:
-                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; a line of stdin has more")
-            continue
-        first, *lines, last = data.split(separator)
-        yield [bytes(begun + first), *lines]
-        begun = bytearray(last)
-    if begun:
-        yield [bytes(begun)]
-
-
-def _read_file(path: str, interrupts: Interrupts) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = bytearray()
-        while data := _read(fd, _READ_BYTES, interrupts):
-            content += data
-            if len(content) > MESSAGE_BYTES_MAX:
-                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; {path} has more")
-        return bytes(content)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        with suppress(OSError):
-            os.close(fd)
-
-
-def _read(fd: int, length: int, interrupts: Interrupts) -> bytes:
-    with interrupts.released():
-        return os.read(fd, length)
+    for values in plain_values(given, interrupts):
+        if key is None and headers is None and given.timestamp is None:
+            yield values
+        else:
+            yield [GivenMessage(value, key, headers, given.timestamp) for value in values]

@@ -2,20 +2,18 @@
 
 import argparse
 import os
-import tempfile
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
+from headrace.cli.measuring import measure
 from headrace.cli.output import Output, Progress, counted, offsets_text
 from headrace.embedded.log import Log
 from headrace.embedded.repair import repair as repair_log
-from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 from headrace.storage.recovery import QUARANTINE, Lost
 from headrace.storage.segment import SUFFIX
@@ -151,41 +149,6 @@ def _segment_bytes(path: str) -> int:
 
 def bench(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Measure how fast a log is here."""
-    from headrace.bench.measure import WrongResult
     from headrace.bench.run import run
 
-    with _bench_directory(given.directory) as directory, Progress("measuring") as progress:
-        if not out.json:
-            out.tell({}, _ROW.format("benchmark", "of", "median", "lowest", "highest", "unit"))
-
-        def emit(row: dict[str, Any]) -> None:
-            progress.clear()
-            out.tell(row, _bench_line(row))
-            progress(0)
-
-        try:
-            run(directory, seconds=given.seconds, size=given.size, batch=given.batch, emit=emit)
-        except WrongResult as error:
-            raise HeadraceError(f"a benchmark read back something else than it wrote: {error}") from error
-    return 0
-
-
-_ROW = "{:18}  {:18}  {:>12}  {:>12}  {:>12}  {}"
-
-
-def _bench_line(row: dict[str, Any]) -> str:
-    name = row["name"].rpartition(".")[2]
-    if row["median"] is None:
-        return f"{name:18}  {row['subject']:18}  {row.get('why', 'not measured')}"
-    samples = row["samples"]
-    shown = [f"{value:,}" for value in (row["median"], min(samples), max(samples))]
-    return _ROW.format(name, row["subject"], *shown, row["unit"])
-
-
-@contextmanager
-def _bench_directory(directory: str | None) -> Iterator[str]:
-    if directory is not None:
-        yield directory
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-") as temporary:
-        yield temporary
+    return measure(run, given, out)

@@ -21,6 +21,8 @@ _MICROSECOND = timedelta(microseconds=1)
 class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A message as a JSON object. What is not UTF-8 has a field whose name ends in _base64 instead."""
 
+    topic: str | None = None
+    partition: int | None = None
     offset: int | None = None
     timestamp: int | None = None
     key: str | None = None
@@ -40,12 +42,15 @@ _decoder = msgspec.json.Decoder(JsonMessage)
 
 
 class GivenMessage(msgspec.Struct, frozen=True):
-    """A message to append."""
+    """A message to append or publish."""
 
     value: bytes | None
     key: bytes | None = None
     headers: dict[str, bytes] | None = None
     timestamp: int | None = None
+    due: int | None = None
+    priority: int | None = None
+    expires: int | None = None
 
 
 def as_json(message: Message) -> bytes:
@@ -76,8 +81,8 @@ def as_json(message: Message) -> bytes:
     return _encoder.encode(shown) + b"\n"
 
 
-def from_json(line: bytes) -> GivenMessage:
-    """The message of one line of JSON; its offset is ignored, for a log gives its own."""
+def from_json(line: bytes, *, by_broker: bool = False) -> GivenMessage:
+    """The message of one line of JSON; where it was before is ignored, for it gets a place and an offset of its own."""
     try:
         given = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -87,7 +92,7 @@ def from_json(line: bytes) -> GivenMessage:
     if given.key is not None and given.key_base64 is not None:
         raise InvalidArgument('a message has "key" or "key_base64", not both')
     for name in ("due", "priority", "expires"):
-        if getattr(given, name) is not None:
+        if getattr(given, name) is not None and not by_broker:
             raise InvalidArgument(f'"{name}" cannot be appended to a log without a broker')
     headers = {name: text.encode() for name, text in (given.headers or {}).items()}
     headers |= given.headers_base64 or {}
@@ -96,7 +101,7 @@ def from_json(line: bytes) -> GivenMessage:
         value: bytes | None = given.value_base64
     else:
         value = given.value.encode() if isinstance(given.value, str) else None
-    return GivenMessage(value, key, headers or None, given.timestamp)
+    return GivenMessage(value, key, headers or None, given.timestamp, given.due, given.priority, given.expires)
 
 
 def as_text(message: Message) -> bytes:

@@ -24,6 +24,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._noted: int | None = None
         self._held = False
+        self._impatient = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -37,14 +38,17 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Note signals only: nothing in the block is cut short. `check` afterwards, or the signal has no effect."""
-        before = self._held
+    def held(self, *, once: bool = False) -> Iterator[None]:
+        """Note signals only: nothing in the block is cut short. `check` afterwards, or the signal has no effect.
+
+        With `once` only the first is held back: who asks again cannot wait.
+        """
+        before = self._held, self._impatient
         try:
-            self._held = True
+            self._held, self._impatient = True, once
             yield
         finally:
-            self._held = before
+            self._held, self._impatient = before
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -63,6 +67,7 @@ class Interrupts:
             raise Interrupted(self._noted)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
+        again = self._noted is not None
         self._noted = number
-        if not self._held:
+        if not self._held or (again and self._impatient):
             raise Interrupted(number)

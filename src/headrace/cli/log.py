@@ -2,20 +2,22 @@
 
 import argparse
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 from headrace.cli.append import append
+from headrace.cli.arguments import (
+    TIMES,
+    Command,
+    add_json,
+    command_maker,
+    completes,
+    count,
+    header,
+    moment,
+    more_than_zero,
+)
 from headrace.cli.care import bench, info, repair, verify
-from headrace.cli.forms import parse_time
-from headrace.cli.interrupts import Interrupts
-from headrace.cli.output import Output
+from headrace.cli.measuring import add_measuring
 from headrace.cli.reading import read, tail
-
-Command = Callable[[argparse.Namespace, Output, Interrupts], int]
-_N = TypeVar("_N", int, float)
-
-_TIMES = "TIME is ISO 8601, UTC unless it says otherwise, or microseconds since 1970."
 
 _APPEND = """\
 examples:
@@ -52,7 +54,7 @@ examples:
 
 Prints offset, time, key, value and headers, with tabs between them, and "-"
 where there is no key.
-{_TIMES}
+{TIMES}
 
 {_CURSOR}
 """
@@ -65,7 +67,7 @@ examples:
 
 Begins with the next message, unless told otherwise. Ends with Ctrl-C, SIGTERM,
 --limit or --timeout, and when nobody reads its output any more.
-{_TIMES}
+{TIMES}
 
 {_CURSOR}
 """
@@ -103,40 +105,16 @@ than on a disk. Each number is the median of five samples.
 """
 
 
-class IntermixedParser(argparse.ArgumentParser):
-    """A parser that lets options stand between values, and explains mistakes with its own usage."""
-
-    _parsing = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and refuse what is not known."""
-        if self._parsing:  # argparse calls this in turn
-            return super().parse_known_args(args, namespace)
-        self._parsing = True
-        try:
-            known, unknown = self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._parsing = False
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return known, unknown
-
-
-def add_commands(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace log`."""
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=IntermixedParser)
+    parser.description = "A log in a directory, without a server: one process appends, any number read."
+    parser.epilog = "`headrace log COMMAND --help` tells more, with examples."
+    make = command_maker(parser)
 
     def command(name: str, run: Command, summary: str, epilog: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        made.set_defaults(run=run, parser=made)
+        made = make(name, run, summary, epilog)
         directory = made.add_argument("directory", metavar="DIR", type=os.path.abspath, help="the log's directory")
+        completes(directory, "directory")
         if run is bench:
             directory.nargs, directory.help = "?", "where to make logs (default: a temporary folder)"
         return made
@@ -144,16 +122,17 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     _add_append(command("append", append, "append messages from arguments, files or stdin", _APPEND))
     _add_reading(command("read", read, "print messages, to the end of the log", _READ))
     _add_tail(command("tail", tail, "print messages as they come", _TAIL))
-    _add_json(command("info", info, "print what there is to know about a log", _INFO))
-    _add_json(command("verify", verify, "check every byte of a log", _VERIFY))
-    _add_json(command("repair", repair, "set damage aside and make a log whole again", _REPAIR))
-    _add_bench(command("bench", bench, "measure how fast logs are on this machine", _BENCH))
+    add_json(command("info", info, "print what there is to know about a log", _INFO))
+    add_json(command("verify", verify, "check every byte of a log", _VERIFY))
+    add_json(command("repair", repair, "set damage aside and make a log whole again", _REPAIR))
+    add_measuring(command("bench", bench, "measure how fast logs are on this machine", _BENCH))
 
 
 def _add_append(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("values", metavar="VALUE", nargs="*", help="a message each; none, or only -: lines of stdin")
     add = parser.add_argument
-    add("--file", dest="files", metavar="F", nargs="+", action="extend", help="append files, each as one message")
+    files = add("--file", dest="files", metavar="F", nargs="+", action="extend", help="append files, each as a message")
+    completes(files, "file")
     add("-0", "--null-separated", action="store_true", help="stdin's messages end with a zero byte, not with a newline")
     add("--json-lines", action="store_true", help="stdin's lines are messages in JSON, see below")
     add("--key", help="the key of the messages")
@@ -162,19 +141,19 @@ def _add_append(parser: argparse.ArgumentParser) -> None:
         dest="headers",
         metavar="NAME=VALUE",
         action="append",
-        type=_header,
+        type=header,
         help="a header of the messages; may be given again",
     )
-    add("--timestamp", metavar="TIME", type=_time, help=f"the time of the messages, instead of now. {_TIMES}")
+    add("--timestamp", metavar="TIME", type=moment, help=f"the time of the messages, instead of now. {TIMES}")
     add("--compression", choices=("none", "lz4", "zstd"), default="none", help="compress what is stored")
     add(
         "--sync-every",
         metavar="SECONDS",
-        type=_more_than_zero(float),
+        type=more_than_zero(float),
         default=0.1,
         help="write and sync after so long at the latest (default: 0.1)",
     )
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(check=_check_append)
 
 
@@ -196,32 +175,32 @@ def _check_append(given: argparse.Namespace) -> str | None:
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     _add_start(parser)
-    parser.add_argument("--until", metavar="N", type=_count, help="end before this offset")
+    parser.add_argument("--until", metavar="N", type=count, help="end before this offset")
     _add_form(parser)
 
 
 def _add_tail(parser: argparse.ArgumentParser) -> None:
     _add_start(parser)
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_more_than_zero(float), help="end after so long without a message"
+        "--timeout", metavar="SECONDS", type=more_than_zero(float), help="end after so long without a message"
     )
     _add_form(parser)
 
 
 def _add_start(parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--offset", metavar="N", type=_count, help="begin at this offset")
-    start.add_argument("--time", metavar="TIME", type=_time, help="begin at the first message of this time or later")
-    start.add_argument("--last", metavar="N", type=_count, help="begin so many messages before the end")
+    start.add_argument("--offset", metavar="N", type=count, help="begin at this offset")
+    start.add_argument("--time", metavar="TIME", type=moment, help="begin at the first message of this time or later")
+    start.add_argument("--last", metavar="N", type=count, help="begin so many messages before the end")
     parser.add_argument("--cursor", metavar="NAME", help="go on where the cursor stands, and move it along")
-    parser.add_argument("--limit", metavar="N", type=_count, help="end after so many messages")
+    parser.add_argument("--limit", metavar="N", type=count, help="end after so many messages")
     parser.add_argument("--skip-corrupt", action="store_true", help="pass over damaged messages instead of failing")
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--values", action="store_true", help="print only the values as they are, with a newline each")
-    _add_json(form)
+    add_json(form)
     parser.add_argument("-0", "--null-separated", action="store_true", help="with --values: zero bytes, not newlines")
     parser.set_defaults(check=_check_form)
 
@@ -229,50 +208,3 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
 def _check_form(given: argparse.Namespace) -> str | None:
     """What is wrong with the arguments together."""
     return "-0 goes with --values" if given.null_separated and not given.values else None
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    whole, real = _more_than_zero(int), _more_than_zero(float)
-    parser.add_argument("--size", metavar="BYTES", type=whole, default=100, help="bytes in a message (default: 100)")
-    parser.add_argument("--batch", metavar="N", type=whole, default=1000, help="messages in a batch (default: 1000)")
-    parser.add_argument("--seconds", metavar="S", type=real, default=1.0, help="time for each number (default: 1)")
-    _add_json(parser)
-
-
-def _add_json(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, an object a line")
-
-
-def _header(text: str) -> tuple[str, bytes]:
-    name, equals, content = text.partition("=")
-    if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, os.fsencode(content)
-
-
-def _time(text: str) -> int:
-    try:
-        return parse_time(text)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; give one like 2026-01-31T12:00:00Z, or microseconds since 1970"
-        ) from None
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
-    return int(text)
-
-
-def _more_than_zero(kind: type[_N]) -> Callable[[str], _N]:
-    def parse(text: str) -> _N:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = kind(0)
-        if not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-        return number
-
-    return parse

@@ -5,7 +5,11 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
 
 _FULL_BYTES = 64 << 10
 _PROGRESS_EVERY_S = 0.1
@@ -67,10 +71,10 @@ class Output:
 class Progress:
     """One line on stderr that tells how far long work has come; nothing unless a person sees it."""
 
-    def __init__(self, what: str, total: int | None = None) -> None:
+    def __init__(self, what: str, total: int | None = None, *, shown: bool = True) -> None:
         self._what = what
         self._total = total
-        self._shown = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = shown and sys.stderr is not None and sys.stderr.isatty()
         self._next_s = 0.0
 
     def __enter__(self) -> "Progress":
@@ -85,7 +89,7 @@ class Progress:
         now_s = time.monotonic()
         if self._shown and now_s >= self._next_s:
             self._next_s = now_s + _PROGRESS_EVERY_S
-            share = f" {min(done * 100 // self._total, 100)} %" if self._total else ""
+            share = f" {min(done * 100 // self._total, 100)} %" if self._total else f" {done:,}" if done else ""
             self._show(f"{self._what}{share}")
 
     def _show(self, text: str) -> None:
@@ -125,6 +129,24 @@ def counted(count: int, noun: str) -> str:
     ('1 message', '1,234 messages')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def table(*rows: Sequence[object]) -> list[str]:
+    """Rows as lines, in columns; numbers stand right.
+
+    >>> table(("topic", "lag"), ("orders", 1234), ("a", 5))
+    ['topic     lag', 'orders  1,234', 'a           5']
+    """
+    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [any(isinstance(cell, int) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
 
 
 def offsets_text(first: int, following: int) -> str:

@@ -1,0 +1,201 @@
+"""What the commands' arguments share: parsers, and the kinds of values."""
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from headrace.cli.forms import parse_time
+from headrace.cli.interrupts import Interrupts
+from headrace.cli.output import Output
+
+Command = Callable[[argparse.Namespace, Output, Interrupts], int]
+"""What does a command's work, and returns its exit code."""
+
+TIMES = "TIME is ISO 8601, UTC unless it says otherwise, or microseconds since 1970."
+
+_N = TypeVar("_N", int, float)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d|w|)")
+_SIZE = re.compile(_NUMBER + r"\s*([a-zA-Z]*)")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser of one command: takes options between values, and explains mistakes with its own usage.
+
+    Its arguments are added when they are first needed, so that a command costs the others no time.
+    """
+
+    def __init__(self, *given: Any, fill: Callable[["CommandParser"], None] | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._fill = fill
+        self._parsing = False
+        self.set_defaults(parser=self)
+
+    def fill(self) -> None:
+        """Add the arguments, if that has not been done."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse what is not known."""
+        self.fill()
+        if self._parsing or self._subparsers is not None:  # argparse calls this in turn, or there is nothing to mix
+            return super().parse_known_args(args, namespace)
+        self._parsing = True
+        try:
+            known, unknown = self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._parsing = False
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def format_help(self) -> str:
+        """All that there is to say about the command."""
+        self.fill()
+        return super().format_help()
+
+
+def command_maker(parser: argparse.ArgumentParser) -> Callable[[str, Command, str, str], CommandParser]:
+    """Give a parser commands of its own; what is returned makes one from name, function, summary and epilog."""
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=CommandParser)
+
+    def make(name: str, run: Command, summary: str, epilog: str) -> CommandParser:
+        made: CommandParser = commands.add_parser(name, help=summary, **described(summary, epilog))
+        made.set_defaults(run=run)
+        return made
+
+    return make
+
+
+def described(summary: str, epilog: str) -> dict[str, Any]:
+    """How every parser of a command explains itself."""
+    return {
+        "description": f"{summary[0].upper()}{summary[1:]}.",
+        "epilog": epilog,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+def completes(action: argparse.Action, kind: str) -> argparse.Action:
+    """Say what a shell may offer as its value: `topic`, `group`, `file` or `directory`."""
+    action.completes = kind  # type: ignore[attr-defined]
+    return action
+
+
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """Let the user ask for JSON."""
+    parser.add_argument("--json", action="store_true", help="print JSON, an object a line")
+
+
+def header(text: str) -> tuple[str, bytes]:
+    """A header, given as NAME=VALUE."""
+    name, equals, content = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, os.fsencode(content)
+
+
+def moment(text: str) -> int:
+    """A time in microseconds since 1970."""
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; give one like 2026-01-31T12:00:00Z, or microseconds since 1970"
+        ) from None
+
+
+def relative_moment(text: str) -> int:
+    """A time in microseconds since 1970, also as `5m ago`, `in 5m` or `now`."""
+    now_us = time.time_ns() // 1000
+    if text == "now":
+        return now_us
+    if text.endswith(" ago"):
+        return now_us - int(duration(text.removesuffix(" ago")) * 1e6)
+    if text.startswith("in "):
+        return now_us + int(duration(text.removeprefix("in ")) * 1e6)
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time; give one like 2026-01-31T12:00:00Z, '5m ago' or 'in 2h'"
+        ) from None
+
+
+def start(text: str) -> int | str | datetime:
+    """A place in a topic: `earliest`, `latest`, an offset or a time.
+
+    >>> start("17"), start("1970-01-01")
+    (17, datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc))
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return _EPOCH + timedelta(microseconds=relative_moment(text))
+    except (argparse.ArgumentTypeError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no place in a topic; give earliest, latest, an offset, a time like 2026-01-31, or '5m ago'"
+        ) from None
+
+
+def duration(text: str) -> float:
+    """Seconds, given as a number of them or with a unit.
+
+    >>> duration("7d"), duration("1.5"), duration("250ms")
+    (604800.0, 1.5, 0.25)
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time span; give one like 30s, 12h or 7d")
+    return round(float(found[1]) * _SECONDS[found[2] or "s"], 6)
+
+
+def size(text: str) -> int:
+    """Bytes, given as a number of them or with a unit.
+
+    >>> size("10GB"), size("512MiB"), size("4096")
+    (10000000000, 536870912, 4096)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    factor = _BYTES.get(found[2].lower()) if found else None
+    if not found or factor is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give one like 10GB (ten times 1000³ bytes) or 512MiB")
+    return int(found[1]) * factor if found[1].isdigit() else int(float(found[1]) * factor)
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def more_than_zero(kind: type[_N]) -> Callable[[str], _N]:
+    """What parses a number above 0."""
+
+    def parse(text: str) -> _N:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = kind(0)
+        if not 0 < number < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        return number
+
+    return parse

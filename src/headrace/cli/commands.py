@@ -1,0 +1,96 @@
+"""Every command of `headrace`, and the parser that knows them all."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from headrace.cli.arguments import CommandParser, described
+
+COMMANDS = {
+    "a broker": {
+        "serve": "run a broker",
+        "bench": "measure how fast a broker is",
+    },
+    "through a broker": {
+        "topic": "create, list, describe, alter and delete topics",
+        "publish": "publish messages from arguments, files or stdin",
+        "tail": "print messages of topics as they come",
+        "group": "list, describe, move and delete consumer groups",
+    },
+    "without a broker": {
+        "log": "append to and read a log in a directory",
+    },
+    "the command line itself": {
+        "completion": "print what lets your shell complete commands",
+    },
+}
+"""Commands in groups, with what they do. Module `headrace.cli.NAME` has an `add_arguments(parser)`."""
+
+_EPILOG = """\
+examples:
+  headrace serve --data ./data &
+  headrace topic create orders --partitions 4 --retain-seconds 7d
+  headrace publish orders "first order" "second order"
+  headrace tail orders --from earliest
+
+  headrace log append ./orders "no broker needed"
+  headrace log read ./orders
+
+`headrace COMMAND --help` tells more, with examples. A broker is looked for at
+--connect URL, else at $HEADRACE_URL, else on this machine.
+
+exit codes:
+  0    done
+  1    an error: text and code on stderr
+  2    wrong usage
+  3    verify found damage
+  130  ended by Ctrl-C
+  143  ended by SIGTERM
+
+With --json, results are JSON on stdout and errors are JSON on stderr:
+  {"error": {"code": "topic_not_found", "text": "...", "retryable": false}}
+"""
+
+
+def whole_parser() -> CommandParser:
+    """The parser of the whole command line."""
+    width = max(len(name) for group in COMMANDS.values() for name in group)
+    lines = ["Every topic is a durable log: run a broker, publish to topics and read them.", ""]
+    for title, group in COMMANDS.items():
+        lines += [f"{title}:", *(f"  {name:{width}}  {summary}" for name, summary in group.items()), ""]
+    parser = CommandParser(
+        prog="headrace",
+        usage="headrace COMMAND ...",
+        description="\n".join(lines).rstrip(),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="headrace")
+    for group in COMMANDS.values():
+        for name, summary in group.items():
+            commands.add_parser(name, fill=_filler(name), **described(summary, ""))
+    return parser
+
+
+def _filler(name: str) -> Callable[[CommandParser], None]:
+    def fill(parser: CommandParser) -> None:
+        importlib.import_module(f"headrace.cli.{name}").add_arguments(parser)
+
+    return fill
+
+
+class _Version(argparse.Action):
+    """Prints the version; looks it up only then, for that takes longer than all else."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import importlib.metadata
+
+        try:
+            version = importlib.metadata.version("headrace")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"headrace {version}")
+        parser.exit()

@@ -1,0 +1,36 @@
+"""`headrace completion`: what lets a shell complete commands, made from the parsers themselves."""
+
+import argparse
+
+from headrace.cli.interrupts import Interrupts
+from headrace.cli.output import Output
+
+_EPILOG = """\
+examples:
+  source <(headrace completion bash)
+  headrace completion bash > ~/.local/share/bash-completion/completions/headrace
+  headrace completion zsh > "${fpath[1]}/_headrace"
+  headrace completion fish > ~/.config/fish/completions/headrace.fish
+
+Completes commands, options, what they may be set to, and the names of topics
+and groups, for which the broker is asked.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of `headrace completion`."""
+    parser.epilog = _EPILOG
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    parser.set_defaults(run=completion, json=False)
+
+
+def completion(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print the script for a shell."""
+    from headrace.cli import shells
+    from headrace.cli.command_tree import command_tree
+    from headrace.cli.commands import whole_parser
+
+    script = getattr(shells, given.shell)(command_tree(whole_parser()))
+    out.add(script.encode())
+    out.flush()
+    return 0

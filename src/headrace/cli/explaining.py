@@ -1,0 +1,55 @@
+"""Errors in the words of the command line, where those of the Python API would not help."""
+
+import argparse
+import shlex
+
+from headrace.model.errors import (
+    CorruptBatch,
+    DiskFull,
+    GroupInUse,
+    GroupNotFound,
+    HeadraceError,
+    LogInUse,
+    LogNotFound,
+    Timeout,
+    TopicExists,
+    TopicNotFound,
+)
+
+
+def explained(error: HeadraceError, given: argparse.Namespace) -> str:
+    """What went wrong, and what to do about it."""
+    if getattr(given, "directory", None) is not None:
+        return _about_log(error, given.directory)
+    advice = _advice(error, given)
+    return f"{error}; {advice}" if advice else str(error)
+
+
+def _about_log(error: HeadraceError, directory: str) -> str:
+    if isinstance(error, CorruptBatch):
+        return (
+            f"messages {error.first_offset} to {error.next_offset - 1} are damaged ({error.path} at byte "
+            f"{error.position}: {error.reason}); --offset {error.next_offset} goes on behind them, --skip-corrupt "
+            "passes over all that is damaged"
+        )
+    if isinstance(error, DiskFull):
+        return f"the disk of {directory} is full; free some space, then append what is missing"
+    if isinstance(error, LogInUse):
+        return f"{directory} is being written by another process; end that first, or try again"
+    if isinstance(error, LogNotFound):
+        return f"{error}; to make one: headrace log append {shlex.quote(directory)} VALUE"
+    return str(error)
+
+
+def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
+    if isinstance(error, Timeout):
+        return "--timeout gives it longer" if "timeout" in given else None
+    if isinstance(error, TopicNotFound):
+        return "headrace topic list shows those there are, headrace topic create makes one"
+    if isinstance(error, TopicExists):
+        return "--exist-ok takes it as it is, headrace topic alter changes it"
+    if isinstance(error, GroupNotFound):
+        return "headrace group list shows those there are"
+    if isinstance(error, GroupInUse):
+        return "headrace group describe shows them"
+    return None

@@ -1,0 +1,126 @@
+"""The settings of a topic as options of the command line, made from the settings themselves."""
+
+import argparse
+import ast
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from headrace.cli.arguments import count, duration, size
+from headrace.model.durability import Durability
+from headrace.model.topic import TopicSettings
+
+_DEST = "setting_"
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting of a topic."""
+    group = parser.add_argument_group("settings of the topic")
+    explanations = field_explanations(TopicSettings)
+    for field in msgspec.structs.fields(TopicSettings):
+        text = explanations.get(field.name, "").rstrip(".")
+        if field.default is not None:
+            text += f" [{setting_text(field.name, _plain(field.default))}]"
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            dest=f"{_DEST}{field.name}",
+            default=argparse.SUPPRESS,
+            help=text.replace("%", "%%"),
+            **_kind(field),
+        )
+
+
+def given_settings(given: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the user gave, as plain values by name."""
+    return {name.removeprefix(_DEST): setting for name, setting in vars(given).items() if name.startswith(_DEST)}
+
+
+def setting_text(name: str, setting: Any) -> str:
+    """A setting as it may be given as an option.
+
+    >>> setting_text("retain_seconds", 604800.0), setting_text("segment_bytes", 512 << 20)
+    ('7d', '512MiB')
+    """
+    if setting is None:
+        return "none"
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if name.endswith("_seconds"):
+        return duration_text(setting)
+    if "bytes" in name:
+        return size_text(setting)
+    return str(setting)
+
+
+def duration_text(seconds: float) -> str:
+    """A time span in its largest unit that leaves nothing over.
+
+    >>> duration_text(5400.0), duration_text(0.5)
+    ('90m', '0.5s')
+    """
+    for unit, letter in _UNITS:
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds // unit:.0f}{letter}"
+    return f"{seconds:g}s" if seconds < 1e6 else f"{seconds:.0f}s"
+
+
+def size_text(length: int) -> str:
+    """A size in its largest unit that leaves nothing over.
+
+    >>> size_text(10_000_000_000), size_text(256 << 20), size_text(4097)
+    ('10GB', '256MiB', '4097')
+    """
+    for power in (4, 3, 2, 1):
+        prefix = " KMGT"[power]
+        for unit, base in ((f"{prefix}iB", 1024**power), (f"{prefix}B", 1000**power)):
+            if length >= base and length % base == 0:
+                return f"{length // base}{unit}"
+    return str(length)
+
+
+def field_explanations(kind: type) -> dict[str, str]:
+    """What stands below each field of a class in its source."""
+    try:
+        (tree,) = ast.parse(inspect.getsource(kind)).body
+    except OSError:  # installed without sources
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _plain(setting: Any) -> Any:
+    if isinstance(setting, Durability):
+        return setting.name.lower()
+    return setting.value if isinstance(setting, Enum) else setting
+
+
+def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    """How argparse is to take a setting."""
+    if field.type is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if isinstance(field.type, type) and issubclass(field.type, Enum):
+        return {"choices": [_plain(choice) for choice in field.type]}
+    parse: Callable[[str], Any] = count
+    metavar = "N"
+    if field.name.endswith("_seconds"):
+        parse, metavar = duration, "TIME"
+    elif "bytes" in field.name:
+        parse, metavar = size, "SIZE"
+    return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text == "none" else parse(text)

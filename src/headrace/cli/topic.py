@@ -1,0 +1,205 @@
+"""`headrace topic`: create, list, describe, alter and delete topics."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headrace.cli.arguments import command_maker, completes
+from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
+from headrace.cli.forms import time_text
+from headrace.cli.interrupts import Interrupts
+from headrace.cli.output import EXIT_ERROR, Output, counted, table
+from headrace.cli.settings import add_settings, duration_text, given_settings, setting_text, size_text
+from headrace.model.requests import TopicInfo
+
+_VALUES = """\
+SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
+seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. What can be left open can
+be set to none."""
+
+_CREATE = f"""\
+examples:
+  headrace topic create orders
+  headrace topic create orders --partitions 4 --retain-seconds 7d --retain-bytes 10GB
+  headrace topic create jobs --validity until_consumed
+  headrace topic create prices --compact-by-key --exist-ok
+  headrace topic create chat --storage memory --memory-bytes 64MiB
+
+{_VALUES}
+What is not given is as in the brackets, unless the broker's configuration says
+otherwise. A name may begin with a tenant: acme/orders.
+"""
+
+_LIST = """\
+examples:
+  headrace topic list
+  headrace topic list 'orders.*' --json
+  headrace topic list --names | xargs -n 1 headrace topic describe
+
+In PATTERN, * stands for any characters and ? for one.
+"""
+
+_DESCRIBE = """\
+example:
+  headrace topic describe orders --json
+"""
+
+_ALTER = f"""\
+examples:
+  headrace topic alter orders --retain-seconds 30d
+  headrace topic alter orders --retain-bytes none --partitions 8
+
+{_VALUES}
+Works while the topic is in use. What is not given stays as it is.
+"""
+
+_DELETE = """\
+example:
+  headrace topic delete orders --yes
+
+Deletes the topic with all its messages. Asks first when there is a terminal to
+ask on; otherwise it needs --yes.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands to the parser of `headrace topic`."""
+    parser.epilog = "`headrace topic COMMAND --help` tells more, with examples."
+    make = command_maker(parser)
+    creating = make("create", create, "make a topic", _CREATE)
+    _add_topic(creating)
+    creating.add_argument("--exist-ok", action="store_true", help="it is no error if the topic is there already")
+    add_settings(creating)
+    listing = make("list", list_topics, "list topics and how they are kept", _LIST)
+    listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics with such names")
+    listing.add_argument("--names", action="store_true", help="print only the names")
+    describing = make("describe", describe, "print what there is to know about a topic", _DESCRIBE)
+    _add_topic(describing, "topic")
+    altering = make("alter", alter, "change the settings of a topic", _ALTER)
+    _add_topic(altering, "topic")
+    add_settings(altering)
+    altering.set_defaults(check=_check_alter)
+    deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
+    _add_topic(deleting, "topic")
+    add_yes(deleting)
+    for each in (creating, listing, describing, altering, deleting):
+        add_connection(each)
+
+
+def _add_topic(parser: argparse.ArgumentParser, kind: str = "") -> None:
+    completes(parser.add_argument("topic", metavar="NAME", help="the topic's name"), kind)
+
+
+def _check_alter(given: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments together."""
+    return None if given_settings(given) else "give at least one setting to change"
+
+
+def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Make a topic."""
+    with connected(given, out) as bus:
+        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **given_settings(given))
+    out.tell(topic_content(info), f"topic {info.topic}: {_summary(info)}")
+    return 0
+
+
+def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print topics, one a line."""
+    with connected(given, out) as bus:
+        topics = sorted(bus.topics(given.pattern), key=lambda info: info.topic)
+    if out.json:
+        for info in topics:
+            content = topic_content(info)
+            del content["partitions"], content["groups"]  # a list does not tell them
+            out.tell(content)
+        return 0
+    if given.names:
+        lines = [info.topic for info in topics]
+    else:
+        lines = table(("topic", "partitions", "storage", "kept", "durability"), *map(_row, topics)) if topics else []
+        if not topics:
+            out.note("there are no topics" if given.pattern == "*" else f"no topic is called {given.pattern}")
+    out.tell({}, *lines)
+    return 0
+
+
+def describe(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print a topic's settings and partitions."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+    out.tell(topic_content(info), *_description(info))
+    return 0
+
+
+def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Change settings of a topic."""
+    changes = given_settings(given)
+    with connected(given, out) as bus:
+        info = bus.alter_topic(given.topic, **changes)
+    now = ", ".join(f"{name} {setting_text(name, info.settings[name])}" for name in changes)
+    out.tell(topic_content(info), f"topic {info.topic}: {now}")
+    return 0
+
+
+def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Delete a topic, if the user is sure."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+        messages = sum(partition.next_offset - partition.first_offset for partition in info.partitions)
+        if not confirmed(given, f"Delete topic {info.topic} with {counted(messages, 'message')}?"):
+            out.note("nothing was deleted")
+            return EXIT_ERROR
+        bus.delete_topic(given.topic)
+    out.tell({"deleted": info.topic}, f"deleted topic {info.topic}")
+    return 0
+
+
+def topic_content(info: TopicInfo) -> dict[str, Any]:
+    """A topic for programs; nothing is left out for being empty."""
+    return {field: msgspec.to_builtins(getattr(info, field)) for field in info.__struct_fields__}
+
+
+def _summary(info: TopicInfo) -> str:
+    partitions, storage, kept, durability = _row(info)[1:]
+    where = {"disk": "on disk", "memory": "in memory"}.get(storage, f"({storage})")
+    return f"{counted(partitions, 'partition')} {where}, kept {kept}, durability {durability}"
+
+
+def _row(info: TopicInfo) -> tuple[str, int, str, str, str]:
+    chosen = info.settings
+    return info.topic, chosen["partitions"], chosen["storage"], _kept(chosen), chosen["durability"]
+
+
+def _kept(chosen: dict[str, Any]) -> str:
+    """How long messages are kept, in a few words."""
+    words = []
+    if chosen["validity"] == "ttl":
+        words.append(f"for {duration_text(chosen['ttl_seconds'])}")
+    if chosen["validity"] == "until_consumed":
+        words.append("until consumed")
+    if chosen.get("retain_seconds") is not None:
+        words.append(f"for {duration_text(chosen['retain_seconds'])}")
+    if chosen.get("retain_bytes") is not None:
+        words.append(f"up to {size_text(chosen['retain_bytes'])}")
+    if chosen["compact_by_key"]:
+        words.append("last of each key")
+    if chosen["storage"] == "memory":
+        words.append(f"up to {size_text(chosen['memory_bytes'])}")
+    return ", ".join(words) or "for ever"
+
+
+def _description(info: TopicInfo) -> Iterator[str]:
+    yield f"topic    {info.topic}"
+    yield f"created  {time_text(info.created_us)}"
+    yield f"kept     {_kept(info.settings)}"
+    yield f"groups   {', '.join(info.groups) or 'none'}"
+    yield ""
+    yield from table(("setting", "value"), *((name, setting_text(name, it)) for name, it in info.settings.items()))
+    yield ""
+    rows = [
+        (each.partition, each.first_offset, each.next_offset, each.next_offset - each.first_offset, each.bytes)
+        for each in info.partitions
+    ]
+    yield from table(("partition", "first offset", "next offset", "messages", "bytes"), *rows)
