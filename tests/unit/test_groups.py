@@ -39,7 +39,7 @@ def shared(*members: str, partitions: int) -> Group:
     ("pattern", "topic", "matches"),
     [
         ("*", "orders", True),
-        ("*", "acme/orders", True),
+        ("*", "acme/orders", False),
         ("acme/*", "acme/orders", True),
         ("acme/*", "orders", False),
         ("orders-?", "orders-1", True),

@@ -14,14 +14,16 @@ Partition = tuple[str, int]
 def wanted_topics(topics: Iterable[str], patterns: Iterable[str], available: Collection[str]) -> frozenset[str]:
     """Those of the available topics that are named or that match a pattern: `*` is any characters, `?` is one.
 
-    >>> sorted(wanted_topics(["audit"], ["orders-?", "[*"], ["audit", "orders-1", "orders-10"]))
+    A pattern without a tenant is about topics of the default tenant.
+
+    >>> sorted(wanted_topics(["audit"], ["orders-?", "[*"], ["audit", "orders-1", "orders-10", "acme/orders-1"]))
     ['audit', 'orders-1']
     """
     found = {topic for topic in topics if topic in available}
     for pattern in patterns:
         # fnmatch makes an expression that takes no longer for hostile patterns; to it, brackets mean something.
         matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
-        found.update(topic for topic in available if matches(topic))
+        found.update(topic for topic in available if matches(topic) and ("/" in topic) == ("/" in pattern))
     return frozenset(found)
 
 

@@ -1,6 +1,7 @@
 """The broker: the one place that every gateway calls."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from headrace.broker.later import Later
@@ -67,7 +68,7 @@ class Broker:
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
         )
-        self._upkeep = Upkeep(self._topics, self._membership, ports, settings)
+        self._upkeep = Upkeep(self._topics, self._membership, self._ledger, ports, settings)
         self._sessions: set[Session] = set()
         self._draining = False
         self._handlers = self._by_request()
@@ -133,10 +134,11 @@ class Broker:
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
-        self._topics.close(now_us)
-        self._transactions.close()
-        self._ledger.close()
-        self._store.close()
+        with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
+            closing.callback(self._store.close)
+            closing.callback(self._ledger.close)
+            closing.callback(self._transactions.close)
+            closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Words], Handler]:
         groups, transactions = self._membership, self._transactions
@@ -172,20 +174,24 @@ class Broker:
         return topics.lane(topic, request.partition).publish(request, batch, now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Words]:
+        new = self._topics.find(request.topic) is None
         topic = self._topics.create(request, now_us)
-        return self._ledger.durably(self._topics.info(topic, partitions=True))
+        return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
     def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Words]:
+        self._topics.all_lanes(self._topics.get(request.topic))  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
-        return self._ledger.durably(self._topics.info(topic, partitions=True))
+        return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> Later[Words]:
         self._topics.delete(request.topic, now_us)
         return self._ledger.durably(Done())
 
-    def _describe_topic(self, _: Session, request: TopicDescribe, __: memoryview, now_us: int) -> Words:
-        find = self._topics.get_or_create(request.topic, now_us) if request.create else self._topics.get(request.topic)
-        return self._topics.info(find, partitions=True)
+    def _describe_topic(self, _: Session, request: TopicDescribe, __: memoryview, now_us: int) -> Words | Later[Words]:
+        if not request.create or self._topics.find(request.topic) is not None:
+            return self._topics.info(self._topics.get(request.topic), partitions=True)
+        topic = self._topics.get_or_create(request.topic, now_us)
+        return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
     def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words:
         return TopicsFound([self._topics.info(topic, partitions=False) for topic in self._topics.matching(request)])

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.topic import parse_topic
+
 
 class Fact(msgspec.Struct, array_like=True, tag=True):
     """Something decided."""
@@ -82,6 +84,12 @@ def encode_fact(fact: Fact) -> bytes:
     return _encoder.encode(fact)
 
 
+def partition_name(topic: TopicSet, number: int) -> str:
+    """The name of a partition's log, which no other topic ever has."""
+    name = parse_topic(topic.name)
+    return f"{name.tenant}.{name.topic}.{topic.id}.{number}"
+
+
 class State:
     """All facts together, in memory."""
 
@@ -125,30 +133,44 @@ class State:
             case Settled():
                 self.unsettled.pop(fact.number, None)
 
-    def facts(self, forget_transactions_us: int) -> Iterator[Fact]:
-        """The fewest facts that tell all of it; names of transactions not used since a time are forgotten."""
+    def forget_transactions(self, before_us: int) -> None:
+        """Forget the names of transactions that were not used since a time; the last commit tells their number."""
+        self.transactions = {
+            name: commit
+            for name, commit in self.transactions.items()
+            if commit.time_us >= before_us or commit.number == self.commits or commit.number in self.unsettled
+        }
+
+    def facts(self) -> Iterator[Fact]:
+        """The fewest facts that tell all of it."""
         yield Began(self.broker_id, self.session)
         if self.topic_id not in self.topics and self.topic_id:
             # The last topic is gone, but its id must not be given out again.
-            yield TopicSet(self.topic_id, "", 0, {})
+            yield TopicSet(self.topic_id, "deleted", 0, {})
             yield TopicGone(self.topic_id)
         yield from self.topics.values()
         for group, positions in self.groups.items():
             yield Moved(group, [(topic, partition, offset) for (topic, partition), offset in positions.items()])
         for partition, saved in self.producers.items():
             yield ProducersKept(partition, saved)
-        last = max(self.transactions.values(), key=lambda commit: commit.number, default=None)
         for commit in sorted(self.transactions.values(), key=lambda commit: commit.number):
-            if commit.time_us >= forget_transactions_us or commit is last:
-                yield self.unsettled.get(commit.number, commit)
-                if commit.number not in self.unsettled:
-                    yield Settled(commit.number)
-        for number, commit in sorted(self.unsettled.items()):
-            if self.transactions[commit.transaction].number != number:
+            if commit.number not in self.unsettled:
                 yield commit
+                yield Settled(commit.number)
+        for _, commit in sorted(self.unsettled.items()):
+            # Groups have moved on since: what they were moved by does not count again.
+            yield msgspec.structs.replace(commit, group="", places=[])
+
+    def groups_beyond(self, topic_id: int, partition: int, offset: int) -> list[str]:
+        """The groups whose position in a partition is greater."""
+        place = (topic_id, partition)
+        return [group for group, positions in self.groups.items() if positions.get(place, 0) > offset]
 
     def _forget_topic(self, topic_id: int) -> None:
-        self.topics.pop(topic_id, None)
+        topic = self.topics.pop(topic_id, None)
+        if topic is not None:
+            for number in range(topic.settings.get("partitions", 1)):
+                self.producers.pop(partition_name(topic, number), None)
         for positions in self.groups.values():
             for place in [place for place in positions if place[0] == topic_id]:
                 del positions[place]
@@ -164,6 +186,6 @@ class State:
         self.unsettled[fact.number] = fact
         before = self.transactions.get(fact.transaction)
         if before is None or before.number < fact.number:
-            self.transactions[fact.transaction] = msgspec.structs.replace(fact, stages=[], places=[])
+            self.transactions[fact.transaction] = msgspec.structs.replace(fact, stages=[], group="", places=[])
             if fact.group:
                 self._move(fact.group, fact.places)

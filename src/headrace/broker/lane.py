@@ -6,7 +6,7 @@ from collections.abc import Callable
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import FORGOTTEN, Appended, Partition, Slice, log_settings
+from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
@@ -24,13 +24,23 @@ Answer = Later[Published]
 class Lane:
     """One partition of a topic: all its publishers and readers come together here."""
 
-    def __init__(self, topic: str, number: int, partition: Partition, settings: TopicSettings, ports: Ports) -> None:
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        partition: Partition,
+        settings: TopicSettings,
+        ports: Ports,
+        *,
+        held: bool = False,
+    ) -> None:
+        """A partition; if it is `held`, nothing in it counts as synced before `release`."""
         self.topic = topic
         self.number = number
         self.partition = partition
         self.settings = settings
         self._ports = ports
-        self._syncing = Syncing(partition, ports)
+        self._syncing = Syncing(partition, ports, held=held)
         self._gathered: list[tuple[Batch, int, Answer]] = []
         self._gathered_bytes = 0
         self._now_us = 0
@@ -48,8 +58,9 @@ class Lane:
     @property
     def end_offset(self) -> int:
         """Behind the last message that may be read: of a synced topic only what a power loss cannot take back."""
-        partition = self.partition
-        return partition.synced_offset if self.settings.durability is Durability.SYNCED else partition.next_offset
+        if self.settings.durability is not Durability.SYNCED:
+            return self.partition.next_offset
+        return self.partition.first_offset if self._syncing.held else self.partition.synced_offset
 
     def info(self) -> PartitionInfo:
         """The partition as it is now."""
@@ -61,6 +72,15 @@ class Lane:
         self.settings = settings
         self.partition.set_segments(log_settings(settings))
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
+        self.wake()
+
+    def release(self, outcome: object) -> None:
+        """The topic is safe by now, or cannot be, and then nothing in it is."""
+        if isinstance(outcome, HeadraceError):
+            self.gone = self.gone or outcome
+            self._syncing.fail(outcome)
+        else:
+            self._syncing.release()
         self.wake()
 
     def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
@@ -102,10 +122,12 @@ class Lane:
         """The answer to a publisher, when what was appended is safe enough."""
         base_offset, next_offset, append_time, duplicate = appended
         reached = self.partition.reached(next_offset)
-        if self.settings.durability is not Durability.SYNCED and not duplicate:
+        if self._syncing.held:
+            reached = min(reached, Durability.WRITTEN)
+        if reached >= self.settings.durability:
             self.wake()
-        if reached >= needed or base_offset == FORGOTTEN:
-            published = Published(base_offset, max(reached, needed), append_time, duplicate)
+        if reached >= needed:
+            published = Published(base_offset, reached, append_time, duplicate)
             if later is None:
                 return published
             later.settle(published)
@@ -119,11 +141,11 @@ class Lane:
         self._syncing.wait(next_offset, tell)
         return waiting
 
-    def committed(self, batch: Batch, mark: int, now_us: int) -> Appended | None:
-        """Append a batch of a committed transaction, unless it stands there already."""
+    def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
+        """Append a batch of a committed transaction."""
         self.flush()
         appended = self.partition.append_committed(batch, mark, now_us)
-        if appended is not None and self.settings.durability is not Durability.SYNCED:
+        if self.settings.durability is not Durability.SYNCED:
             self.wake()
         return appended
 
@@ -139,6 +161,7 @@ class Lane:
             self._syncing.wait(next_offset, synced)
         else:
             tell(None)
+            self.wake()
 
     def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None]) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
@@ -187,7 +210,7 @@ class Lane:
 
     def _check_gone(self) -> None:
         if self.gone is not None:
-            raise TopicNotFound(str(self.gone))
+            raise type(self.gone)(str(self.gone))
 
     def _gather(self, batch: Batch, needed: int, now_us: int) -> Answer:
         later: Answer = Later()

@@ -1,5 +1,7 @@
 """The broker's memory: facts are written to the journal first, then they count."""
 
+import logging
+
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
@@ -8,6 +10,8 @@ from headrace.broker.syncing import Syncing
 from headrace.engines.api import Journal
 from headrace.model.errors import HeadraceError
 from headrace.model.requests import Words
+
+logger = logging.getLogger("headrace.broker")
 
 _SNAPSHOT_GROWTH = 4
 _RECORD_BYTES = 100
@@ -26,6 +30,8 @@ class Ledger:
         self._written_bytes = 0
         """Of facts, since the last snapshot."""
         self._snapshot_bytes = 0
+        self.now_us = now_us
+        """When something was last recorded."""
         self.state = State()
         for content in journal.facts():
             if content is None:
@@ -35,16 +41,24 @@ class Ledger:
                 self.state.apply_bytes(content)
                 self._written_bytes += len(content)
         self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
+        # Epochs are made of the session's number: no power loss may bring it back.
+        journal.sync()
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for facts to be synced."""
         return self._syncing.idle
 
+    @property
+    def synced(self) -> bool:
+        """Whether all that was recorded is safe."""
+        return self._journal.synced
+
     def record(self, now_us: int, *facts: AnyFact) -> None:
         """Write facts, all or none, and let them count; `durably` tells when they are safe."""
         written = [encode_fact(fact) for fact in facts]
         self._end = self._journal.write(written, now_us)
+        self.now_us = now_us
         for fact in facts:
             self.state.apply(fact)
         self._written_bytes += sum(map(len, written)) + _RECORD_BYTES
@@ -61,13 +75,23 @@ class Ledger:
         self._syncing.wait(self._end, tell)
         return later
 
+    def request_sync(self) -> None:
+        """Have what was recorded synced soon, though nobody waits for it."""
+        if not self.synced and self.idle:
+            self._syncing.wait(self._end, lambda _: None)
+
     def close(self) -> None:
         """Sync and close the journal."""
         self._journal.close()
 
     def _snapshot(self, now_us: int) -> None:
-        forget_us = now_us - round(self._settings.transactions_kept_seconds * 1e6)
-        facts = [encode_fact(fact) for fact in self.state.facts(forget_us)]
-        begin = self._journal.write_snapshot(facts, now_us)
+        self.state.forget_transactions(now_us - round(self._settings.transactions_kept_seconds * 1e6))
+        facts = [encode_fact(fact) for fact in self.state.facts()]
         self._snapshot_bytes, self._written_bytes = sum(map(len, facts)), 0
+        try:
+            begin = self._journal.write_snapshot(facts, now_us)
+        except HeadraceError as error:
+            # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
+            logger.warning("no snapshot of the journal could be written: %s", error)
+            return
         self._ports.background(lambda: self._journal.forget_before(begin))

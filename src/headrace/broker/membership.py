@@ -1,5 +1,6 @@
 """Groups at work: who is a member through which connection, and how far each group has come."""
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -10,8 +11,8 @@ from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
-from headrace.broker.topics import Topic, Topics, matches
-from headrace.model.errors import GroupInUse, GroupNotFound, InvalidArgument, UnknownMember
+from headrace.broker.topics import Topic, Topics
+from headrace.model.errors import GroupInUse, GroupNotFound, HeadraceError, InvalidArgument, UnknownMember
 from headrace.model.requests import (
     Assignment,
     Commit,
@@ -34,6 +35,8 @@ from headrace.model.requests import (
     Words,
 )
 from headrace.model.topic import checked_group
+
+logger = logging.getLogger("headrace.broker")
 
 _SESSION_MS_MIN, _SESSION_MS_MAX = 100, 3_600_000
 _MEMBER_CHARS_MAX = 200
@@ -67,6 +70,8 @@ class Membership:
         """Those with members."""
         self._starts: dict[str, _Start] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._epoch = ledger.state.session << 32
+        """No group that has no members any more has had a greater one."""
 
     def __len__(self) -> int:
         return len(self._ledger.state.groups)
@@ -85,7 +90,7 @@ class Membership:
         topics = [str(self._topics.get_or_create(topic, now_us)) for topic in request.topics]
         group = self._groups.get(name)
         if group is None:
-            group = self._groups[name] = Group(name, self._ledger.state.session << 32)
+            group = self._groups[name] = Group(name, self._epoch)
         self._starts.setdefault(name, _Start(request.start, request.start_us))
         self._attach(session, name, request.member)
         changes = group.join(
@@ -134,7 +139,7 @@ class Membership:
         for place in places:
             topic = self._topics.get(place.topic)
             lane = self._topics.lane(topic, place.partition)
-            if not 0 <= place.offset <= lane.partition.next_offset:
+            if not 0 <= place.offset <= max(lane.end_offset, lane.partition.first_offset):
                 raise InvalidArgument(f"{topic} partition {place.partition} has no offset {place.offset} to go on with")
             if member and group is not None:
                 group.check(member, str(topic), place.partition, place.epoch)
@@ -147,7 +152,7 @@ class Membership:
         names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
         found = []
         for name in names:
-            if not matches(name, f"{request.tenant}/*" if request.tenant else "*"):
+            if name.rpartition("/")[0] != request.tenant:
                 continue
             places = self._group_places(name)
             members = self._groups[name].members if name in self._groups else {}
@@ -263,7 +268,9 @@ class Membership:
             )
             self._ports.soon(partial(session.push, assignment))
         if not group.members:
+            self._epoch = max(self._epoch, group.generation)
             self._groups.pop(group.name, None)
+            self._starts.pop(group.name, None)
 
     def _tell_lost(self, group: Group, member: str, lost: Iterable[Assigned]) -> None:
         """A member was given up; if its connection is still there it hears of it."""
@@ -281,13 +288,24 @@ class Membership:
             topic = self._topics.get(name)
             offset = positions.get((topic.id, number))
             if offset is None:
-                start = self._starts.get(group.name, _Start("earliest", 0))
-                offset = offset_at(self._topics.lane(topic, number), start.at, start.time_us)
-                new.append((topic.id, number, offset))
-            places.append(Place(name, number, offset, epoch))
-        if new:
-            self._ledger.record(now_us, Moved(group.name, new))
+                offset = self._start(group.name, topic, number)
+                new += [(topic.id, number, offset)] if offset is not None else []
+            places.append(Place(name, number, offset or 0, epoch))
+        try:
+            if new:
+                self._ledger.record(now_us, Moved(group.name, new))
+        except HeadraceError as error:
+            # The members begin there all the same; their commits will say where the group is.
+            logger.warning("where the group %s begins could not be written down: %s", group.name, error)
         return places
+
+    def _start(self, group: str, topic: Topic, number: int) -> int | None:
+        start = self._starts.get(group, _Start("earliest", 0))
+        try:
+            return offset_at(self._topics.lane(topic, number), start.at, start.time_us)
+        except HeadraceError as error:
+            logger.warning("the group %s cannot read partition %s of %s: %s", group, number, topic, error)
+            return None  # whoever reads there is told why that does not work
 
     def _known(self, name: str) -> str:
         name = checked_group(name)

@@ -19,8 +19,10 @@ class Synced(Protocol):
 class Syncing:
     """Those who wait for offsets of one log, with one question to the log for all of them at a time."""
 
-    def __init__(self, source: Synced, ports: Ports) -> None:
+    def __init__(self, source: Synced, ports: Ports, *, held: bool = False) -> None:
         self._source = source
+        self.held = held
+        """Whether nobody is told anything before `release`."""
         self._ports = ports
         self._waiting: deque[tuple[int, Told]] = deque()
         self._asked = 0
@@ -33,8 +35,18 @@ class Syncing:
     def wait(self, offset: int, tell: Told) -> None:
         """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
         self._waiting.append((offset, tell))
-        if not self._asked:
+        if not self._asked and not self.held:
             self._ask()
+
+    def release(self) -> None:
+        """Hold it no longer."""
+        self.held = False
+        if self._waiting and not self._asked:
+            self._ask()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Tell all who wait that it cannot be."""
+        self._tell(error)
 
     def _ask(self) -> None:
         self._asked = max(offset for offset, _ in self._waiting)

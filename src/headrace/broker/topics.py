@@ -1,11 +1,15 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
+import logging
+import re
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
+from contextlib import ExitStack
 from functools import partial
 
-from headrace.broker.facts import ProducersKept, TopicGone, TopicSet
+from headrace.broker.assignment import wanted_topics
+from headrace.broker.facts import Moved, ProducersKept, TopicGone, TopicSet, partition_name
 from headrace.broker.lane import Lane
+from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
@@ -18,8 +22,12 @@ from headrace.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from headrace.model.requests import TopicCreate, TopicInfo, TopicList
+from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList, Words
 from headrace.model.topic import Storage, TopicName, TopicSettings, parse_topic, topic_settings
+
+logger = logging.getLogger("headrace.broker")
+
+_PARTITION = re.compile(r".+\..+\.[0-9]+\.[0-9]+")
 
 
 class Topic:
@@ -31,13 +39,14 @@ class Topic:
         self.created_us = fact.created_us
         self.settings = settings
         self.lanes: dict[int, Lane] = {}
+        self._fact = fact
 
     def __str__(self) -> str:
         return str(self.name)
 
     def partition_name(self, number: int) -> str:
         """The name of a partition's log, which no other topic ever has."""
-        return f"{self.name.tenant}.{self.name.topic}.{self.id}.{number}"
+        return partition_name(self._fact, number)
 
 
 class Topics:
@@ -132,14 +141,11 @@ class Topics:
         topic = self.get(name)
         self._ledger.record(now_us, TopicGone(topic.id))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id]
-        for number in range(topic.settings.partitions):
-            partition_name = topic.partition_name(number)
-            self._ledger.state.producers.pop(partition_name, None)
-            lane = topic.lanes.pop(number, None)
-            if lane is not None:
-                lane.end()
-            self._ports.background(partial(self._remove, lane, partition_name))
+        lanes, topic.lanes = topic.lanes, {}
+        for lane in lanes.values():
+            lane.end()
         self.on_change(now_us)
+        self._ledger.durably(Done()).then(partial(self._remove_files, topic, lanes))
 
     def lane(self, topic: Topic, number: int) -> Lane:
         """A partition, opened if need be."""
@@ -150,10 +156,7 @@ class Topics:
                     f"{topic} has the partitions 0 to {topic.settings.partitions - 1}, not {number}",
                     partitions=topic.settings.partitions,
                 )
-            name = topic.partition_name(number)
-            partition = self._store.open_partition(name, topic.settings, self._ledger.state.producers.get(name))
-            lane = Lane(str(topic), number, partition, topic.settings, self._ports)
-            topic.lanes[number] = lane
+            lane = topic.lanes[number] = self._open(topic, number)
         return lane
 
     def all_lanes(self, topic: Topic) -> list[Lane]:
@@ -162,48 +165,58 @@ class Topics:
 
     def matching(self, request: TopicList) -> list[Topic]:
         """The topics that match, by name."""
-        return sorted(
-            (
-                topic
-                for topic in self
-                if matches(str(topic), request.pattern) and request.tenant in ("", topic.name.tenant)
-            ),
-            key=lambda topic: topic.name,
-        )
+        pattern = f"{request.tenant}/{request.pattern}" if request.tenant else request.pattern
+        return [self.get(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
 
-    def info(self, topic: Topic, *, partitions: bool) -> TopicInfo:
-        """What is told of a topic."""
-        lanes = self.all_lanes(topic) if partitions else []
+    def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
+        """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
+        if partitions and not new:
+            self.all_lanes(topic)
+        numbers = range(topic.settings.partitions) if partitions else ()
+        lanes = [topic.lanes[at].info() if at in topic.lanes else PartitionInfo(at, 0, 0, 0) for at in numbers]
         groups = [
             group
             for group, positions in sorted(self._ledger.state.groups.items())
             if partitions and any(topic_id == topic.id for topic_id, _ in positions)
         ]
-        return TopicInfo(
-            str(topic), topic.id, topic.created_us, topic.settings.as_dict(), [lane.info() for lane in lanes], groups
-        )
+        return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups)
 
-    def keep_producers(self, topic: Topic, lane: Lane, now_us: int) -> None:
-        """Remember what a partition knows of its producers, if it has learnt much, once all of that is synced."""
-        saved = lane.partition.save_producers()
-        if saved is not None:
-            name = topic.partition_name(lane.number)
+    def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Words]:
+        """Remember what a partition knows of its producers, if it has learnt much, or anything; tells when it is done.
 
-            def keep(error: HeadraceError | None) -> None:
-                if error is None and lane.gone is None:
-                    self._ledger.record(now_us, ProducersKept(name, saved))
+        Not before all of that is synced: what is remembered must be true after a power loss.
+        """
+        later: Later[Words] = Later()
+        saved = lane.partition.save_producers(at_once=at_once)
 
+        def keep(error: HeadraceError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if saved is not None and lane.gone is None:
+                    self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+            except HeadraceError as trouble:
+                later.settle(trouble)
+            else:
+                self._ledger.durably(Done()).then(later.settle)
+
+        if saved is not None or at_once:
             lane.when_synced(keep)
+        return later
 
     def close(self, now_us: int) -> None:
-        """Sync and close all partitions, and remember their producers."""
-        for topic in self:
-            for lane in topic.lanes.values():
-                lane.flush()
-                saved = lane.partition.save_producers(closing=True)
-                lane.partition.close()
-                if saved is not None:
-                    self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+        """Sync and close all partitions, and remember their producers; raises if that went wrong with any of them."""
+        with ExitStack() as closing:
+            for topic in self:
+                for lane in topic.lanes.values():
+                    closing.callback(self._close, topic, lane, now_us)
+
+    def _close(self, topic: Topic, lane: Lane, now_us: int) -> None:
+        lane.flush()
+        saved = lane.partition.save_producers(at_once=True)
+        lane.partition.close()
+        if saved is not None:
+            self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -217,19 +230,44 @@ class Topics:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:
             raise InvalidArgument("this broker keeps everything in memory: topics cannot be on a disk")
 
+    def _open(self, topic: Topic, number: int) -> Lane:
+        name = topic.partition_name(number)
+        partition = self._store.open_partition(name, topic.settings, self._ledger.state.producers.get(name))
+        end = partition.next_offset
+        try:
+            # Messages that were not synced may be gone, or all of a topic in memory: the next ones have their offsets.
+            for group in self._ledger.state.groups_beyond(topic.id, number, end):
+                self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+        except HeadraceError:
+            partition.close()
+            raise
+        # A topic that a power loss may take back has no messages that are safe.
+        held = partition.in_files and not end and not self._ledger.synced
+        lane = Lane(str(topic), number, partition, topic.settings, self._ports, held=held)
+        if held:
+            self._ledger.durably(Done()).then(lane.release)
+        return lane
+
+    def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:
+        """Remove what is left of a topic, once no power loss can bring it back."""
+        if not isinstance(outcome, HeadraceError):
+            for number in range(topic.settings.partitions):
+                self._ports.background(partial(self._remove, lanes.get(number), topic.partition_name(number)))
+
     def _remove(self, lane: Lane | None, partition_name: str) -> None:
-        if lane is not None:
-            lane.partition.close()
+        try:
+            if lane is not None:
+                lane.partition.close()
+        except HeadraceError as error:
+            logger.info("%s is removed, though it could not be closed: %s", partition_name, error)
         self._store.delete_partition(partition_name)
 
     def _remove_strays(self) -> None:
         """Remove what a crash left of deleted topics."""
         known = {topic.partition_name(number) for topic in self for number in range(topic.settings.partitions)}
         for name in self._store.partition_names():
-            if name not in known:
+            if name not in known and _PARTITION.fullmatch(name):
+                # The power may have gone before the journal had it: its id is not given out again all the same.
+                _, topic_id, _ = name.rsplit(".", 2)
+                self._ledger.state.topic_id = max(self._ledger.state.topic_id, int(topic_id))
                 self._ports.background(partial(self._store.delete_partition, name))
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Whether a topic's name matches a pattern: `*` stands for any characters, `?` for one."""
-    return fnmatchcase(name, pattern.replace("[", "[[]"))

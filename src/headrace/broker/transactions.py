@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from headrace.broker.facts import Committed, Moved, Settled
 from headrace.broker.lane import Lane
@@ -18,9 +19,11 @@ from headrace.engines.api import Partition
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
     Busy,
+    CorruptBatch,
     HeadraceError,
     InvalidArgument,
     LimitExceeded,
+    OffsetOutOfRange,
     TransactionFenced,
     TransactionNotFound,
 )
@@ -71,6 +74,7 @@ class _Applying:
 
     fact: Committed
     done: Callable[[list[Place]], None]
+    """To be told where the batches are, or, without that, that they have to wait; called once."""
     next: int = 0
     places: list[Place] = field(default_factory=list)
     lanes: dict[int, Lane] = field(default_factory=dict)
@@ -98,9 +102,8 @@ class Transactions:
         self._syncing = Syncing(staging, ports)
         self._open: dict[str, _Open] = {}
         self._epoch = ledger.state.session << 32
-        self._applying: deque[_Applying] = deque()
-        for _, fact in sorted(ledger.state.unsettled.items()):
-            self._applying.append(_Applying(fact, lambda _: None))
+        self._applying = [_Applying(fact, _nothing) for _, fact in sorted(ledger.state.unsettled.items())]
+        self._settled: deque[int] = deque()
         self._apply(now_us)
 
     def __len__(self) -> int:
@@ -111,7 +114,7 @@ class Transactions:
         """Whether no commit is on its way."""
         return self._syncing.idle and not self._applying
 
-    def begin(self, request: TransactionBegin, now_us: int) -> Words:
+    def begin(self, request: TransactionBegin, now_us: int) -> Words | Later[Words]:
         """Begin a transaction, or learn that it was committed before."""
         name = request.transaction
         if not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
@@ -123,7 +126,7 @@ class Transactions:
         if sequence is None:
             sequence = last.sequence + 1 if last is not None else 0
         if last is not None and sequence <= last.sequence:
-            return TransactionBegun(last.epoch, sequence, committed=True)
+            return self._ledger.durably(TransactionBegun(last.epoch, sequence, committed=True))
         before = self._open.get(name)
         if before is not None and before.committing:
             raise Busy(f"the transaction {name} is being committed")
@@ -163,9 +166,7 @@ class Transactions:
         for stage in chosen:
             if opened.stages[stage].topic_id not in self._topics.by_id:
                 raise InvalidArgument("a topic of the transaction was deleted; abort it")
-        moved = Moved("", [])
-        if request.group or request.places:
-            moved = self._membership.checked_move(request.group, request.member, request.places)
+        self._moved(request)
         opened.committing = True
         later: Later[Words] = Later()
         end = max((opened.stages[stage].next_offset for stage in chosen), default=0)
@@ -175,7 +176,7 @@ class Transactions:
                 opened.committing = False
                 later.settle(error)
             else:
-                self._record(request.transaction, opened, chosen, moved, now_us, later)
+                self._record(request, opened, chosen, now_us, later)
 
         if self._staging.in_files and self._staging.synced_offset < end:
             self._syncing.wait(end, staged)
@@ -195,8 +196,8 @@ class Transactions:
             if opened.deadline_us <= now_us and not opened.committing:
                 logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
                 del self._open[name]
-        if self._applying:
-            self._apply(now_us)
+        self._apply(now_us)
+        self._record_settled(now_us)
         self._trim()
 
     def close(self) -> None:
@@ -214,14 +215,21 @@ class Transactions:
         opened.deadline_us = now_us + opened.timeout_us
         return opened
 
+    def _moved(self, request: TransactionCommit) -> Moved:
+        """The positions that are committed with it, if they may be."""
+        if request.group or request.places:
+            return self._membership.checked_move(request.group, request.member, request.places)
+        return Moved("", [])
+
     def _record(
-        self, name: str, opened: _Open, chosen: list[int], moved: Moved, now_us: int, later: Later[Words]
+        self, request: TransactionCommit, opened: _Open, chosen: list[int], now_us: int, later: Later[Words]
     ) -> None:
         """From here on it is committed, as soon as the fact is on the disk."""
         stages = [(stage, opened.stages[stage].topic_id, opened.stages[stage].partition) for stage in chosen]
-        number = self._ledger.state.commits + 1
-        fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
+        name, number = request.transaction, self._ledger.state.commits + 1
         try:
+            moved = self._moved(request)  # once more: while the disk was busy the partitions may have gone to others
+            fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             opened.committing = False
@@ -242,19 +250,28 @@ class Transactions:
         self._ledger.durably(Done()).then(durable)
 
     def _apply(self, now_us: int) -> None:
-        """Append committed batches to their partitions, in the order of the commits; on trouble try again later."""
-        while self._applying:
-            work = self._applying[0]
-            try:
-                while work.next < len(work.fact.stages):
-                    self._apply_stage(work, now_us)
-                    work.next += 1
-            except HeadraceError as error:
-                logger.warning("a committed transaction has to wait: %s", error)
-                return
-            self._applying.popleft()
-            work.done(work.places)
-            self._settle(work, now_us)
+        """Append committed batches to their partitions, in each in the order of the commits; or try again later."""
+        blocked: set[tuple[int, int]] = set()
+        for work in list(self._applying):
+            places = {(topic_id, number) for _, topic_id, number in work.fact.stages[work.next :]}
+            if blocked.isdisjoint(places) and self._apply_all(work, now_us):
+                self._applying.remove(work)
+                work.done(work.places)
+                self._settle(work, now_us)
+            else:
+                blocked |= places
+                work.done([])  # it is committed, whenever it can be seen
+            work.done = _nothing
+
+    def _apply_all(self, work: _Applying, now_us: int) -> bool:
+        try:
+            while work.next < len(work.fact.stages):
+                self._apply_stage(work, now_us)
+                work.next += 1
+        except HeadraceError as error:
+            logger.warning("the committed transaction %s has to wait: %s", work.fact.transaction, error)
+            return False
+        return True
 
     def _apply_stage(self, work: _Applying, now_us: int) -> None:
         stage, topic_id, number = work.fact.stages[work.next]
@@ -262,27 +279,40 @@ class Transactions:
         if topic is None:
             return  # deleted since, with all of its messages
         lane = self._topics.lane(topic, number)
-        batch = self._staging.batch_at(stage).copied()
         mark = work.fact.number << _STAGES_BITS | work.next
-        appended = lane.committed(batch, mark, now_us)
         work.lanes[id(lane)] = lane
-        if appended is not None:
-            work.places.append(Place(str(topic), number, appended.base_offset))
+        if lane.partition.has_committed(mark):
+            return
+        try:
+            batch = self._staging.batch_at(stage).copied()
+        except (CorruptBatch, OffsetOutOfRange) as error:
+            logger.error("a batch of the transaction %s for %s is lost: %s", work.fact.transaction, topic, error)
+            return
+        appended = lane.committed(batch, mark, now_us)
+        work.places.append(Place(str(topic), number, appended.base_offset))
 
     def _settle(self, work: _Applying, now_us: int) -> None:
         """Once all batches are on the disk in their partitions, the staged ones are not needed any more."""
-        waiting = len(work.lanes)
+        waiting = len(work.lanes) + 1
 
         def synced(error: HeadraceError | None) -> None:
             nonlocal waiting
             waiting -= error is None
             if not waiting:
-                self._ledger.record(now_us, Settled(work.fact.number))
+                self._settled.append(work.fact.number)
+                self._record_settled(now_us)
 
-        if not waiting:
-            self._ledger.record(now_us, Settled(work.fact.number))
         for lane in work.lanes.values():
             lane.when_synced(synced)
+        synced(None)
+
+    def _record_settled(self, now_us: int) -> None:
+        try:
+            while self._settled:
+                self._ledger.record(now_us, Settled(self._settled[0]))
+                self._settled.popleft()
+        except HeadraceError as error:
+            logger.warning("the journal takes no notes, which are tried again later: %s", error)
 
     def _trim(self) -> None:
         if self._staging.size_bytes < _TRIM_BYTES:
@@ -291,4 +321,13 @@ class Transactions:
         needed += [stage for fact in self._ledger.state.unsettled.values() for stage, _, _ in fact.stages]
         offset = min(needed, default=self._staging.next_offset)
         if offset > self._staging.first_offset:
+            # Not before the journal says for certain that all of it is settled.
+            self._ledger.durably(Done()).then(partial(self._truncate, offset))
+
+    def _truncate(self, offset: int, outcome: object) -> None:
+        if not isinstance(outcome, HeadraceError):
             self._ports.background(lambda: self._staging.truncate_before(offset))
+
+
+def _nothing(_: list[Place]) -> None:
+    """Nobody waits for it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.broker.lane import Lane
+from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
@@ -22,9 +23,12 @@ _OPENED_EACH_TIME = 20
 class Upkeep:
     """What has to be done from time to time. Work on files is done in the background."""
 
-    def __init__(self, topics: Topics, membership: Membership, ports: Ports, settings: BrokerSettings) -> None:
+    def __init__(
+        self, topics: Topics, membership: Membership, ledger: Ledger, ports: Ports, settings: BrokerSettings
+    ) -> None:
         self._topics = topics
         self._membership = membership
+        self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._next_us = 0
@@ -44,11 +48,15 @@ class Upkeep:
         compacting = now_us >= self._compact_us
         if compacting:
             self._compact_us = now_us + round(self._settings.compact_seconds * 1e6)
-        self._open_some()
+        self._ledger.request_sync()
+        try:
+            self._open_some()
+        except HeadraceError as error:
+            logger.warning("a partition could not be opened: %s", error)
         for topic in self._topics:
             for lane in list(topic.lanes.values()):
                 lane.partition.request_sync()
-                self._topics.keep_producers(topic, lane, now_us)
+                self._topics.keep_producers(topic, lane, now_us, at_once=False)
                 self._look_after(topic, lane, now_us, compacting)
 
     def _open_some(self) -> None:
@@ -66,26 +74,32 @@ class Upkeep:
         settings, partition = topic.settings, lane.partition
         age = settings.ttl_seconds if settings.validity is Validity.TTL else settings.retain_seconds
         age_us = None if age is None else round(age * 1e6)
-        if age_us is not None or settings.retain_bytes is not None:
-            self._do(lane, partial(partition.retain, now_us, age_us, settings.retain_bytes))
+        works: list[Callable[[], object]] = []
+        first_offset = partition.kept_from(now_us, age_us, settings.retain_bytes)
         if settings.validity is Validity.UNTIL_CONSUMED:
-            consumed = self._membership.consumed_offset(topic, lane.number)
-            if consumed is not None and consumed > partition.first_offset:
-                self._do(lane, partial(partition.truncate_before, consumed))
+            first_offset = max(first_offset, self._membership.consumed_offset(topic, lane.number) or 0)
+        if first_offset > partition.first_offset:
+            works.append(partial(partition.truncate_before, first_offset))
+        if not partition.in_files and (age_us is not None or settings.retain_bytes is not None):
+            works.append(partial(partition.retain, now_us, age_us, settings.retain_bytes))
         if settings.compact_by_key and compacting:
             segment_bytes = log_settings(settings).segment_bytes
             if partition.size_bytes - lane.compacted_bytes >= segment_bytes:
-                self._do(lane, partial(_compact, lane))
+                works.append(partial(_compact, lane))
+        if works and id(lane) not in self._at_work:
+            self._at_work.add(id(lane))
+            # Before messages go: who produced them, and everything else that the journal says of them, must be safe.
+            kept = self._topics.keep_producers(topic, lane, now_us, at_once=True)
+            kept.then(partial(self._do, lane, works))
 
-    def _do(self, lane: Lane, work: Callable[[], object]) -> None:
-        """Have it done in the background, unless something is being done there already."""
-        if id(lane) in self._at_work:
-            return
-        self._at_work.add(id(lane))
+    def _do(self, lane: Lane, works: list[Callable[[], object]], outcome: object) -> None:
+        """Have it done in the background, unless the disk does not even take notes."""
 
         def job() -> None:
             try:
-                if lane.gone is None:
+                if isinstance(outcome, HeadraceError):
+                    raise outcome
+                for work in works if lane.gone is None else ():
                     work()
             except HeadraceError as error:
                 logger.warning("%s partition %s could not be looked after: %s", lane.topic, lane.number, error)

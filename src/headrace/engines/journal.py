@@ -1,7 +1,6 @@
 """A journal: facts in the order in which they were decided, on a log; a snapshot bounds what has to be replayed."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 
 from headrace.model.batch import Columns, encode
 from headrace.model.durability import Durability
@@ -11,6 +10,8 @@ from headrace.storage.log import FileLog
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
+_SNAPSHOT_BYTES = 1 << 20
+"""A snapshot is written in batches of about so many records and bytes, whichever comes first."""
 
 
 class Journal:
@@ -24,6 +25,11 @@ class Journal:
     def size_bytes(self) -> int:
         """How many bytes there are to replay."""
         return self._log.size_bytes
+
+    @property
+    def synced(self) -> bool:
+        """Whether all that was written is as safe as it will ever be."""
+        return not self._in_files or self._log.synced_offset >= self._log.next_offset
 
     def facts(self) -> Iterator[bytes | None]:
         """Everything that was written, in order; None says: forget all that came before. Raises on damage."""
@@ -51,8 +57,15 @@ class Journal:
     def write_snapshot(self, facts: Iterable[bytes], now_us: int) -> int:
         """Write all that counts; returns an offset for `forget_before`, which ends what came before."""
         begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
-        rest = iter(facts)
-        while some := list(islice(rest, _SNAPSHOT_RECORDS)):
+        some: list[bytes] = []
+        some_bytes = 0
+        for fact in facts:
+            some.append(fact)
+            some_bytes += len(fact)
+            if len(some) == _SNAPSHOT_RECORDS or some_bytes >= _SNAPSHOT_BYTES:
+                self._append(some, _SNAPSHOT, now_us)
+                some, some_bytes = [], 0
+        if some:
             self._append(some, _SNAPSHOT, now_us)
         self._append([b""], _SNAPSHOT_END, now_us)
         return begin
@@ -67,6 +80,11 @@ class Journal:
             self._log.when_synced(offset, tell)
         else:
             tell(None)
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk."""
+        if isinstance(self._log, FileLog):
+            self._log.wait_synced(self._log.next_offset)
 
     def close(self) -> None:
         """Sync and close."""

@@ -7,9 +7,10 @@ from headrace.engines.producers import FORGOTTEN, Producers, marked
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import DurabilityUnavailable, HeadraceError, InvalidBatch, UnexpectedOffset
+from headrace.model.errors import DurabilityUnavailable, HeadraceError, InvalidBatch, OffsetOutOfRange, UnexpectedOffset
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
+from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
 
 _CHECKPOINT_WORK = 10_000
@@ -50,6 +51,7 @@ class Partition:
         for batch in log.batches(min(max(start, log.first_offset), log.next_offset), skip_corrupt=True):
             if batch.base_offset >= start:
                 self.producers.note_batch(batch)
+                self._unsaved += 1 + (batch.length >> 14)
 
     @property
     def first_offset(self) -> int:
@@ -86,7 +88,7 @@ class Partition:
         if producer.id:
             base = self.producers.admit(producer)
             if base is not None:
-                return _repeated(base, batch)
+                return self._repeated(base, batch)
         if expected_offset is not None and expected_offset != self._log.next_offset:
             raise UnexpectedOffset(
                 f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
@@ -124,17 +126,24 @@ class Partition:
         if producer.id:
             base = self.producers.admit(producer)
             if base is not None:
-                return _repeated(base, batch)
+                return self._repeated(base, batch)
         appended = gathered.add(batch)
         if producer.id:
             undo.setdefault(producer.id, self.producers.remembered(producer.id))
             self.producers.note(producer, appended.base_offset)
         return appended
 
-    def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended | None:
-        """Append a batch of a committed transaction, unless it stands there already; the bytes must be its own."""
-        if mark <= self.producers.mark:
-            return None
+    def _repeated(self, base: int, batch: Batch) -> Appended:
+        # One that stands nobody knows where is somewhere before the end.
+        next_offset = self._log.next_offset if base == FORGOTTEN else base + batch.count
+        return Appended(base, next_offset, 0, duplicate=True)
+
+    def has_committed(self, mark: int) -> bool:
+        """Whether a batch of a committed transaction stands there already."""
+        return mark <= self.producers.mark
+
+    def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
+        """Append a batch of a committed transaction; its bytes must be its own."""
         batch.stamp(marked(mark))
         receipt = self._log.append(batch, now_us, self._at_once)
         self.producers.mark = mark
@@ -154,7 +163,9 @@ class Partition:
 
     def batch_at(self, offset: int) -> Batch:
         """The batch that holds an offset."""
-        return next(self._log.batches(offset))
+        for batch in self._log.batches(offset):
+            return batch
+        raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Have everything before an offset synced, and be told on another thread."""
@@ -166,12 +177,17 @@ class Partition:
         if isinstance(self._log, FileLog) and self._log.synced_offset < self._log.next_offset:
             self._log.request_sync()
 
-    def save_producers(self, *, closing: bool = False) -> bytes | None:
-        """What is known of the producers, if much was appended since; to be kept once all of that is synced."""
-        if not self.in_files or not self._unsaved or not (closing or self._unsaved >= _CHECKPOINT_WORK):
+    def save_producers(self, *, at_once: bool = False) -> bytes | None:
+        """What is known of the producers, if much was appended since, or anything; to be kept once that is synced."""
+        if not self.in_files or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
             return None
         self._unsaved = 0
         return self.producers.save(self._log.next_offset)
+
+    def kept_from(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
+        """The first offset that retention would keep in files."""
+        segments = self._log.segments if isinstance(self._log, FileLog) else ()
+        return retention_offset(segments, now_us, age_us, bytes_max)
 
     # Upkeep: on any thread.
 
@@ -261,9 +277,3 @@ class _Gathered:
 
 
 _OTHERS = ("keys", "headers", "dues", "priorities", "expires")
-
-
-def _repeated(base: int, batch: Batch) -> Appended:
-    if base == FORGOTTEN:
-        return Appended(FORGOTTEN, 0, 0, duplicate=True)
-    return Appended(base, base + batch.count, 0, duplicate=True)

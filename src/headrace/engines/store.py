@@ -1,7 +1,11 @@
 """Where a broker's logs are: partitions and journals by name, below one directory or all in memory."""
 
+from contextlib import suppress
+
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
+from headrace.engines.producers import Producers
+from headrace.model.errors import HeadraceError, LogFailed, LogNotFound
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.host import Host
@@ -27,7 +31,12 @@ class Store:
 
     def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None) -> Partition:
         """A topic's partition, with what was saved of its producers."""
-        return Partition(self._open(name, settings), saved)
+        try:
+            return Partition(self._open(name, settings), saved)
+        except OSError as error:
+            if isinstance(error, HeadraceError):
+                raise
+            raise LogFailed(f"{name} could not be opened: {error}; check the disk") from error
 
     def open_journal(self, name: str) -> Journal:
         """A journal of the broker's own."""
@@ -35,7 +44,8 @@ class Store:
 
     def open_staging(self, name: str) -> Partition:
         """A log of the broker's own, for messages on their way."""
-        return Partition(self._open_own(name, _STAGING_SETTINGS))
+        log = self._open_own(name, _STAGING_SETTINGS)
+        return Partition(log, Producers().save(log.next_offset))  # nobody's: there is nothing to look for in the log
 
     def partition_names(self) -> list[str]:
         """The partitions there are on the disk."""
@@ -43,8 +53,9 @@ class Store:
 
     def delete_partition(self, name: str) -> None:
         """Remove a partition that is closed, if it is on the disk. Takes a while; on any thread."""
-        if self._partitions is not None and name in self._partitions.names():
-            self._partitions.delete(name)
+        if self._partitions is not None:
+            with suppress(LogNotFound):
+                self._partitions.delete(name)
 
     def close(self) -> None:
         """End the threads that sync."""
@@ -54,6 +65,10 @@ class Store:
         if self._partitions is None or settings.storage is Storage.MEMORY:
             return MemoryLog(settings.memory_bytes)
         log = self._partitions.open(name, log_settings(settings))
+        if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:
+            # A crash left it: the names of its files may not be on the disk yet, which closing sees to.
+            log.close()
+            log = self._partitions.open(name, log_settings(settings))
         return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:

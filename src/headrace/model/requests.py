@@ -91,7 +91,7 @@ class TopicList(Words):
     """Which topics are there?"""
 
     pattern: str = "*"
-    """`*` stands for any characters, `?` for one."""
+    """`*` stands for any characters, `?` for one. Without a tenant it is about the default one's topics."""
     tenant: str = ""
 
 

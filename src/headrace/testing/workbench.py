@@ -40,8 +40,12 @@ class Workbench:
         self.now_us = now_us
         self.pushed: list[Assignment] = []
         """What the broker told the workbench's own session unasked."""
+        self.failures: list[HeadraceError] = []
+        """What went wrong in the background."""
+        self.syncing_later = False
+        """Whether the disk is slow: nothing is synced before `run`."""
         self._calls: deque[Callable[[], None]] = deque()
-        host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+        host = Host(disk, flusher=_Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
             Store(host, directory),
             self,
@@ -57,7 +61,18 @@ class Workbench:
         """A port of the broker."""
         self._calls.append(call)
 
-    from_thread = background = soon
+    from_thread = soon
+
+    def background(self, job: Callable[[], None]) -> None:
+        """A port of the broker."""
+
+        def attempt() -> None:
+            try:
+                job()
+            except HeadraceError as error:
+                self.failures.append(error)
+
+        self.soon(attempt)
 
     def run(self) -> None:
         """Do all that is waiting to be done."""
@@ -124,3 +139,18 @@ class Workbench:
         """End the broker in an orderly way; without this it is as if it was killed."""
         self.run()
         self.broker.close(self.now_us)
+
+
+class _Flusher(InlineWorker):
+    """Syncs at once, or when the workbench runs."""
+
+    def __init__(self, bench: Workbench) -> None:
+        super().__init__()
+        self._bench = bench
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Sync."""
+        if self._bench.syncing_later:
+            self._bench.soon(job)
+        else:
+            job()
