@@ -34,7 +34,7 @@ from headrace.model.requests import (
     Place,
     Words,
 )
-from headrace.model.topic import checked_group
+from headrace.model.topic import DEFAULT_TENANT, checked_group
 
 logger = logging.getLogger("headrace.broker")
 
@@ -152,7 +152,7 @@ class Membership:
         names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
         found = []
         for name in names:
-            if name.rpartition("/")[0] != request.tenant:
+            if (name.rpartition("/")[0] or DEFAULT_TENANT) != (request.tenant or DEFAULT_TENANT):
                 continue
             places = self._group_places(name)
             members = self._groups[name].members if name in self._groups else {}

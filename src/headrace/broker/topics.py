@@ -23,7 +23,7 @@ from headrace.model.errors import (
     TopicNotFound,
 )
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList, Words
-from headrace.model.topic import Storage, TopicName, TopicSettings, parse_topic, topic_settings
+from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
 
@@ -165,7 +165,8 @@ class Topics:
 
     def matching(self, request: TopicList) -> list[Topic]:
         """The topics that match, by name."""
-        pattern = f"{request.tenant}/{request.pattern}" if request.tenant else request.pattern
+        tenant = f"{request.tenant}/" if request.tenant not in ("", DEFAULT_TENANT) else ""
+        pattern = tenant + request.pattern
         return [self.get(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
 
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:

@@ -256,7 +256,6 @@ class Transactions:
             places = {(topic_id, number) for _, topic_id, number in work.fact.stages[work.next :]}
             if blocked.isdisjoint(places) and self._apply_all(work, now_us):
                 self._applying.remove(work)
-                work.done(work.places)
                 self._settle(work, now_us)
             else:
                 blocked |= places
@@ -292,13 +291,17 @@ class Transactions:
         work.places.append(Place(str(topic), number, appended.base_offset))
 
     def _settle(self, work: _Applying, now_us: int) -> None:
-        """Once all batches are on the disk in their partitions, the staged ones are not needed any more."""
+        """Answer when all batches are on the disk in their partitions, and can be read; the staged ones may go then."""
+        done, failed = work.done, False
         waiting = len(work.lanes) + 1
 
         def synced(error: HeadraceError | None) -> None:
-            nonlocal waiting
-            waiting -= error is None
+            nonlocal waiting, failed
+            waiting -= 1
+            failed = failed or error is not None
             if not waiting:
+                done(work.places)
+            if not waiting and not failed:
                 self._settled.append(work.fact.number)
                 self._record_settled(now_us)
 
