@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from headrace.bench.measure import SAMPLES_MIN, Benchmark, WrongResult, measure
 
-GROUPS = ("storage",)
+GROUPS = ("storage", "broker")
 """Each is a module here, whose `benchmarks()` tells what to measure."""
 SAMPLE_S = 0.5
 """What a sample lasts, about."""
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = choose(asked.groups, asked.only, asked.subject)
     except ValueError as error:
         parser.error(str(error))
+    # Servers that were started are stopped on the way out, also when somebody else ends this.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     lines: list[dict[str, Any]] = []
     try:
         for line in run(chosen, asked.directory or disk_directory(), asked, _say):

@@ -1,5 +1,6 @@
 """Stories of consumers: brokers that go away, members that come and go, workers that are stopped."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -175,6 +176,70 @@ def test_a_partition_moves_only_when_its_message_is_finished(bus: headrace.Bus) 
             came = [(message.partition, message.offset) for message in newcomer]
     everything = sorted([(held.partition, held.offset), *rest, *came])
     assert everything == [(partition, offset) for partition in range(2) for offset in range(3)], theirs
+
+
+def test_a_partition_is_handed_over_in_the_middle_of_a_batch(bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=2)
+    for partition in range(2):
+        bus.publish_many("t", numbers(0, 1000), partition=partition)
+    seen: list[tuple[str, int, int]] = []
+    members = {name: bus.subscribe("t", group="g") for name in ("old", "new")}
+
+    def consume(name: str) -> None:
+        with members[name] as member:
+            for message in member:
+                seen.append((name, message.partition, message.offset))
+                time.sleep(0.0005)
+
+    threads = [threading.Thread(target=consume, args=(name,)) for name in members]
+    threads[0].start()
+    eventually(lambda: len(seen) > 100)
+    threads[1].start()
+    eventually(lambda: len(seen) >= 2000)
+    for member, thread in zip(members.values(), threads, strict=True):
+        member.stop()
+        thread.join(PATIENCE_S)
+    assert sorted((partition, offset) for _, partition, offset in seen) == [
+        (partition, offset) for partition in range(2) for offset in range(1000)
+    ]
+    assert {name for name, _, _ in seen} == {"old", "new"}
+
+
+def test_a_member_that_was_out_of_touch_comes_back(broker: BrokerProcess, bus: headrace.Bus) -> None:
+    bus.create_topic("t", partitions=2)
+    for partition in range(2):
+        bus.publish_many("t", numbers(0, 20), partition=partition)
+    seen: dict[str, set[tuple[int, int]]] = {"sleepy": set(), "steady": set()}
+    done = threading.Event()
+
+    async def sleepy() -> None:
+        sleepy_bus = await headrace.connect_async(broker.url)
+        async with sleepy_bus, sleepy_bus.subscribe("t", group="g", session_timeout=0.5, timeout=0.2) as member:
+            while not done.is_set():
+                async for message in member:
+                    if not seen["sleepy"]:
+                        time.sleep(1.5)  # the whole loop stands still, heartbeats included
+                    seen["sleepy"].add((message.partition, message.offset))
+
+    thread = threading.Thread(target=lambda: asyncio.run(sleepy()))
+    thread.start()
+    eventually(lambda: [each.members for each in bus.groups()] == [1])
+    with bus.subscribe("t", group="g", session_timeout=0.5, timeout=0.2) as steady:
+        eventually(lambda: [each.members for each in bus.groups()] == [1] and len(steady.assigned) == 2)
+        eventually(lambda: [each.members for each in bus.groups()] == [2])
+        for number in range(20, 40):
+            for partition in range(2):
+                bus.publish("t", b"%d" % number, partition=partition)
+        everything = {(partition, offset) for partition in range(2) for offset in range(40)}
+
+        def all_seen() -> bool:
+            seen["steady"].update((message.partition, message.offset) for message in steady)
+            return seen["steady"] | seen["sleepy"] == everything
+
+        eventually(all_seen)
+    done.set()
+    thread.join(PATIENCE_S)
+    assert any(offset >= 20 for _, offset in seen["sleepy"])
 
 
 def test_stop_finishes_the_message_at_work_and_commits_it(bus: headrace.Bus) -> None:

@@ -20,7 +20,7 @@ class WrongResult(Exception):
 
 
 class Unavailable(Exception):
-    """A subject cannot be measured here, and why: raised while it is prepared."""
+    """A subject cannot be measured here, and why."""
 
 
 class Taken(NamedTuple):
@@ -29,6 +29,8 @@ class Taken(NamedTuple):
     seconds: float
     latencies_s: Sequence[float] = ()
     """Of each single operation, when that is what is asked for."""
+    amount: float = 0.0
+    """What was measured besides time."""
 
 
 class Figure(NamedTuple):
@@ -51,6 +53,8 @@ class Subject(NamedTuple):
     """Operations come in multiples of this."""
     prepare: Callable[[str], None] | None = None
     """Called once, before the first sample, with a directory that stays until the last."""
+    finish: Callable[[], None] | None = None
+    """Called once, after the last sample, whatever happened, if `prepare` came through."""
 
 
 class Benchmark(NamedTuple):
@@ -115,8 +119,7 @@ def measure(
             run.begin(seconds, kept)
         for number in range(1, samples + 1):
             for run in runs:
-                if run.why_not is None:
-                    run.go()
+                if run.go():
                     say(f"{title} {run.subject.name}: {number} of {samples}: {run.last()}")
     for name in benchmark.figures:
         for run in runs:
@@ -139,14 +142,23 @@ class _Run:
         try:
             if self.subject.prepare is not None:
                 self.subject.prepare(kept.enter_context(_directory(self._root)))
+            if self.subject.finish is not None:
+                kept.callback(self.subject.finish)
             if not self._count:
                 self._count = self._calibrated(seconds)
         except Unavailable as error:
             self.why_not = str(error)
 
-    def go(self) -> None:
-        """Take a sample."""
-        self._taken.append(_sample(self.subject, self._root, self._count))
+    def go(self) -> bool:
+        """Take a sample, if that can be done."""
+        if self.why_not is not None:
+            return False
+        try:
+            self._taken.append(_sample(self.subject, self._root, self._count))
+        except Unavailable as error:
+            self.why_not = str(error)
+            self._taken.clear()
+        return self.why_not is None
 
     def last(self) -> str:
         """The last sample in words."""

@@ -1,12 +1,12 @@
-"""How fast a log is on this machine, in this directory."""
+"""How fast a log, or a broker, is on this machine, in this directory."""
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.bench.log_workloads import benchmarks
-from headrace.bench.measure import SAMPLES_MIN, measure
+from headrace.bench import log_workloads
+from headrace.bench.measure import SAMPLES_MIN, Benchmark, measure
 from headrace.bench.payload import Payload
 
 
@@ -17,9 +17,34 @@ def run(directory: str, *, seconds: float, size: int, batch: int, emit: Callable
     gets a line for each as soon as it is done.
     """
     payload = Payload(size, batch)
-    os.makedirs(directory, exist_ok=True)
     sample_s = seconds / SAMPLES_MIN
+    _measure("storage", log_workloads.benchmarks(payload, visibility_s=sample_s), directory, sample_s, emit)
+
+
+def run_broker(
+    directory: str, *, seconds: float, size: int, batch: int, emit: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure a broker, started for it with its data in a directory made and removed below the one given.
+
+    All else is as for `run`.
+    """
+    # The client and the server are not needed by those who measure a log.
+    from headrace.bench import broker_workloads
+
+    payload = Payload(size, batch)
+    sample_s = seconds / SAMPLES_MIN
+    _measure("broker", broker_workloads.benchmarks(payload, latency_s=sample_s), directory, sample_s, emit)
+
+
+def _measure(
+    group: str,
+    benchmarks: Mapping[str, Benchmark],
+    directory: str,
+    sample_s: float,
+    emit: Callable[[dict[str, Any]], None],
+) -> None:
+    os.makedirs(directory, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=directory) as root:
-        for benchmark in benchmarks(payload, visibility_s=sample_s).values():
-            for line in measure("storage", benchmark, root, seconds=sample_s, samples=SAMPLES_MIN):
+        for benchmark in benchmarks.values():
+            for line in measure(group, benchmark, root, seconds=sample_s, samples=SAMPLES_MIN):
                 emit(line)

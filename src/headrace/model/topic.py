@@ -111,7 +111,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     partitions: int = 1
     """Messages with the same key go to the same one. There can be more later, never less."""
     storage: Storage = Storage.DISK
-    """`disk`, or `memory`: bounded by memory_bytes, gone when the broker stops; `spill`: what leaves memory goes to disk."""
+    """`disk`; `memory`: bounded, and gone when the broker stops; `spill`: what leaves memory goes to disk."""
     validity: Validity = Validity.KEEP
     """`keep`, `until_consumed` or `ttl`."""
     retain_seconds: float | None = None

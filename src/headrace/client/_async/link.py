@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.client._async.concurrency import Outcome
@@ -13,7 +14,7 @@ from headrace.model.requests import Words
 from headrace.wire.frames import SHARED_BYTES, Frames
 from headrace.wire.native import Hello, Kind
 
-_JOINED_BYTES_MAX = 4096
+_JOINED_BYTES_MAX = 120 << 10
 
 
 class Link(Exchange, asyncio.BufferedProtocol):
@@ -25,6 +26,8 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self._frames = Frames(shared)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._gathers = False
+        """Whether the transport sends many pieces at once without joining them: uvloop's does, and newer Pythons'."""
         self._outgoing: list[Bytes] = []
         self._gone: Outcome[None] = Outcome()
 
@@ -100,6 +103,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
+        self._gathers = sys.version_info >= (3, 12) or not isinstance(transport, asyncio.Transport)
         self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -136,23 +140,29 @@ class Link(Exchange, asyncio.BufferedProtocol):
         outgoing, self._outgoing = self._outgoing, []
         if not outgoing or self._transport is None or self._transport.is_closing():
             return
-        # Large bodies are not copied to join the others.
-        small: list[Bytes] = []
-        for part in outgoing:
-            if len(part) <= _JOINED_BYTES_MAX:
-                small.append(part)
-                continue
-            if small:
-                self._transport.write(b"".join(small))
-                small = []
-            self._transport.write(memoryview(part))
-        if small:
-            self._transport.write(b"".join(small))
+        if self._gathers:
+            self._transport.writelines(outgoing)
+        else:
+            for joined in _joined(outgoing):
+                self._transport.write(joined)
 
     def _lost(self, error: HeadraceError) -> None:
         if not self.closed:
             self.lose(error)
             self._on_lost(self, error)
+
+
+def _joined(parts: list[Bytes]) -> Iterator[Bytes]:
+    """The parts, joined as far as that is cheaper than to send them one by one."""
+    group: list[Bytes] = []
+    size = 0
+    for part in parts:
+        if group and size + len(part) > _JOINED_BYTES_MAX:
+            yield b"".join(group) if len(group) > 1 else memoryview(group[0])
+            group, size = [], 0
+        group.append(part)
+        size += len(part)
+    yield b"".join(group) if len(group) > 1 else memoryview(group[0])
 
 
 def _unblocked(connected: socket.socket) -> socket.socket:

@@ -16,6 +16,7 @@ from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Start, spot_at
+from headrace.client.wishes import check_wish
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
 from headrace.wire.native import Kind
@@ -52,7 +53,7 @@ class AsyncSubscription:
         session_timeout: float,
         prefetch_bytes: int,
     ) -> None:
-        _check(topics, patterns, group, start, partitions, commit, on_out_of_range)
+        check_wish(topics, patterns, group, start, partitions, commit, on_out_of_range)
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -393,27 +394,3 @@ class AsyncSubscription:
         if not self._closed and self._membership is not None:
             self._membership.commit_nowait(lambda _error: None)
             self._commit_later()
-
-
-def _check(
-    topics: Sequence[str],
-    patterns: Sequence[str],
-    group: str | None,
-    start: Start | Mapping[int, int],
-    partitions: Sequence[int] | None,
-    commit: str,
-    on_out_of_range: str,
-) -> None:
-    if not topics and not patterns:
-        raise InvalidArgument("say which topics to subscribe to, or a pattern of them")
-    if commit not in ("auto", "manual"):
-        raise InvalidArgument(f"commit is 'auto' or 'manual', not {commit!r}")
-    if on_out_of_range not in ("earliest", "latest", "raise"):
-        raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
-    if group is not None and partitions is not None:
-        raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
-    if isinstance(start, Mapping):
-        if group is not None:
-            raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
-    elif spot_at(start).kind == "offset" and group is not None:
-        raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")

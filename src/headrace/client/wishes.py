@@ -1,0 +1,31 @@
+"""What a subscription may ask for."""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.client.times import Start, spot_at
+from headrace.model.errors import InvalidArgument
+
+
+def check_wish(
+    topics: Sequence[str],
+    patterns: Sequence[str],
+    group: str | None,
+    start: Start | Mapping[int, int],
+    partitions: Sequence[int] | None,
+    commit: str,
+    on_out_of_range: str,
+) -> None:
+    """Refuse what makes no sense together."""
+    if not topics and not patterns:
+        raise InvalidArgument("say which topics to subscribe to, or a pattern of them")
+    if commit not in ("auto", "manual"):
+        raise InvalidArgument(f"commit is 'auto' or 'manual', not {commit!r}")
+    if on_out_of_range not in ("earliest", "latest", "raise"):
+        raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
+    if group is not None and partitions is not None:
+        raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
+    if isinstance(start, Mapping):
+        if group is not None:
+            raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
+    elif spot_at(start).kind == "offset" and group is not None:
+        raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
