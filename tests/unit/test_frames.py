@@ -17,7 +17,7 @@ from headrace.model.batch import received
 from headrace.model.errors import HeadraceError, ProtocolError, TopicNotFound, error_of
 from headrace.model.limits import FRAME_BYTES_MAX
 from headrace.model.requests import Publish, Words
-from headrace.wire.frames import HEADER_BYTES, SHARED_BYTES, Frame, Frames, frame
+from headrace.wire.frames import HEADER_BYTES, RECEIVED_BYTES, Frame, Frames, Memory, frame
 from headrace.wire.native import (
     ANSWERS,
     PUSHES,
@@ -64,31 +64,31 @@ def split(frames: Frames, stream: bytes, pieces: list[int]) -> list[Said]:
 
 
 heads = st.dictionaries(st.text(max_size=8), st.integers(-(2**63), 2**63 - 1), max_size=4).map(msgspec.msgpack.encode)
-bodies = st.binary(max_size=200) | st.integers(0, 3 * SHARED_BYTES).map(lambda length: b"b" * length)
+bodies = st.binary(max_size=200) | st.integers(0, 3 * RECEIVED_BYTES).map(lambda length: b"b" * length)
 frames_said = st.builds(Said, st.integers(0, 255), st.integers(0, 2**32 - 1), heads, bodies)
-sizes = st.lists(st.integers(1, 40) | st.integers(1, 2 * SHARED_BYTES), min_size=1, max_size=8)
+sizes = st.lists(st.integers(1, 40) | st.integers(1, 2 * RECEIVED_BYTES), min_size=1, max_size=8)
 
 
 @given(st.lists(frames_said, max_size=6), sizes)
 def test_any_split_of_any_frames_gives_the_same_frames(sent: list[Said], pieces: list[int]) -> None:
     stream = b"".join(map(whole, sent))
-    if min(pieces) < 100 and len(stream) > SHARED_BYTES:  # in tiny pieces that would take forever
-        pieces = [*pieces, SHARED_BYTES]
+    if min(pieces) < 100 and len(stream) > RECEIVED_BYTES:  # in tiny pieces that would take forever
+        pieces = [*pieces, RECEIVED_BYTES]
     assert split(Frames(), stream, pieces) == sent
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), frames_said), max_size=8), st.data())
 def test_connections_may_share_the_memory_in_which_they_receive(sent: list[tuple[int, Said]], data: Any) -> None:
-    shared = memoryview(bytearray(SHARED_BYTES))
-    connections = [Frames(shared) for _ in range(3)]
+    memory = Memory()
+    connections = [Frames(memory) for _ in range(3)]
     streams = [b"".join(whole(one) for number, one in sent if number == at) for at in range(3)]
     found: list[list[Said]] = [[], [], []]
     while any(streams):
         at = data.draw(st.sampled_from([at for at in range(3) if streams[at]]))
         buffer = connections[at].buffer()
-        count = min(len(buffer), len(streams[at]), data.draw(st.sampled_from([1, 17, 1000, SHARED_BYTES])))
-        if len(streams[at]) > SHARED_BYTES:
-            count = min(len(buffer), SHARED_BYTES)
+        count = min(len(buffer), len(streams[at]), data.draw(st.sampled_from([1, 17, 1000, RECEIVED_BYTES])))
+        if len(streams[at]) > RECEIVED_BYTES:
+            count = min(len(buffer), RECEIVED_BYTES)
         buffer[:count] = streams[at][:count]
         streams[at] = streams[at][count:]
         found[at] += [said(one) for one in connections[at].received(count)]
@@ -112,13 +112,13 @@ def test_announcing_a_large_frame_takes_no_memory() -> None:
     announced = bytes(frame(Kind.PUBLISH, 1, Publish("orders", 0), FRAME_BYTES_MAX - 1000))
     tracemalloc.start()
     try:
-        shared = memoryview(bytearray(SHARED_BYTES))
-        many = [Frames(shared) for _ in range(20)]
+        memory = Memory()
+        many = [Frames(memory) for _ in range(20)]
         before, _ = tracemalloc.get_traced_memory()
         for frames in many:
             assert split(frames, announced, [len(announced)]) == []
         after, _ = tracemalloc.get_traced_memory()
-        assert after - before < 20 * 2 * SHARED_BYTES
+        assert after - before < 20 * 2 * RECEIVED_BYTES
         assert split(many[0], bytes(1 << 20), [50_000]) == []
         more, _ = tracemalloc.get_traced_memory()
         assert more - after < 3 << 20, "memory comes with the bytes, not before"

@@ -177,7 +177,7 @@ def test_stream_sends_as_much_as_it_has_credit_for(client: NativeClient) -> None
     filled(client, 12)
     stream = opened(client, credit=1)
     first, found = delivered(client, stream)
-    assert len(found) == 2, "a delivery is up to 120 KiB, of which one byte was paid for"
+    assert 1 < len(found) < 12, "a delivery has many batches, of which one byte was paid for"
     client.ask(Ping())  # the answer would come behind another delivery
     owed = sum(one.length for one in found) - 1
     client.send(StreamCredit(stream, owed))

@@ -17,6 +17,8 @@ Bytes = bytes | bytearray | memoryview
 Callback = Callable[[Any, Bytes], None]
 """Is told the answer and its body, or an error and nothing."""
 
+RECEIVE_AT_ONCE_BYTES = 1 << 20
+"""A delivery up to this size gets its memory in one piece."""
 _SILENT_HEARTBEATS = 3
 _CORRELATIONS = 1 << 32
 

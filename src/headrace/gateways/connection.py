@@ -52,7 +52,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, gateway: "NativeGateway") -> None:
         self._gateway = gateway
         self._broker = gateway.broker
-        self._frames = Frames(gateway.shared)
+        self._frames = Frames(gateway.memory)
         self._session: Session | None = None
         self._name = ""
         self._since_us = self.heard_us = gateway.now_us()
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go."""
-        return self._gateway.shared if self._ending else self._frames.buffer()
+        return self._gateway.memory.shared if self._ending else self._frames.buffer()
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes came."""
@@ -377,7 +377,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog.clear()
         self._gateway.hold(-self._held_bytes)
         self._held_bytes = 0
-        self._frames = Frames(self._gateway.shared)
+        self._frames = Frames(self._gateway.memory)
         session, self._session = self._session, None
         if session is not None:
             self._broker.disconnect(session, self._gateway.now_us())

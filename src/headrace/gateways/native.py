@@ -14,7 +14,7 @@ from headrace.gateways.outgoing import Outgoing
 from headrace.gateways.unix_socket import make_room, remove
 from headrace.model.errors import HeadraceError, LimitExceeded
 from headrace.model.limits import FRAME_BYTES_MAX
-from headrace.wire.frames import SHARED_BYTES
+from headrace.wire.frames import Memory
 from headrace.wire.native import PROTOCOL_VERSION, Welcome
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class NativeGateway:
         self.broker = broker
         self.settings = settings
         self.now_us = now_us
-        self.shared = memoryview(bytearray(SHARED_BYTES))
+        self.memory = Memory()
         """Where all connections receive, one after the other."""
         self.draining = False
         self._loop = loop

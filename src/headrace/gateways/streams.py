@@ -11,7 +11,7 @@ from headrace.wire.native import Delivery, Fetch, Fetched, Kind
 if TYPE_CHECKING:
     from headrace.broker.streams import Stream
 
-DELIVERY_BYTES = 120 << 10
+DELIVERY_BYTES = 512 << 10
 """What a delivery's body aims at: large enough to be quick, small enough that many streams share a connection."""
 
 

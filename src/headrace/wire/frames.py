@@ -1,6 +1,7 @@
 """Frames of the native protocol: found in a stream of bytes, and made. The layout is in PROTOCOL.md."""
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,10 @@ _HEADER = struct.Struct("<IBBHII")
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 16
 FRAME_VERSION = 1
-SHARED_BYTES = 256 << 10
+RECEIVED_BYTES = 256 << 10
+_PIECE_BYTES = 64 << 10
+_PIECES_MAX = 32
+_SPARE_TRIES = 4
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -32,15 +36,43 @@ class Frame(NamedTuple):
     """Whether the views stay good: the frame has memory of its own."""
 
 
+class Memory:
+    """Memory for connections of one thread: one piece in which they receive, and pieces for frames that are not whole.
+
+    Pieces are used again when nobody looks at them any more, since the pages of fresh memory cost more than a copy.
+    """
+
+    def __init__(self, at_once_bytes: int = RECEIVED_BYTES) -> None:
+        """An unfinished frame gets so much at once, and more as its bytes come: to announce one costs nobody any."""
+        self.shared = memoryview(bytearray(RECEIVED_BYTES))
+        self.at_once_bytes = at_once_bytes
+        self._pieces: deque[bytearray] = deque()
+
+    def take(self, length: int) -> memoryview:
+        """A piece of that length; it is free again when no view of it is left."""
+        pieces = self._pieces
+        for _ in range(min(len(pieces), _SPARE_TRIES)):
+            piece = pieces.popleft()
+            if len(piece) >= length:  # one that is too small is given up: frames have grown
+                pieces.append(piece)
+                if _is_free(piece):
+                    return memoryview(piece)[:length]
+        piece = bytearray(-(-length // _PIECE_BYTES) * _PIECE_BYTES)
+        if len(pieces) < _PIECES_MAX and length <= self.at_once_bytes:
+            pieces.append(piece)
+        return memoryview(piece)[:length]
+
+
 class Frames:
     """Finds frames in received bytes, with as little copying as there can be.
 
     `buffer` is where to receive, `received` tells how much came and yields the frames that are whole now. Connections
-    of one thread may share the memory in which they receive; a frame that is not whole yet gets memory of its own.
+    of one thread may share their memory; a frame that is not whole yet gets a piece of its own.
     """
 
-    def __init__(self, shared: memoryview | None = None, bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._shared = shared if shared is not None else memoryview(bytearray(SHARED_BYTES))
+    def __init__(self, memory: Memory | None = None, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._memory = memory or Memory()
+        self._shared = self._memory.shared
         self._bytes_max = bytes_max
         self._start = bytearray()
         """The beginning of a frame whose length is not known yet: less than a header."""
@@ -89,8 +121,8 @@ class Frames:
         self._start = bytearray(data[position:end])
 
     def _hold(self, begun: memoryview) -> None:
-        """Give an unfinished frame memory that grows as its bytes come: announcing a large one costs nobody any."""
-        partial = memoryview(bytearray(min(self._length, max(2 * len(begun), SHARED_BYTES))))
+        """Give an unfinished frame memory, as much as is sensible by now."""
+        partial = self._memory.take(min(self._length, max(2 * len(begun), self._memory.at_once_bytes)))
         partial[: len(begun)] = begun
         self._partial = partial
 
@@ -103,6 +135,16 @@ class Frames:
         if head_length > length:
             raise ProtocolError(f"a frame's head of {head_length} bytes is longer than the frame of {length}")
         return int(length)
+
+
+def _is_free(piece: bytearray) -> bool:
+    """Whether nobody has a view of it: with one its size could not change."""
+    try:
+        piece.append(0)
+    except BufferError:
+        return False
+    piece.pop()
+    return True
 
 
 def _frame(data: memoryview, position: int, end: int, *, lasting: bool) -> Frame:

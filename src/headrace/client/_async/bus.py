@@ -36,8 +36,8 @@ class AsyncBus(AsyncAdministration):
         """What calls things later, for all parts of the bus."""
         self._target = target
         self._hello = Hello(client="headrace-python", name=name)
-        self._shared = receive_memory()
-        line = AsyncLine(target, self._hello, timeout, self.timers, self._shared)
+        self._memory = receive_memory()
+        line = AsyncLine(target, self._hello, timeout, self.timers, self._memory)
         super().__init__(line, AsyncCatalogue(line))
         self._timeout = timeout
         self._on_close = on_close
@@ -294,7 +294,7 @@ class AsyncBus(AsyncAdministration):
         async with self._consuming_lock:
             self._check_open()
             if self._consuming is None:
-                line = AsyncLine(self._target, self._hello, self._timeout, self.timers, self._shared)
+                line = AsyncLine(self._target, self._hello, self._timeout, self.timers, self._memory)
                 await line.connect(self._timeout)  # the broker may just be starting again
                 self._consuming = line
             return self._consuming

@@ -8,10 +8,10 @@ from typing import Any
 
 from headrace.client._async.concurrency import Outcome
 from headrace.client.addresses import Address, Target, unreachable
-from headrace.client.exchange import Bytes, Exchange
+from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
-from headrace.wire.frames import SHARED_BYTES, Frames
+from headrace.wire.frames import Frames, Memory
 from headrace.wire.native import Hello, Kind
 
 _JOINED_BYTES_MAX = 120 << 10
@@ -20,10 +20,10 @@ _JOINED_BYTES_MAX = 120 << 10
 class Link(Exchange, asyncio.BufferedProtocol):
     """A connection. When it is gone it is gone: a Line makes another."""
 
-    def __init__(self, on_lost: Callable[["Link", HeadraceError], None], shared: memoryview) -> None:
+    def __init__(self, on_lost: Callable[["Link", HeadraceError], None], memory: Memory | None) -> None:
         super().__init__()
         self._on_lost = on_lost
-        self._frames = Frames(shared)
+        self._frames = Frames(memory)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._gathers = False
@@ -38,10 +38,10 @@ class Link(Exchange, asyncio.BufferedProtocol):
         hello: Hello,
         timeout: float,
         on_lost: Callable[["Link", HeadraceError], None],
-        shared: memoryview,
+        memory: Memory | None,
     ) -> "Link":
         """Connect and say hello; raises ConnectionFailed."""
-        link = cls(on_lost, shared)
+        link = cls(on_lost, memory)
         try:
             async with asyncio.timeout(timeout):
                 await link._connect(target)
@@ -170,6 +170,6 @@ def _unblocked(connected: socket.socket) -> socket.socket:
     return connected
 
 
-def receive_memory() -> memoryview:
-    """Memory in which all connections of a loop receive."""
-    return memoryview(bytearray(SHARED_BYTES))
+def receive_memory() -> Memory:
+    """Memory for all connections of a bus, which are on one loop."""
+    return Memory(RECEIVE_AT_ONCE_BYTES)

@@ -36,8 +36,8 @@ class Bus(Administration):
         """What calls things later, for all parts of the bus."""
         self._target = target
         self._hello = Hello(client="headrace-python", name=name)
-        self._shared = receive_memory()
-        line = Line(target, self._hello, timeout, self.timers, self._shared)
+        self._memory = receive_memory()
+        line = Line(target, self._hello, timeout, self.timers, self._memory)
         super().__init__(line, Catalogue(line))
         self._timeout = timeout
         self._on_close = on_close
@@ -294,7 +294,7 @@ class Bus(Administration):
         with self._consuming_lock:
             self._check_open()
             if self._consuming is None:
-                line = Line(self._target, self._hello, self._timeout, self.timers, self._shared)
+                line = Line(self._target, self._hello, self._timeout, self.timers, self._memory)
                 line.connect(self._timeout)  # the broker may just be starting again
                 self._consuming = line
             return self._consuming

@@ -10,6 +10,7 @@ from headrace.client.backoff import Backoff
 from headrace.client.exchange import Bytes
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError
 from headrace.model.requests import Words
+from headrace.wire.frames import Memory
 from headrace.wire.native import Hello, Kind
 
 logger = logging.getLogger("headrace.client")
@@ -31,13 +32,13 @@ class Listener(Protocol):
 class Line:
     """One connection at a time, and another when it breaks, until it is closed."""
 
-    def __init__(self, target: Target, hello: Hello, timeout: float, timers: Timers, shared: Any) -> None:
+    def __init__(self, target: Target, hello: Hello, timeout: float, timers: Timers, memory: Memory | None) -> None:
         self.link: Link | None = None
         self.timeout = timeout
         self._target = target
         self._hello = hello
         self._timers = timers
-        self._shared = shared
+        self._memory = memory
         self._monitor = Monitor()
         self._listeners: list[Listener] = []
         self._closed = False
@@ -128,7 +129,7 @@ class Line:
             self._reconnecting.join(_DIAL_TIMEOUT_S)
 
     def _dialled(self) -> Link:
-        return Link.open(self._target, self._hello, min(self.timeout, _DIAL_TIMEOUT_S), self._lost, self._shared)
+        return Link.open(self._target, self._hello, min(self.timeout, _DIAL_TIMEOUT_S), self._lost, self._memory)
 
     def _adopt(self, link: Link) -> bool:
         """Use this connection from now on, unless it is gone already."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from headrace.client._sync.concurrency import Outcome, logger
 from headrace.client.addresses import Address, Target, unreachable
-from headrace.client.exchange import Bytes, Exchange
+from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
-from headrace.wire.frames import Frames
+from headrace.wire.frames import Frames, Memory
 from headrace.wire.native import Hello, Kind
 
 _PARTS_MAX = 64
@@ -33,7 +33,7 @@ class Link(Exchange):
         self._socket = connected
         self._socket.setblocking(False)
         self._on_lost = on_lost
-        self._frames = Frames()
+        self._frames = Frames(Memory(RECEIVE_AT_ONCE_BYTES))
         self._backlog: deque[Bytes] = deque()
         """What is to be sent. Anyone appends; who has `_sending` takes."""
         self._sending = threading.Lock()
@@ -53,10 +53,10 @@ class Link(Exchange):
         hello: Hello,
         timeout: float,
         on_lost: Callable[["Link", HeadraceError], None],
-        shared: memoryview | None,
+        memory: Memory | None,
     ) -> "Link":
         """Connect and say hello; raises ConnectionFailed."""
-        del shared  # each connection has a thread, and memory of its own
+        del memory  # each connection has a thread, and memory of its own
         try:
             link = cls(_connected(target, timeout), on_lost)
         except OSError as error:
@@ -198,7 +198,7 @@ class Link(Exchange):
                 os.write(self._wake_write, b"!")
 
 
-def receive_memory() -> memoryview | None:
+def receive_memory() -> Memory | None:
     """Connections with threads of their own share no memory."""
     return None
 
