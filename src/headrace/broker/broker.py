@@ -13,7 +13,7 @@ from headrace.broker.streams import Stream
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transactions
 from headrace.broker.upkeep import Upkeep
-from headrace.engines.api import PRODUCER_MIN, Store
+from headrace.engines.api import PRODUCER_MIN, Store, explained
 from headrace.model.batch import received
 from headrace.model.errors import Draining, InvalidArgument, UnsupportedOperation
 from headrace.model.requests import (
@@ -105,7 +105,10 @@ class Broker:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
         if self._draining and isinstance(request, _REFUSED_WHILE_DRAINING):
             raise Draining
-        return handler(session, request, body, now_us)
+        try:
+            return handler(session, request, body, now_us)
+        except OSError as error:
+            raise explained(error) from error
 
     def open_stream(
         self,

@@ -132,7 +132,7 @@ class Lane:
                 return published
             later.settle(published)
             return later
-        waiting = later if later is not None else Later[Published]()
+        waiting = later if later is not None else Later()
 
         def tell(error: HeadraceError | None) -> None:
             waiting.settle(error or Published(base_offset, Durability.SYNCED, append_time, duplicate))

@@ -12,6 +12,7 @@ from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.topics import Topic, Topics
+from headrace.model.durability import Durability
 from headrace.model.errors import GroupInUse, GroupNotFound, HeadraceError, InvalidArgument, UnknownMember
 from headrace.model.requests import (
     Assignment,
@@ -283,13 +284,17 @@ class Membership:
     def _places(self, group: Group, assigned: Iterable[Assigned], now_us: int) -> list[Place]:
         """Where a member begins; a group without a position gets one now, and keeps it."""
         positions = self._ledger.state.groups.get(group.name, {})
+        start = self._starts.get(group.name, _Start("earliest", 0))
         places, new = [], []
         for name, number, epoch in assigned:
             topic = self._topics.get(name)
             offset = positions.get((topic.id, number))
-            if offset is None:
-                offset = self._start(group.name, topic, number)
-                new += [(topic.id, number, offset)] if offset is not None else []
+            if offset is None or topic.settings.durability is not Durability.SYNCED:
+                lane = self._opened(topic, number)
+                offset = positions.get((topic.id, number))  # messages may be gone, and the group moved back
+                if offset is None and lane is not None:
+                    offset = offset_at(lane, start.at, start.time_us)
+                    new.append((topic.id, number, offset))
             places.append(Place(name, number, offset or 0, epoch))
         try:
             if new:
@@ -299,12 +304,11 @@ class Membership:
             logger.warning("where the group %s begins could not be written down: %s", group.name, error)
         return places
 
-    def _start(self, group: str, topic: Topic, number: int) -> int | None:
-        start = self._starts.get(group, _Start("earliest", 0))
+    def _opened(self, topic: Topic, number: int) -> Lane | None:
         try:
-            return offset_at(self._topics.lane(topic, number), start.at, start.time_us)
+            return self._topics.lane(topic, number)
         except HeadraceError as error:
-            logger.warning("the group %s cannot read partition %s of %s: %s", group, number, topic, error)
+            logger.warning("partition %s of %s cannot be read: %s", number, topic, error)
             return None  # whoever reads there is told why that does not work
 
     def _known(self, name: str) -> str:
@@ -325,9 +329,11 @@ class Membership:
     def _group_places(self, name: str) -> list[GroupPlace]:
         group = self._groups.get(name)
         places = []
-        for (topic_id, number), offset in sorted(self._ledger.state.groups.get(name, {}).items()):
+        positions = self._ledger.state.groups.get(name, {})
+        for topic_id, number in sorted(positions):
             topic = self._topics.by_id[topic_id]
             end = self._topics.lane(topic, number).end_offset
+            offset = positions[topic_id, number]  # only now: opening a partition may have moved it
             owner = group.owner(str(topic), number) if group is not None else None
             places.append(GroupPlace(str(topic), number, offset, end, max(end - offset, 0), owner or ""))
         return places

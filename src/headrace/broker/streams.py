@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from headrace.broker.lane import Lane
-from headrace.engines.api import Slice
+from headrace.engines.api import Slice, explained
 
 
 class Stream:
@@ -23,7 +23,10 @@ class Stream:
 
         An error that this raises is the end of the stream.
         """
-        found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
+        try:
+            found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
+        except OSError as error:
+            raise explained(error) from error
         if found is not None:
             self._offset = found.next_offset
         return found

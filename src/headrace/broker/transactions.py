@@ -43,6 +43,7 @@ from headrace.model.requests import (
 logger = logging.getLogger("headrace.broker")
 
 _NAME_CHARS_MAX = 200
+_OPEN_MAX = 100_000
 _STAGES_BITS = 20
 _STAGES_MAX = 1 << _STAGES_BITS
 _TRIM_BYTES = 16 << 20
@@ -128,6 +129,8 @@ class Transactions:
         if last is not None and sequence <= last.sequence:
             return self._ledger.durably(TransactionBegun(last.epoch, sequence, committed=True))
         before = self._open.get(name)
+        if before is None and len(self._open) >= _OPEN_MAX:
+            raise LimitExceeded(f"there are {_OPEN_MAX} transactions open, and no more are allowed")
         if before is not None and before.committing:
             raise Busy(f"the transaction {name} is being committed")
         self._epoch += 1
@@ -267,7 +270,7 @@ class Transactions:
             while work.next < len(work.fact.stages):
                 self._apply_stage(work, now_us)
                 work.next += 1
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             logger.warning("the committed transaction %s has to wait: %s", work.fact.transaction, error)
             return False
         return True

@@ -47,6 +47,8 @@ class Partition:
         self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
         self.producers = Producers()
         self._unsaved = 0
+        self._expired = 0, 0
+        """What comes before this offset was appended before this time: nobody has to look at it again."""
         start = self.producers.load(saved, log.next_offset) if saved is not None else 0
         for batch in log.batches(min(max(start, log.first_offset), log.next_offset), skip_corrupt=True):
             if batch.base_offset >= start:
@@ -227,6 +229,9 @@ class Partition:
 
     def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
         """The first offset from this one on whose batch was not appended before a time."""
+        known_offset, known_us = self._expired
+        if known_us <= expired_us:
+            offset = max(offset, min(known_offset, end_offset))
         while offset < end_offset:
             found = self._log.byte_range(offset, 1, end_offset)
             if found is None:
@@ -234,6 +239,7 @@ class Partition:
             if parse(found.view).append_time >= expired_us:
                 break
             offset = found.next_offset
+            self._expired = offset, expired_us
         return offset
 
 

@@ -34,9 +34,7 @@ class Store:
         try:
             return Partition(self._open(name, settings), saved)
         except OSError as error:
-            if isinstance(error, HeadraceError):
-                raise
-            raise LogFailed(f"{name} could not be opened: {error}; check the disk") from error
+            raise explained(error) from error
 
     def open_journal(self, name: str) -> Journal:
         """A journal of the broker's own."""
@@ -73,6 +71,11 @@ class Store:
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:
         return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
+
+
+def explained(error: OSError) -> HeadraceError:
+    """What the disk says, as an error of ours; some are that already."""
+    return error if isinstance(error, HeadraceError) else LogFailed(f"the disk failed: {error}")
 
 
 def log_settings(settings: TopicSettings) -> LogSettings:
