@@ -1,6 +1,7 @@
 """Transactions: everything or nothing, once, however often it is asked for and whatever ends the broker on the way."""
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -71,8 +72,10 @@ def fill(bench: Workbench, disk: FaultyDisk, topic: str) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> str:
-    return str(tmp_path / "data")
+def data() -> Iterator[str]:
+    """A directory in memory, where syncing takes no time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as directory:
+        yield f"{directory}/data"
 
 
 # Committing.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
@@ -91,7 +92,7 @@ class Lane:
             raise InvalidArgument(f"durability is 0 to {Durability.SYNCED:d}, not {request.durability}")
         needed = max(request.durability, settings.durability)
         if needed > Durability.MEMORY:
-            self.partition.check_durability(Durability(needed))
+            self.partition.check_durability(needed)
         if batch.raw_bytes > settings.message_bytes_max:
             check_messages(batch.columns(), settings.message_bytes_max)
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
@@ -112,11 +113,16 @@ class Lane:
         except Exception:  # whatever it was, everybody gets an answer
             logger.exception("%s partition %s: gathered batches could not be appended", self.topic, self.number)
             outcomes = [InternalError()] * len(gathered)
+        fresh: list[tuple[Answer, Appended]] = []
         for outcome, (_, needed, later) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
                 later.settle(outcome)
-            else:
+            elif outcome.duplicate or needed < Durability.SYNCED:
                 self.answer(outcome, needed, later)
+            else:
+                fresh.append((later, outcome))
+        if fresh:
+            self._syncing.wait(fresh[-1][1].next_offset, partial(self._answer_synced, fresh))
 
     def answer(self, appended: Appended, needed: int, later: Answer | None = None) -> Published | Answer:
         """The answer to a publisher, when what was appended is safe enough."""
@@ -140,6 +146,11 @@ class Lane:
 
         self._syncing.wait(next_offset, tell)
         return waiting
+
+    def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
+        for later, appended in fresh:
+            later.settle(error or Published(appended.base_offset, Durability.SYNCED, appended.append_time))
+        self.wake()
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""
@@ -216,7 +227,8 @@ class Lane:
         later: Answer = Later()
         if not self._gathered:
             self._ports.soon(self.flush)
-        self._gathered.append((batch.copied(), needed, later))
+        batch.data = bytearray(batch.data)  # what was received is written over soon
+        self._gathered.append((batch, needed, later))
         self._gathered_bytes += batch.length
         self._now_us = now_us
         if self._gathered_bytes > _GATHERED_BYTES:

@@ -13,6 +13,8 @@ Told = Callable[[HeadraceError | None], None]
 class Synced(Protocol):
     """What can be synced: a partition, or a journal."""
 
+    @property
+    def synced_offset(self) -> int: ...
     def when_synced(self, offset: int, tell: Told) -> None: ...
 
 
@@ -56,7 +58,8 @@ class Syncing:
         self._ports.from_thread(lambda: self._tell(error))
 
     def _tell(self, error: HeadraceError | None) -> None:
-        synced, self._asked = self._asked, 0
+        # Whatever was written when the disk began is synced now, which may be more than was asked for.
+        synced, self._asked = max(self._asked, self._source.synced_offset), 0
         told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
         self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
         if self._waiting:

@@ -27,6 +27,11 @@ class Journal:
         return self._log.size_bytes
 
     @property
+    def synced_offset(self) -> int:
+        """All facts before this offset are on the disk."""
+        return self._log.synced_offset
+
+    @property
     def synced(self) -> bool:
         """Whether all that was written is as safe as it will ever be."""
         return not self._in_files or self._log.synced_offset >= self._log.next_offset

@@ -75,7 +75,7 @@ class Partition:
         """How many bytes the batches take."""
         return self._log.size_bytes
 
-    def check_durability(self, wanted: Durability) -> None:
+    def check_durability(self, wanted: int) -> None:
         """Refuse what cannot be had."""
         if wanted > self._at_once and not self.in_files:
             raise DurabilityUnavailable("a topic in memory cannot be written or synced; ask for durability memory")
@@ -258,14 +258,13 @@ class _Gathered:
         """Put a batch's messages behind the others; tells where they will stand."""
         columns = batch.columns()
         timestamps = columns.timestamps or [batch.time_max] * batch.count
-        if (min(timestamps), max(timestamps)) != (batch.time_min, batch.time_max):
+        if min(timestamps) != batch.time_min or max(timestamps) != batch.time_max:
             raise InvalidBatch("the header does not tell the times of the messages")
         place, count = len(self.values), batch.count
         self.values += columns.values
         self._timestamps += timestamps
         for name in _OTHERS:
-            column = getattr(columns, name)
-            if column is not None:
+            if (column := getattr(columns, name)) is not None:
                 others = self._others.setdefault(name, [])
                 others += [None] * (place - len(others))
                 others += column

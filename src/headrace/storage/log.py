@@ -183,11 +183,13 @@ class FileLog(LogReader):
     def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
         """Call back, from the flusher's thread, when all messages before an offset are on the disk, or cannot be."""
         with self._lock:
-            if self._synced_offset < offset and self._failure is None:
+            waits = self._synced_offset < offset and self._failure is None
+            if waits:
                 self._waiting.append((offset, callback))
-                callback = _nothing
-        callback(self._failure)
-        self.request_sync()
+        if waits:
+            self.request_sync()
+        else:
+            callback(self._failure)
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset; whole segments of them are removed."""
@@ -421,7 +423,3 @@ class FileLog(LogReader):
     def _failed(self) -> LogFailed:
         assert self._failure is not None
         return LogFailed(str(self._failure))
-
-
-def _nothing(_: HeadraceError | None) -> None:
-    """Called in place of a callback that has to wait."""
