@@ -22,6 +22,7 @@ from headrace.wire.native import DEFAULT_PORT
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
     from headrace.gateways.native import NativeGateway
+    from headrace.gateways.turns import Turns
     from headrace.storage.disk import Disk, OpenFile
     from headrace.storage.worker import Worker
 
@@ -126,22 +127,10 @@ def _among(name: str, word: str, words: tuple[str, ...]) -> None:
 class LoopPorts:
     """What the broker needs from outside, on an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, worker: "Worker") -> None:
+    def __init__(self, turns: "Turns", worker: "Worker") -> None:
+        self.soon = turns.soon
+        self.from_thread = turns.from_thread
         self.background = worker.submit
-        self._loop = loop
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call it when all that is going on now is done."""
-        self._loop.call_soon(call)
-
-    def from_thread(self, call: Callable[[], None]) -> None:
-        """Call it on the loop's thread."""
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            # The loop is closed, and with it everyone who could have been told.
-            if not self._loop.is_closed():
-                raise
 
 
 class Server:
@@ -163,10 +152,12 @@ class Server:
         """Open the data and listen; when it returns clients are served."""
         # Imported here: whoever only wants to know the settings should not have to wait for the rest.
         from headrace.gateways.native import NativeGateway, NativeSettings
+        from headrace.gateways.turns import Turns
 
         settings = self.settings
         try:
-            broker = self._open()
+            turns = Turns(asyncio.get_running_loop())
+            broker = self._open(turns)
             native = NativeSettings(
                 server=f"headrace {version()}",
                 broker_id=broker.broker_id,
@@ -174,7 +165,7 @@ class Server:
                 connections_max=settings.connections_max,
                 held_bytes_max=settings.receive_bytes_max,
             )
-            self.gateway = NativeGateway(broker, native, asyncio.get_running_loop())
+            self.gateway = NativeGateway(broker, native, asyncio.get_running_loop(), turns)
             self._tick()
             if settings.host:
                 self.addresses = await self.gateway.listen(settings.host, settings.port)
@@ -198,7 +189,7 @@ class Server:
         logger.info("stopped", extra={"finished": finished})
         return finished
 
-    def _open(self) -> "Broker":
+    def _open(self, turns: "Turns") -> "Broker":
         from headrace.broker.broker import Broker
         from headrace.engines.api import Store
         from headrace.gateways.native import time_us
@@ -211,7 +202,7 @@ class Server:
             directory = os.path.abspath(self.settings.data)
             self._lock = DirectoryLock(disk, directory)
         self._worker = Worker("headrace-background")
-        ports = LoopPorts(asyncio.get_running_loop(), self._worker)
+        ports = LoopPorts(turns, self._worker)
         self._broker = Broker(
             Store(Host(disk), directory),
             ports,

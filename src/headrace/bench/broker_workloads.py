@@ -105,7 +105,7 @@ class Headrace(Contestant):
     }
     api: ClassVar[Mapping[str, str]] = {
         "publish": "Producer.send_many of a list a batch, Producer.flush at the end",
-        "consume": "Subscription.batches, ReceivedBatch.values",
+        "consume": "AsyncSubscription.batches, ReceivedBatch.values (uvloop)",
         "latency": "Producer.send with linger=0 here, AsyncSubscription.batches in another process (uvloop)",
         "single": "AsyncBus.publish awaited, one connection a client, all in one process (uvloop)",
     }
@@ -139,18 +139,7 @@ class Headrace(Contestant):
 
     def consume(self, topic: str, count: int, take: Take) -> float:
         """Batch after batch."""
-        with self._connect() as bus:
-            bus.info()
-            begin = time.perf_counter()
-            seen = 0
-            with bus.subscribe(topic, start="earliest", timeout=_PATIENCE_S) as subscription:
-                for batch in subscription.batches():
-                    values = batch.values
-                    take(values)  # type: ignore[arg-type]  # none of them is None
-                    seen += len(values)
-                    if seen >= count:
-                        break
-                return time.perf_counter() - begin
+        return run_async(_consume(self.node.address, topic, count, take))
 
     def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
         """Receipts come meanwhile."""
@@ -170,6 +159,21 @@ class Headrace(Contestant):
     def publish_single(self, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
         """A task and a connection for each share."""
         return run_async(_publish_single(self.node.address, topic, shares))
+
+
+async def _consume(address: str, topic: str, count: int, take: Take) -> float:
+    seen = 0
+    async with await connect_async(address) as bus:
+        await bus.info()
+        begin = time.perf_counter()
+        async with bus.subscribe(topic, start="earliest", timeout=_PATIENCE_S) as subscription:
+            async for batch in subscription.batches():
+                values = batch.values
+                take(values)  # type: ignore[arg-type]  # none of them is None
+                seen += len(values)
+                if seen >= count:
+                    break
+            return time.perf_counter() - begin
 
 
 def _receive(address: str, topic: str, count: int, ready: Callable[[], None]) -> Arrived:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from headrace.broker.ports import Ports
@@ -28,6 +29,7 @@ class Syncing:
         self._ports = ports
         self._waiting: deque[tuple[int, Told]] = deque()
         self._asked = 0
+        self._failure: HeadraceError | None = None
 
     @property
     def idle(self) -> bool:
@@ -36,6 +38,9 @@ class Syncing:
 
     def wait(self, offset: int, tell: Told) -> None:
         """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
+        if self._failure is not None:
+            self._ports.soon(partial(tell, self._failure))
+            return
         self._waiting.append((offset, tell))
         if not self._asked and not self.held:
             self._ask()
@@ -47,7 +52,8 @@ class Syncing:
             self._ask()
 
     def fail(self, error: HeadraceError) -> None:
-        """Tell all who wait that it cannot be."""
+        """Tell all who wait, now or later, that it cannot be."""
+        self._failure = error
         self._tell(error)
 
     def _ask(self) -> None:

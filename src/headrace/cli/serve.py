@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -102,6 +103,7 @@ async def _serve(configuration: Configuration, out: Output) -> int:
     _make_room_for_connections(settings.connections_max)
     server = Server(settings)
     await server.start()
+    gc.freeze()  # what is there now stays: collections need not look at it again
     signals = _Signals(asyncio.get_running_loop())
     _tell_ready(server, out)
     await signals.first.wait()

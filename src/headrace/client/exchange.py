@@ -4,7 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from headrace.model.errors import ConnectionFailed, HeadraceError, ProtocolError, Timeout
 from headrace.model.requests import Assignment, Words
@@ -21,6 +21,8 @@ RECEIVE_AT_ONCE_BYTES = 1 << 20
 """A delivery up to this size gets its memory in one piece."""
 _SILENT_HEARTBEATS = 3
 _CORRELATIONS = 1 << 32
+# Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
+_ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
 
 
 class StreamReader(Protocol):
@@ -33,10 +35,8 @@ class StreamReader(Protocol):
         """No more will come."""
 
 
-class _Asked(NamedTuple):
-    kind: Kind
-    callback: Callback
-    deadline: float | None
+_Asked = tuple[Kind, Callback, float | None]
+"""What was asked, who is told, and when that is too late."""
 
 
 class Exchange:
@@ -99,13 +99,13 @@ class Exchange:
         """Tell whom it is for what came."""
         self._heard = True
         kind = come.kind
-        if kind == Kind.DELIVERY:
+        if kind in (_ANSWER, _FAILURE):
+            self._answered(come)
+        elif kind == _DELIVERY:
             reader = self._streams.get(come.correlation)
             if reader is not None:
                 body = come.body if come.lasting else bytes(come.body)
                 reader.delivered(decode(kind, come.head), body)
-        elif kind in (Kind.ANSWER, Kind.FAILURE):
-            self._answered(come)
         else:
             self._pushed(come)
 
@@ -115,10 +115,10 @@ class Exchange:
         self._streams.clear()
         while self._asked:
             try:
-                _, asked = self._asked.popitem()
+                _, (_, callback, _) = self._asked.popitem()
             except KeyError:  # another thread was quicker
                 break
-            self._tell(asked.callback, error, b"")
+            self._tell(callback, error, b"")
 
     def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
         """So much time has gone by: give up what is overdue, say something if we are silent.
@@ -126,9 +126,9 @@ class Exchange:
         Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
         """
         now = time.monotonic()
-        for number, asked in list(self._asked.items()):
-            if asked.deadline is not None and asked.deadline <= now and self._asked.pop(number, None) is not None:
-                self._tell(asked.callback, Timeout(f"no answer to {asked.kind.name} in time; it may still happen"), b"")
+        for number, (kind, callback, deadline) in list(self._asked.items()):
+            if deadline is not None and deadline <= now and self._asked.pop(number, None) is not None:
+                self._tell(callback, Timeout(f"no answer to {kind.name} in time; it may still happen"), b"")
         self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
         self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
         self._said = self._heard = False
@@ -141,6 +141,10 @@ class Exchange:
         """Queue a frame to be sent, in the order of the calls."""
         raise NotImplementedError
 
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Call this once what is going on now is done, and send what it queues together with all else."""
+        raise NotImplementedError
+
     def flush(self) -> None:
         """Send what is queued, as far as that goes without blocking; the rest goes as soon as it can."""
         raise NotImplementedError
@@ -149,7 +153,7 @@ class Exchange:
         self, number: int, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None
     ) -> None:
         self._said = True
-        self._asked[number] = _Asked(kind, callback, None if timeout is None else time.monotonic() + timeout)
+        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout)
         if not self.closed:
             self.write(frame(kind, number, head, len(body)), body)
         if self.closed and self._asked.pop(number, None) is not None:
@@ -165,20 +169,21 @@ class Exchange:
     def _answered(self, come: Frame) -> None:
         asked = self._asked.pop(come.correlation, None)
         if asked is None:
-            if come.correlation == 0 and come.kind == Kind.FAILURE:
+            if come.correlation == 0 and come.kind == _FAILURE:
                 decode_answer(Kind.PING, come.kind, come.head)  # about the connection as a whole: raises
             return  # too late: it was given up
+        kind, callback, _ = asked
         answer: Any
         try:
-            answer = decode_answer(asked.kind, come.kind, come.head)
+            answer = decode_answer(kind, come.kind, come.head)
         except HeadraceError as error:
             answer = error
-            if asked.kind == Kind.STREAM_OPEN:
+            if kind == Kind.STREAM_OPEN:
                 self._streams.pop(come.correlation, None)
         body: Bytes = come.body
         if body and not come.lasting:
             body = bytes(body)
-        self._tell(asked.callback, answer, body)
+        self._tell(callback, answer, body)
 
     def _pushed(self, come: Frame) -> None:
         if come.kind == Kind.STREAM_END:

@@ -79,7 +79,7 @@ class Lane:
                     break
                 self._begin_epoch()
             parcel = self.waiting.popleft()
-            parcel.stamp(Producer(self._producer_id, self._epoch, self._next))
+            parcel.stamp(self._producer_id, self._epoch, self._next)
             self._next += 1
             self.flying.append(parcel)
             launched.append(parcel)
@@ -89,9 +89,13 @@ class Lane:
     def acknowledged(self, parcel: Parcel) -> None:
         """The broker has it."""
         self.unanswered -= 1
-        if parcel.batch is not None:
-            self._acknowledged = max(self._acknowledged, parcel.batch.sequence + 1)
-        self._remove(parcel)
+        batch, flying = parcel.batch, self.flying
+        if batch is not None and batch.sequence >= self._acknowledged:
+            self._acknowledged = batch.sequence + 1
+        if flying and flying[0] is parcel:
+            flying.popleft()
+        else:
+            self._remove(parcel)
 
     def failed(self, parcel: Parcel, error: HeadraceError) -> bool:
         """The broker does not have it, or nobody knows; returns whether it is given up for good."""
@@ -123,7 +127,7 @@ class Lane:
             parcel.last_error = None
             if self._arrived(parcel):
                 continue  # sent again as it was, to be told where it is
-            parcel.stamp(Producer(self._producer_id, self._epoch, self._next))
+            parcel.stamp(self._producer_id, self._epoch, self._next)
             self._next += 1
         self.stalled = self.hurt = self._renew = False
         self.unanswered = len(self.flying)

@@ -51,6 +51,10 @@ class Settled(Protocol):
     def fail(self, error: HeadraceError) -> None: ...
 
 
+_ENCODED = Columns(())
+"""What a parcel holds once its messages are in a batch."""
+
+
 class Parcel:
     """The messages of one batch: gathered, then encoded, then under way until they are acknowledged or given up."""
 
@@ -155,13 +159,14 @@ class Parcel:
         self.batch = encode(columns, now_us, codec=codec, producer=producer, buffer=buffer)
         # What was gathered is in the batch now, and is not needed twice.
         self.values = []
-        self._columns = Columns([])
+        self._columns = _ENCODED
 
-    def stamp(self, producer: Producer) -> None:
-        """Give the batch another producer, epoch or sequence."""
+    def stamp(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Give the batch this producer, epoch and sequence, if it has others."""
         batch = self.batch
         assert batch is not None
-        if batch.producer != producer:
+        if batch.sequence != sequence or batch.producer_epoch != epoch or batch.producer_id != producer_id:
+            producer = Producer(producer_id, epoch, sequence)
             self.batch = encode(batch.columns(), batch.time_max, codec=Codec(batch.codec), producer=producer)
 
 

@@ -28,6 +28,11 @@ class Store:
         self.directory = directory
         self._partitions = FileDriver(host, f"{directory}/topics") if directory else None
         self._own = FileDriver(host, f"{directory}/broker") if directory else None
+        if directory:
+            for name in ("topics", "broker"):
+                host.disk.make_directory(f"{directory}/{name}")
+            # Always: whoever made them may have been killed before their names were on the disk.
+            host.disk.sync_directory(directory)
 
     def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None) -> Partition:
         """A topic's partition, with what was saved of its producers."""

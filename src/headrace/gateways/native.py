@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.gateways.connection import Connection
 from headrace.gateways.outgoing import Outgoing
+from headrace.gateways.turns import Turns
 from headrace.gateways.unix_socket import make_room, remove
 from headrace.model.errors import HeadraceError, LimitExceeded
 from headrace.model.limits import FRAME_BYTES_MAX
@@ -52,6 +53,7 @@ class NativeGateway:
         broker: "Broker",
         settings: NativeSettings,
         loop: asyncio.AbstractEventLoop,
+        turns: Turns,
         now_us: Callable[[], int] = time_us,
     ) -> None:
         self.broker = broker
@@ -59,6 +61,7 @@ class NativeGateway:
         self.now_us = now_us
         self.memory = Memory()
         """Where all connections receive, one after the other."""
+        self.soon = turns.soon
         self.draining = False
         self._loop = loop
         self._servers: list[asyncio.AbstractServer] = []
@@ -69,10 +72,6 @@ class NativeGateway:
         self._unflushed: list[Outgoing] = []
         self._supervised_us = now_us()
         self._supervision = self.later(settings.heartbeat_ms / 2000, self._supervise)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call it when all that is going on now is done."""
-        self._loop.call_soon(call)
 
     def later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         """Call it after so long."""

@@ -32,5 +32,5 @@ FRAME_BYTES_MAX = BATCH_BYTES_MAX + (64 << 10)
 STREAMS_MAX = 4096
 """Streams open at once on one connection."""
 
-IN_FLIGHT_MAX = 32
+IN_FLIGHT_MAX = 64
 """Batches of one producer to one partition that are sent and not acknowledged; as many are recognised when repeated."""

@@ -70,13 +70,16 @@ class Outcome(Generic[T]):
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
             if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(waiter)
-            timer = None if timeout is None else loop.call_later(max(timeout, 0), _wake, waiter)
-            try:
+                self._waiters = [waiter]
+            else:
+                self._waiters.append(waiter)
+            if timeout is None:
                 await waiter
-            finally:
-                if timer is not None:
+            else:
+                timer = loop.call_later(max(timeout, 0), _wake, waiter)
+                try:
+                    await waiter
+                finally:
                     timer.cancel()
         if not self.done:
             raise Timeout(f"no answer within {timeout:.3g} s; it may still happen")

@@ -29,6 +29,9 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self._gathers = False
         """Whether the transport sends many pieces at once without joining them: uvloop's does, and newer Pythons'."""
         self._outgoing: list[Bytes] = []
+        self._before_flush: list[Callable[[], None]] = []
+        self._flushing = False
+        """The loop will flush."""
         self._gone: Outcome[None] = Outcome()
 
     @classmethod
@@ -75,12 +78,20 @@ class Link(Exchange, asyncio.BufferedProtocol):
 
     def write(self, head: bytearray, body: Bytes) -> None:
         """Send a frame; those of one turn of the loop go together."""
-        outgoing = self._outgoing
-        if not outgoing:
+        if not self._flushing:
+            self._flushing = True
             self._loop.call_soon(self._flush)
+        outgoing = self._outgoing
         outgoing.append(head)
         if body:
             outgoing.append(body)
+
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Call this in the next turn of the loop, before it sends."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        self._before_flush.append(call)
 
     def flush(self) -> None:
         """The loop does it, after what is going on now."""
@@ -137,6 +148,11 @@ class Link(Exchange, asyncio.BufferedProtocol):
             await self._loop.create_connection(lambda: self, target.host, target.port)
 
     def _flush(self) -> None:
+        if self._before_flush:
+            calls, self._before_flush = self._before_flush, []
+            for call in calls:
+                call()
+        self._flushing = False
         outgoing, self._outgoing = self._outgoing, []
         if not outgoing or self._transport is None or self._transport.is_closing():
             return

@@ -25,6 +25,7 @@ from headrace.wire.native import Kind
 logger = logging.getLogger("headrace.client")
 
 _DURABILITIES = tuple(Durability)
+_PUBLISH = Kind.PUBLISH  # every look at a member of an enumeration is a call
 _SWEEP_S = 0.5
 _FAILED_MAX = 1000
 _SPARE_BUFFERS_MAX = 64
@@ -77,6 +78,11 @@ class AsyncShipping:
         """Those there are."""
         return list(self._lanes.values())
 
+    @property
+    def open(self) -> bool:
+        """Whether there is room for more, without waiting."""
+        return self._buffered < self._buffer_bytes and not self.closed
+
     async def room(self) -> None:
         """Wait until there is room for more, or raise Busy; with the guard held."""
         if self.closed:
@@ -112,6 +118,14 @@ class AsyncShipping:
         if not self._sweeping:
             self._sweeping = True
             self._timers.later(_SWEEP_S, self._sweep)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this after what is going on now, so that what others publish at the same time goes with it."""
+        link = self._line.link
+        if link is None:
+            self._timers.soon(call)
+        else:
+            link.before_flush(call)
 
     def flush(self) -> None:
         """Let go what was queued to be sent; without the guard, for that may take a moment."""
@@ -171,7 +185,7 @@ class AsyncShipping:
     def _post(self, link: Link, lane: Lane, parcel: Parcel) -> None:
         head = Publish(lane.topic, lane.partition, parcel.durability, parcel.expected_offset)
         assert parcel.batch is not None
-        link.queue_request(Kind.PUBLISH, head, parcel.batch.data, partial(self._answered, lane, parcel))
+        link.queue_request(_PUBLISH, head, parcel.batch.data, partial(self._answered, lane, parcel))
 
     def _answered(self, lane: Lane, parcel: Parcel, answer: Any, _body: Bytes) -> None:
         receipt: Receipt | None = None
@@ -188,20 +202,26 @@ class AsyncShipping:
                     self._release(parcel)
                 if isinstance(answer, TopicNotFound | PartitionNotFound):
                     self._catalogue.forget(lane.topic)
-            if lane.quiet:
+            waited = bool(lane.waiting or lane.hurried)
+            if lane.stalled:
                 self._regroup_later(lane)
             elif lane.waiting:
                 self._launch(lane)
             if lane.hurried and not lane.waiting:
                 self._on_room(lane)
             self.monitor.notify()
-        self.flush()
+        if waited:
+            self.flush()
         if receipt is not None:
             self._deliver(parcel, receipt)
         elif given_up:
             self._give_up(parcel, answer)
 
     def _regroup_later(self, lane: Lane) -> None:
+        """Begin again with what is left of a lane, once no more answers are to come."""
+        if not lane.quiet:
+            return
+
         def regroup() -> None:
             with self.monitor.guard:
                 self._regroup(lane)

@@ -92,6 +92,10 @@ class Link(Exchange):
         """Queue a frame."""
         self._backlog.extend((head, body) if body else (head,))
 
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Call this now: threads have nothing to gain by waiting."""
+        call()
+
     def flush(self) -> None:
         """Send what is queued; what does not go at once is left to the thread that listens.
 

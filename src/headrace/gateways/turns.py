@@ -1,0 +1,54 @@
+"""What is to be done soon, on an event loop: all of it in one turn, with what follows from it."""
+
+import asyncio
+from collections.abc import Callable
+
+_PASSES = 4
+"""How often what follows from what was done is done in the same turn, before others have theirs."""
+
+
+class Turns:
+    """Calls put off until all that has just arrived was looked at.
+
+    A message that comes in is gathered with others, appended, and handed to readers, each put off after the other. On
+    the loop itself every step would cost a turn, with a look at all sockets.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: list[Callable[[], None]] = []
+        self._comes = False
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it when all that is going on now is done."""
+        self._calls.append(call)
+        if not self._comes:
+            self._comes = True
+            self._loop.call_soon(self._run)
+
+    def from_thread(self, call: Callable[[], None]) -> None:
+        """Call it on the loop's thread, with what follows; may be said on any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._run_now, call)
+        except RuntimeError:
+            # The loop is closed, and with it everyone who could have been told.
+            if not self._loop.is_closed():
+                raise
+
+    def _run_now(self, call: Callable[[], None]) -> None:
+        self._comes = True
+        self._calls.append(call)
+        self._run()
+
+    def _run(self) -> None:
+        for _ in range(_PASSES):
+            calls, self._calls = self._calls, []
+            for call in calls:
+                try:
+                    call()
+                except Exception as error:  # noqa: BLE001 the loop tells of it, as it would have by itself
+                    self._loop.call_exception_handler({"message": "what was put off failed", "exception": error})
+            if not self._calls:
+                self._comes = False
+                return
+        self._loop.call_soon(self._run)
