@@ -21,7 +21,7 @@ ROUNDS = int(os.environ.get("HEADRACE_KILLS", "24"))
 PRODUCERS = 3
 CONSUMERS = 3
 FILES_EVERY = 8
-PEACE = float(os.environ.get("PEACE", "0.15"))
+PEACE = 0.2
 """How often the broker ends in peace instead, and takes leave of its clients."""
 
 Place = tuple[str, int]

@@ -83,16 +83,19 @@ class LaneMachine(RuleBasedStateMachine):
         self.wire.extend(parcels)
         assert len(self.lane.flying) <= IN_FLIGHT_MAX
 
-    @rule(bad=st.sampled_from([False] * 6 + [True]), many=st.integers(1, 5))
-    def publish(self, bad: bool, many: int) -> None:
+    @rule(bad=st.sampled_from([False] * 6 + [True]), many=st.integers(1, 5), at_once=st.booleans())
+    def publish(self, bad: bool, many: int, at_once: bool) -> None:
         for _ in range(many):
             value = b"%s%d" % (b"bad" if bad else b"", self.count)
             self.count += 1
             parcel = Parcel(Outcome(), deadline=1e9)
             parcel.add(Outgoing("t", value), value, 1000)
             parcel.encode(1, Codec.NONE, self.lane.expected_stamp(), None)
-            self.lane.waiting.append(parcel)
             self.parcels.append((value, parcel))
+            if at_once and self.lane.depart(parcel):
+                self.send([parcel])
+            else:
+                self.lane.waiting.append(parcel)
         self.send(self.lane.launch())
 
     def answer(self, parcel: Parcel, error: HeadraceError | None) -> None:

@@ -14,6 +14,7 @@ from headrace.model.errors import (
     DiskFull,
     InvalidArgument,
     LimitExceeded,
+    LogFailed,
     MessageTooLarge,
     PartitionNotFound,
     TopicExists,
@@ -416,6 +417,34 @@ def test_a_message_is_not_safe_before_its_topic_is(data: str) -> None:
     bench.run()
     assert published.outcome.base_offset == 0
     assert len(bench.values("orders")) == 20
+
+
+def test_a_topic_that_cannot_be_kept_has_no_messages(data: str) -> None:
+    """The journal fails, the partition does not: everybody is told, sooner or later."""
+    disk = FaultyDisk()
+    bench = Workbench(data, disk=disk)
+    bench.syncing_later = True
+    created = bench.begin(TopicCreate("orders"))
+    bench.syncing_later = False
+    large = bench.begin(Publish("orders", 0), bench.batch([b"a"] * 20).data)
+    disk.fail_sync()
+    bench.run()
+    small = bench.begin(Publish("orders", 0), bench.batch([b"b"]).data)
+    bench.run()
+    outcomes = [getattr(asked, "outcome", asked) for asked in (created, large, small)]
+    assert [type(outcome) for outcome in outcomes] == [LogFailed] * 3
+    bench.tick(10)
+    assert bench.broker.idle
+
+
+def test_directories_are_safe_though_whoever_made_them_was_killed(data: str) -> None:
+    disk = FaultyDisk()
+    disk.make_directory(data)
+    disk.make_directory(f"{data}/topics", sync=False)
+    bench = Workbench(data, disk=disk)
+    bench.publish("orders", [b"a"])
+    disk.power_loss(Unsynced.LOST)
+    assert Workbench(data, disk=disk).values("orders") == [b"a"]
 
 
 def test_partitions_that_were_added_are_safe_before_their_messages_are(data: str) -> None:

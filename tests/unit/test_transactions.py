@@ -245,6 +245,23 @@ def test_times_that_cannot_be(timeout_ms: int) -> None:
         begin(Workbench(), timeout_ms=timeout_ms)
 
 
+@pytest.mark.parametrize("sequence", [-1, 2**63, 2**64 - 1])
+def test_sequences_that_cannot_be(sequence: int) -> None:
+    with pytest.raises(InvalidArgument):
+        begin(Workbench(), sequence=sequence)
+
+
+def test_only_so_many_are_open_at_once() -> None:
+    with patch.object(transactions, "_OPEN_MAX", 2):
+        bench = Workbench()
+        first, _ = begin(bench, "a"), begin(bench, "b")
+        with pytest.raises(LimitExceeded):
+            begin(bench, "c")
+        assert begin(bench, "a").epoch > first.epoch
+        bench.tick(100)
+        begin(bench, "c")
+
+
 def test_what_cannot_be_staged(data: str) -> None:
     bench = Workbench(data, settings=BrokerSettings(staged_bytes_max=2000))
     bench.ask(TopicCreate("orders", {"message_bytes_max": 100}))

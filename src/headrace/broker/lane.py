@@ -122,6 +122,8 @@ class Lane:
             else:
                 fresh.append((later, outcome))
         if fresh:
+            if self.settings.durability is not Durability.SYNCED:
+                self.wake()
             self._syncing.wait(fresh[-1][1].next_offset, partial(self._answer_synced, fresh))
 
     def answer(self, appended: Appended, needed: int, later: Answer | None = None) -> Published | Answer:

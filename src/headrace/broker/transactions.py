@@ -44,6 +44,7 @@ logger = logging.getLogger("headrace.broker")
 
 _NAME_CHARS_MAX = 200
 _OPEN_MAX = 100_000
+_SEQUENCE_MAX = (1 << 63) - 1
 _STAGES_BITS = 20
 _STAGES_MAX = 1 << _STAGES_BITS
 _TRIM_BYTES = 16 << 20
@@ -124,6 +125,8 @@ class Transactions:
             raise InvalidArgument(f"timeout_ms is 1 to {self._settings.transaction_seconds_max * 1000:.0f}")
         last = self._ledger.state.transactions.get(name)
         sequence = request.sequence
+        if sequence is not None and not 0 <= sequence <= _SEQUENCE_MAX:
+            raise InvalidArgument(f"a sequence is 0 to {_SEQUENCE_MAX}, not {sequence}")
         if sequence is None:
             sequence = last.sequence + 1 if last is not None else 0
         if last is not None and sequence <= last.sequence:

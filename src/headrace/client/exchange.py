@@ -69,18 +69,30 @@ class Exchange:
         return number
 
     def queue_request(
-        self, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None = None
+        self,
+        kind: Kind,
+        head: Words,
+        body: Bytes,
+        callback: Callback,
+        timeout: float | None = None,
+        reader: StreamReader | None = None,
     ) -> int:
         """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard."""
         number = self._number()
-        self._ask(number, kind, head, body, callback, timeout)
+        if reader is not None:
+            self._streams[number] = reader
+        self._said = True
+        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout)
+        if not self.closed:
+            self.write(frame(kind, number, head, len(body)), body)
+        if self.closed and self._asked.pop(number, None) is not None:
+            self._streams.pop(number, None)
+            self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
         return number
 
     def open_stream(self, head: StreamOpen, reader: StreamReader, callback: Callback) -> int:
         """Open a stream whose deliveries are for this reader; the number it gets is its name."""
-        number = self._number()
-        self._streams[number] = reader
-        self._ask(number, Kind.STREAM_OPEN, head, b"", callback, None)
+        number = self.queue_request(Kind.STREAM_OPEN, head, b"", callback, None, reader)
         self.flush()
         return number
 
@@ -149,17 +161,6 @@ class Exchange:
         """Send what is queued, as far as that goes without blocking; the rest goes as soon as it can."""
         raise NotImplementedError
 
-    def _ask(
-        self, number: int, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None
-    ) -> None:
-        self._said = True
-        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout)
-        if not self.closed:
-            self.write(frame(kind, number, head, len(body)), body)
-        if self.closed and self._asked.pop(number, None) is not None:
-            self._streams.pop(number, None)
-            self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
-
     def _number(self) -> int:
         number = next(self._numbers) % _CORRELATIONS
         while number in self._streams or number in self._asked:
@@ -167,23 +168,21 @@ class Exchange:
         return number
 
     def _answered(self, come: Frame) -> None:
-        asked = self._asked.pop(come.correlation, None)
+        how, number, head, body, lasting = come
+        asked = self._asked.pop(number, None)
         if asked is None:
-            if come.correlation == 0 and come.kind == _FAILURE:
-                decode_answer(Kind.PING, come.kind, come.head)  # about the connection as a whole: raises
+            if number == 0 and how == _FAILURE:
+                decode_answer(Kind.PING, how, head)  # about the connection as a whole: raises
             return  # too late: it was given up
         kind, callback, _ = asked
         answer: Any
         try:
-            answer = decode_answer(kind, come.kind, come.head)
+            answer = decode_answer(kind, how, head)
         except HeadraceError as error:
             answer = error
             if kind == Kind.STREAM_OPEN:
-                self._streams.pop(come.correlation, None)
-        body: Bytes = come.body
-        if body and not come.lasting:
-            body = bytes(body)
-        self._tell(callback, answer, body)
+                self._streams.pop(number, None)
+        self._tell(callback, answer, bytes(body) if body and not lasting else body)
 
     def _pushed(self, come: Frame) -> None:
         if come.kind == Kind.STREAM_END:

@@ -3,6 +3,7 @@
 from collections import deque
 
 from headrace.client.outgoing import Parcel
+from headrace.client.shapes import Shape
 from headrace.model.batch import Producer
 from headrace.model.codec import Codec
 from headrace.model.errors import (
@@ -42,6 +43,8 @@ class Lane:
         """The broker or the way to it is at fault: wait a little before trying again."""
         self.hurried = False
         """What is gathered is to go as soon as there is room."""
+        self.shape: Shape | None = None
+        """What was known of the topic when the lane was last used."""
         self.codec = Codec.NONE
         self._producer_id = producer_id
         self._epoch = 0
@@ -68,7 +71,17 @@ class Lane:
 
     def expected_stamp(self) -> Producer:
         """What the next batch that is encoded will probably be numbered."""
-        return Producer(self._producer_id, self._epoch, (self._next + len(self.waiting)) % _SEQUENCES)
+        sequence = (self._next + len(self.waiting)) % _SEQUENCES
+        return Producer(self._producer_id, self._epoch, sequence)
+
+    def depart(self, parcel: Parcel) -> bool:
+        """Take a parcel that was encoded with the expected stamp, if it can be sent at once: then it must be."""
+        if self.waiting or self.stalled or len(self.flying) >= IN_FLIGHT_MAX or self._next == _SEQUENCES:
+            return False
+        self._next += 1
+        self.unanswered += 1
+        self.flying.append(parcel)
+        return True
 
     def launch(self) -> list[Parcel]:
         """Take what can be sent now; every one must be sent, in this order."""

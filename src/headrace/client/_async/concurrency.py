@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,6 @@ T = TypeVar("T")
 
 now = time.monotonic
 
-Guard = threading.RLock
-"""Keeps threads apart. There is one here, but the code is the same for many, and this costs next to nothing."""
-
 Lock = asyncio.Lock
 """Lets one do something that takes a while; others wait."""
 
@@ -26,6 +22,16 @@ Handler = Callable[[Received], Awaitable[Any] | Any]
 
 ENDS_TASKS = (asyncio.CancelledError,)
 """Errors that end a task, and must not be taken for one of its work's."""
+
+
+class Guard:
+    """Keeps threads apart, where there are some: all of this happens on the loop's."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 
 class Pending:
@@ -56,19 +62,22 @@ class Outcome(Generic[T]):
         """Here it is."""
         if not self.done:
             self.value = value
-            self._finish()
+            self.done = True
+            if self._waiters is not None:
+                self._wake()
 
     def fail(self, error: HeadraceError) -> None:
         """There will be none, and this is why."""
         if not self.done:
             self.error = error
-            self._finish()
+            self.done = True
+            if self._waiters is not None:
+                self._wake()
 
     async def wait(self, timeout: float | None = None) -> T:
         """The result; raises the error, or Timeout when it is not there in time."""
         if not self.done:
-            loop = asyncio.get_running_loop()
-            waiter = loop.create_future()
+            waiter: asyncio.Future[None] = asyncio.Future()
             if self._waiters is None:
                 self._waiters = [waiter]
             else:
@@ -76,7 +85,7 @@ class Outcome(Generic[T]):
             if timeout is None:
                 await waiter
             else:
-                timer = loop.call_later(max(timeout, 0), _wake, waiter)
+                timer = waiter.get_loop().call_later(max(timeout, 0), _wake, waiter)
                 try:
                     await waiter
                 finally:
@@ -87,11 +96,11 @@ class Outcome(Generic[T]):
             raise self.error
         return self.value  # type: ignore[return-value]  # settle() gave it
 
-    def _finish(self) -> None:
-        self.done = True
+    def _wake(self) -> None:
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
-            _wake(waiter)
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class Monitor:

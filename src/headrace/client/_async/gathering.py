@@ -134,20 +134,27 @@ class AsyncGathering:
         with self._guard:
             if not self._shipping.open:
                 return None
-            lane = self._lane(topic, self._turn(topic, shape), shape)
-            parcel = self._gathering(lane, durability, alone=False)
-            if not parcel.plain:
+            number = self._sticky.get(topic, self._first_turn) % shape.partitions
+            lane = self._shipping.lane_at.get((topic, number))
+            if lane is None or lane.shape is not shape:
+                lane = self._lane(topic, number, shape)
+            parcel = lane.gathering
+            if parcel is None:
+                parcel = lane.gathering = self._begun(durability)
+            elif not parcel.plain or parcel.durability != durability:
                 return None
             values = parcel.values
             place = len(values)
             values.append(value)
             parcel.bytes += len(value)
             parcel.observed += 1
-            if parcel.bytes >= self._batch_bytes or place + 1 >= self._batch_count:
+            full = parcel.bytes >= self._batch_bytes or place + 1 >= self._batch_count
+            if full:
                 self._seal(lane)
-            else:
+            elif not lane.hurried:
                 self._hurry(lane)
-        self._shipping.flush()
+        if full:
+            self._shipping.flush()
         return parcel, place
 
     def _placed(self, lane: Lane, parcel: Parcel, shape: Shape, urgent: bool) -> None:
@@ -245,6 +252,7 @@ class AsyncGathering:
         if type(partition) is not int or not 0 <= partition < shape.partitions:
             raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {partition!r}")
         lane = self._shipping.lane(topic, partition)
+        lane.shape = shape
         lane.codec = shape.codec if self._codec is None else self._codec
         return lane
 

@@ -132,7 +132,9 @@ class AsyncProducer(AsyncGathering):
         ):
             put = self._put_value(self._topic(topic), value, asked)
             if put is not None:
-                return receipt_at(await put[0].outcome.wait(), put[1])
+                parcel, place = put
+                receipt: Receipt = await parcel.outcome.wait()
+                return receipt if receipt.count == 1 else receipt_at(receipt, place)
         message = Outgoing(
             self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
         )

@@ -1,5 +1,6 @@
 """How a producer's messages come into batches: which partition, and when a batch goes."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -74,6 +75,10 @@ class Gathering:
         )
         self._guard = self._shipping.monitor.guard
         self._sticky: dict[str, int] = {}
+        self._first_turn = secrets.randbits(32)
+        """Producers begin with different partitions, so that those that send little do not all send to the first."""
+        self._plain = not self._before_publish and self._serializer is to_bytes
+        """Bytes go as they are."""
         self._lingering = False
         self._urgent: list[Lane] = []
         # A batch that takes messages with nothing but a value, as they are, and its lane.
@@ -118,6 +123,40 @@ class Gathering:
         self._shipping.flush()
         return parcel, place
 
+    def _put_value(self, topic: str, value: bytes, durability: int) -> tuple[Parcel, int] | None:
+        """Put a message that has nothing but a value, and is in a hurry, into a batch: the short way of `_put`.
+
+        None if that cannot be done at once.
+        """
+        shape = self._catalogue.known(topic)
+        if shape is None or len(value) > shape.message_bytes_max:
+            return None
+        with self._guard:
+            if not self._shipping.open:
+                return None
+            number = self._sticky.get(topic, self._first_turn) % shape.partitions
+            lane = self._shipping.lane_at.get((topic, number))
+            if lane is None or lane.shape is not shape:
+                lane = self._lane(topic, number, shape)
+            parcel = lane.gathering
+            if parcel is None:
+                parcel = lane.gathering = self._begun(durability)
+            elif not parcel.plain or parcel.durability != durability:
+                return None
+            values = parcel.values
+            place = len(values)
+            values.append(value)
+            parcel.bytes += len(value)
+            parcel.observed += 1
+            full = parcel.bytes >= self._batch_bytes or place + 1 >= self._batch_count
+            if full:
+                self._seal(lane)
+            elif not lane.hurried:
+                self._hurry(lane)
+        if full:
+            self._shipping.flush()
+        return parcel, place
+
     def _placed(self, lane: Lane, parcel: Parcel, shape: Shape, urgent: bool) -> None:
         """A message was put into a parcel: see what is to be done with it."""
         full = parcel.bytes >= self._batch_bytes or len(parcel.values) >= self._batch_count
@@ -127,8 +166,8 @@ class Gathering:
             self._hurry(lane)
         else:
             self._linger_on()
-            simple = parcel.plain and lane.topic == self.topic and not self._before_publish
-            if simple and self._serializer is to_bytes and parcel.durability == self._durability:
+            simple = self._plain and parcel.plain and lane.topic == self.topic
+            if simple and parcel.durability == self._durability:
                 self._open, self._open_lane = parcel, lane
                 self._open_message_bytes_max = shape.message_bytes_max
         if parcel is self._open and not parcel.plain:
@@ -165,7 +204,7 @@ class Gathering:
             lane.hurried = True
             self._urgent.append(lane)
             if len(self._urgent) == 1:
-                self._timers.soon(self._hurried)
+                self._shipping.soon(self._hurried)
 
     def _hurried(self) -> None:
         with self._guard:
@@ -207,12 +246,13 @@ class Gathering:
 
     def _turn(self, topic: str, shape: Shape) -> int:
         """The partition whose turn it is to get messages without a key."""
-        return self._sticky.get(topic, 0) % shape.partitions
+        return self._sticky.get(topic, self._first_turn) % shape.partitions
 
     def _lane(self, topic: str, partition: int, shape: Shape) -> Lane:
         if type(partition) is not int or not 0 <= partition < shape.partitions:
             raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {partition!r}")
         lane = self._shipping.lane(topic, partition)
+        lane.shape = shape
         lane.codec = shape.codec if self._codec is None else self._codec
         return lane
 

@@ -117,10 +117,27 @@ class Producer(Gathering):
         Returns:
             Where the message is, and how safe.
         """
+        asked = self._durability if durability is None else durability_of(durability)
+        if (
+            self._plain
+            and type(value) is bytes
+            and key is None
+            and headers is None
+            and timestamp is None
+            and due is None
+            and priority is None
+            and expires is None
+            and partition is None
+            and expected_offset is None
+        ):
+            put = self._put_value(self._topic(topic), value, asked)
+            if put is not None:
+                parcel, place = put
+                receipt: Receipt = parcel.outcome.wait()
+                return receipt if receipt.count == 1 else receipt_at(receipt, place)
         message = Outgoing(
             self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
         )
-        asked = self._durability if durability is None else durability_of(durability)
         parcel, place = self._put(message, None, asked, expected_offset, urgent=True)
         return receipt_at(parcel.outcome.wait(), place)
 

@@ -25,6 +25,7 @@ from headrace.wire.native import Kind
 logger = logging.getLogger("headrace.client")
 
 _DURABILITIES = tuple(Durability)
+_PUBLISH = Kind.PUBLISH  # every look at a member of an enumeration is a call
 _SWEEP_S = 0.5
 _FAILED_MAX = 1000
 _SPARE_BUFFERS_MAX = 64
@@ -49,6 +50,8 @@ class Shipping:
     ) -> None:
         self.monitor = Monitor()
         self.closed = False
+        self.lane_at: dict[tuple[str, int], Lane] = {}
+        """The lanes there are, by topic and partition."""
         self._line = line
         self._catalogue = catalogue
         self._timers = timers
@@ -58,7 +61,6 @@ class Shipping:
         self._after_ack = tuple(after_ack)
         self._on_room = on_room
         self._producer_id = secrets.randbits(63) + 16
-        self._lanes: dict[tuple[str, int], Lane] = {}
         self._buffered = 0
         self._spare: list[bytearray] = []
         self._failed: list[Parcel] = []
@@ -68,14 +70,19 @@ class Shipping:
 
     def lane(self, topic: str, partition: int) -> Lane:
         """The lane of a partition."""
-        lane = self._lanes.get((topic, partition))
+        lane = self.lane_at.get((topic, partition))
         if lane is None:
-            lane = self._lanes[topic, partition] = Lane(topic, partition, self._producer_id)
+            lane = self.lane_at[topic, partition] = Lane(topic, partition, self._producer_id)
         return lane
 
     def lanes(self) -> list[Lane]:
         """Those there are."""
-        return list(self._lanes.values())
+        return list(self.lane_at.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether there is room for more, without waiting."""
+        return self._buffered < self._buffer_bytes and not self.closed
 
     def room(self) -> None:
         """Wait until there is room for more, or raise Busy; with the guard held."""
@@ -96,8 +103,8 @@ class Shipping:
 
         If they cannot be encoded, their outcome tells.
         """
-        buffer = self._spare.pop() if self._spare else None
         try:
+            buffer = self._spare.pop() if self._spare else None
             parcel.encode(time.time_ns() // 1000, lane.codec, lane.expected_stamp(), buffer)
         except BufferError:  # somebody still looks at the old bytes
             parcel.encode(time.time_ns() // 1000, lane.codec, lane.expected_stamp(), None)
@@ -107,11 +114,23 @@ class Shipping:
         assert parcel.batch is not None
         parcel.bytes = parcel.batch.length
         self._buffered += parcel.bytes
-        lane.waiting.append(parcel)
-        self._launch(lane)
+        link = self._line.link
+        if link is not None and not link.draining and lane.depart(parcel):
+            self._post(link, lane, parcel)
+        else:
+            lane.waiting.append(parcel)
+            self._launch(lane)
         if not self._sweeping:
             self._sweeping = True
             self._timers.later(_SWEEP_S, self._sweep)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this after what is going on now, so that what others publish at the same time goes with it."""
+        link = self._line.link
+        if link is None:
+            self._timers.soon(call)
+        else:
+            link.before_flush(call)
 
     def flush(self) -> None:
         """Let go what was queued to be sent; without the guard, for that may take a moment."""
@@ -123,10 +142,10 @@ class Shipping:
         """Wait until nothing is under way; raises Undelivered if messages were given up that nobody asked about."""
         deadline = now() + timeout
         with self.monitor.guard:
-            while not all(lane.idle for lane in self._lanes.values()):
+            while not all(lane.idle for lane in self.lane_at.values()):
                 if not self.monitor.wait(deadline - now()):
                     break
-            left = sum(parcel.count for lane in self._lanes.values() for parcel in [*lane.flying, *lane.waiting])
+            left = sum(parcel.count for lane in self.lane_at.values() for parcel in [*lane.flying, *lane.waiting])
             failed, self._failed = [parcel for parcel in self._failed if parcel.unobserved], []
         if left:
             raise Timeout(f"{left} messages were not acknowledged within {timeout:.3g} s; they may still be", left=left)
@@ -137,8 +156,8 @@ class Shipping:
         """Give up what is left; returns how many messages that were."""
         with self.monitor.guard:
             self.closed = True
-            parcels = [parcel for lane in self._lanes.values() for parcel in [*lane.flying, *lane.waiting]]
-            self._lanes.clear()
+            parcels = [parcel for lane in self.lane_at.values() for parcel in [*lane.flying, *lane.waiting]]
+            self.lane_at.clear()
             self.monitor.notify()
         self._line.forget(self)
         for parcel in parcels:
@@ -171,35 +190,57 @@ class Shipping:
     def _post(self, link: Link, lane: Lane, parcel: Parcel) -> None:
         head = Publish(lane.topic, lane.partition, parcel.durability, parcel.expected_offset)
         assert parcel.batch is not None
-        link.queue_request(Kind.PUBLISH, head, parcel.batch.data, partial(self._answered, lane, parcel))
+        link.queue_request(_PUBLISH, head, parcel.batch.data, partial(self._answered, lane, parcel))
 
     def _answered(self, lane: Lane, parcel: Parcel, answer: Any, _body: Bytes) -> None:
-        receipt: Receipt | None = None
+        if type(answer) is not Published:
+            self._refused(lane, parcel, answer)
+            return
+        receipt = Receipt(
+            lane.topic,
+            lane.partition,
+            answer.base_offset,
+            parcel.count,
+            _DURABILITIES[answer.durability],
+            answer.duplicate,
+            answer.append_time,
+        )
         with self.monitor.guard:
-            if type(answer) is Published:
-                lane.acknowledged(parcel)
-                self._backoff.reset()
-                receipt = _receipt(lane, parcel, answer)
+            lane.acknowledged(parcel)
+            self._backoff.reset()
+            self._release(parcel)
+            more = lane.stalled or lane.hurried or lane.waiting
+            if more:
+                self._go_on(lane)
+            self.monitor.notify()
+        if more:
+            self.flush()
+        if not parcel.outcome.done:  # else it was given up in the meantime
+            parcel.outcome.settle(receipt)
+            if parcel.callbacks or self._after_ack:
+                self._call_back(parcel, receipt)
+
+    def _refused(self, lane: Lane, parcel: Parcel, error: HeadraceError) -> None:
+        with self.monitor.guard:
+            given_up = lane.failed(parcel, error)
+            if given_up:
                 self._release(parcel)
-                given_up = False
-            else:
-                given_up = lane.failed(parcel, answer)
-                if given_up:
-                    self._release(parcel)
-                if isinstance(answer, TopicNotFound | PartitionNotFound):
-                    self._catalogue.forget(lane.topic)
-            if lane.quiet:
-                self._regroup_later(lane)
-            elif lane.waiting:
-                self._launch(lane)
-            if lane.hurried and not lane.waiting:
-                self._on_room(lane)
+            if isinstance(error, TopicNotFound | PartitionNotFound):
+                self._catalogue.forget(lane.topic)
+            self._go_on(lane)
             self.monitor.notify()
         self.flush()
-        if receipt is not None:
-            self._deliver(parcel, receipt)
-        elif given_up:
-            self._give_up(parcel, answer)
+        if given_up:
+            self._give_up(parcel, error)
+
+    def _go_on(self, lane: Lane) -> None:
+        """An answer came: do what had to wait for it."""
+        if lane.quiet:
+            self._regroup_later(lane)
+        elif lane.waiting:
+            self._launch(lane)
+        if lane.hurried and not lane.waiting:
+            self._on_room(lane)
 
     def _regroup_later(self, lane: Lane) -> None:
         def regroup() -> None:
@@ -222,10 +263,7 @@ class Shipping:
             self._spare.append(data)
         parcel.batch = None
 
-    def _deliver(self, parcel: Parcel, receipt: Receipt) -> None:
-        if parcel.outcome.done:
-            return  # given up in the meantime
-        parcel.outcome.settle(receipt)
+    def _call_back(self, parcel: Parcel, receipt: Receipt) -> None:
         for place, callback in parcel.callbacks or ():
             _told(callback, receipt_at(receipt, place), None)
         for hook in self._after_ack:
@@ -246,13 +284,13 @@ class Shipping:
         """Tell those who have waited too long."""
         late: list[Parcel] = []
         with self.monitor.guard:
-            for lane in self._lanes.values():
+            for lane in self.lane_at.values():
                 expired = lane.expired(now())
                 for parcel in expired:
                     if not parcel.abandoned:
                         self._release(parcel)
                 late += expired
-            self._sweeping = not self.closed and not all(lane.idle for lane in self._lanes.values())
+            self._sweeping = not self.closed and not all(lane.idle for lane in self.lane_at.values())
             if self._sweeping:
                 self._timers.later(_SWEEP_S, self._sweep)
             if late:
@@ -261,18 +299,6 @@ class Shipping:
             took_too_long = Timeout("the broker did not acknowledge the message in time; it may still do so")
             error = parcel.last_error
             self._give_up(parcel, took_too_long if error is None or parcel.abandoned else error)
-
-
-def _receipt(lane: Lane, parcel: Parcel, answer: Published) -> Receipt:
-    return Receipt(
-        lane.topic,
-        lane.partition,
-        answer.base_offset,
-        parcel.count,
-        _DURABILITIES[answer.durability],
-        answer.duplicate,
-        answer.append_time,
-    )
 
 
 def _told(callback: Any, *what: Any) -> None:

@@ -1,0 +1,85 @@
+"""How single messages come into batches, against a broker in this process."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.model.errors import MessageTooLarge
+
+
+def test_producers_begin_with_different_partitions(tmp_path: Path) -> None:
+    with headrace.open(tmp_path) as bus:
+        bus.create_topic("wide", partitions=64)
+        used = set()
+        for _ in range(12):
+            with bus.producer("wide") as producer:
+                used.add(producer.publish(b"x").partition)
+    assert len(used) > 1
+
+
+def test_partitions_take_turns(tmp_path: Path) -> None:
+    with headrace.open(tmp_path) as bus:
+        bus.create_topic("t", partitions=3)
+        used = [bus.publish("t", b"x").partition for _ in range(6)]
+    assert used[:3] == used[3:]
+    assert set(used) == {0, 1, 2}
+
+
+def batches_of(tmp_path: Path, count: int, batch_count: int) -> list[int]:
+    """How many messages the batches have when so many are published at the same time, after a first one."""
+
+    async def published() -> list[int]:
+        batches: list[headrace.Receipt] = []
+        async with await headrace.open_async(tmp_path) as bus:
+            await bus.create_topic("t")
+            async with bus.producer("t", batch_count=batch_count, after_ack=[batches.append]) as producer:
+                await producer.publish(b"first")
+                receipts = await asyncio.gather(*(producer.publish(b"v") for _ in range(count)))
+        assert [(receipt.offset, receipt.count) for receipt in receipts] == [(1 + at, 1) for at in range(count)]
+        return [batch.count for batch in batches]
+
+    return asyncio.run(published())
+
+
+def test_what_is_published_at_the_same_time_shares_a_batch(tmp_path: Path) -> None:
+    assert batches_of(tmp_path, 10, batch_count=100) == [1, 10]
+
+
+def test_a_full_batch_goes_at_once(tmp_path: Path) -> None:
+    assert batches_of(tmp_path, 8, batch_count=3) == [1, 3, 3, 2]
+
+
+def test_messages_with_and_without_keys_keep_their_order(tmp_path: Path) -> None:
+    async def published() -> list[int]:
+        async with await headrace.open_async(tmp_path) as bus:
+            await bus.create_topic("t")
+            keys = [None, b"a", None, None, b"b", None]
+            receipts = await asyncio.gather(*(bus.publish("t", b"v", key=key) for key in keys))
+            return [receipt.offset for receipt in receipts]
+
+    assert asyncio.run(published()) == list(range(6))
+
+
+def test_one_who_stops_waiting_takes_nobody_along(tmp_path: Path) -> None:
+    async def published() -> list[object]:
+        async with await headrace.open_async(tmp_path) as bus:
+            await bus.create_topic("t")
+            waiting = [asyncio.ensure_future(bus.publish("t", b"v")) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[1].cancel()
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+    first, cancelled, last = asyncio.run(published())
+    assert isinstance(first, headrace.Receipt)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert isinstance(last, headrace.Receipt)
+
+
+def test_a_message_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    with headrace.open(tmp_path) as bus:
+        bus.create_topic("t", message_bytes_max=10)
+        with pytest.raises(MessageTooLarge):
+            bus.publish("t", bytes(11))
+        assert bus.publish("t", bytes(10)).offset == 0
