@@ -98,7 +98,7 @@ class Frames:
             self._filled += count
             if self._filled == self._length:
                 whole, self._partial, self._filled = self._partial, None, 0
-                yield _frame(whole, 0, len(whole), lasting=True)
+                yield _whole_frame(whole)
             elif self._filled == len(self._partial):
                 self._hold(self._partial)
             return
@@ -106,19 +106,20 @@ class Frames:
         if self._start:
             data = memoryview(self._start + bytes(data))
             self._start = bytearray()
-        yield from self._split(data)
-
-    def _split(self, data: memoryview) -> Iterator[Frame]:
         position, end = 0, len(data)
         while end - position >= HEADER_BYTES:
-            length = HEADER_BYTES + self._checked_length(data, position)
-            if position + length > end:
-                self._filled, self._length = end - position, length
+            length, kind, version, _, correlation, head_length = _HEADER.unpack_from(data, position)
+            if version != FRAME_VERSION or length > self._bytes_max or head_length > length:
+                raise _impossible(length, version, head_length, self._bytes_max)
+            head = position + HEADER_BYTES
+            if head + length > end:
+                self._filled, self._length = end - position, HEADER_BYTES + length
                 self._hold(data[position:end])
                 return
-            yield _frame(data, position, position + length, lasting=False)
-            position += length
-        self._start = bytearray(data[position:end])
+            body, position = head + head_length, head + length
+            yield Frame(kind, correlation, data[head:body], data[body:position], False)
+        if position < end:
+            self._start = bytearray(data[position:end])
 
     def _hold(self, begun: memoryview) -> None:
         """Give an unfinished frame memory, as much as is sensible by now."""
@@ -126,15 +127,14 @@ class Frames:
         partial[: len(begun)] = begun
         self._partial = partial
 
-    def _checked_length(self, data: memoryview, position: int) -> int:
-        length, _, version, _, _, head_length = _HEADER.unpack_from(data, position)
-        if version != FRAME_VERSION:
-            raise ProtocolError(f"a frame of version {version}; this side speaks version {FRAME_VERSION}")
-        if length > self._bytes_max:
-            raise ProtocolError(f"a frame of {length} bytes; at most {self._bytes_max} are allowed")
-        if head_length > length:
-            raise ProtocolError(f"a frame's head of {head_length} bytes is longer than the frame of {length}")
-        return int(length)
+
+def _impossible(length: int, version: int, head_length: int, bytes_max: int) -> ProtocolError:
+    """What is wrong with a header."""
+    if version != FRAME_VERSION:
+        return ProtocolError(f"a frame of version {version}; this side speaks version {FRAME_VERSION}")
+    if length > bytes_max:
+        return ProtocolError(f"a frame of {length} bytes; at most {bytes_max} are allowed")
+    return ProtocolError(f"a frame's head of {head_length} bytes is longer than the frame of {length}")
 
 
 def _is_free(piece: bytearray) -> bool:
@@ -147,10 +147,10 @@ def _is_free(piece: bytearray) -> bool:
     return True
 
 
-def _frame(data: memoryview, position: int, end: int, *, lasting: bool) -> Frame:
-    _, kind, _, _, correlation, head_length = _HEADER.unpack_from(data, position)
-    head_end = position + HEADER_BYTES + head_length
-    return Frame(kind, correlation, data[position + HEADER_BYTES : head_end], data[head_end:end], lasting)
+def _whole_frame(data: memoryview) -> Frame:
+    _, kind, _, _, correlation, head_length = _HEADER.unpack_from(data)
+    body = HEADER_BYTES + head_length
+    return Frame(kind, correlation, data[HEADER_BYTES:body], data[body:], True)
 
 
 def frame(kind: int, correlation: int, head: object = None, body_bytes: int = 0) -> bytearray:

@@ -269,6 +269,10 @@ _answer_decoders = {kind: msgspec.msgpack.Decoder(head) for kind, head in ANSWER
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 
 
+# Every look at a member of an enumeration is a call, and these are compared with the kind of every answer.
+_ANSWER, _FAILURE = int(Kind.ANSWER), int(Kind.FAILURE)
+
+
 def decode(kind: int, head: memoryview) -> Any:
     """The head of a request or of something pushed."""
     decoder = _decoders.get(kind)  # type: ignore[call-overload]
@@ -279,9 +283,9 @@ def decode(kind: int, head: memoryview) -> Any:
 
 def decode_answer(asked: Kind, kind: int, head: memoryview) -> Any:
     """The head of the answer to a request of kind `asked`; a Failure is raised as the error that it tells."""
-    if kind == Kind.FAILURE:
+    if kind == _FAILURE:
         raise failure_error(_decoded(_failure_decoder, head))
-    if kind != Kind.ANSWER:
+    if kind != _ANSWER:
         raise ProtocolError(f"a frame of kind {kind} is no answer")
     return _decoded(_answer_decoders[asked], head)
 
