@@ -11,6 +11,7 @@ from headrace.model.batch import NO_PRODUCER, Producer
 from headrace.model.errors import (
     LogFailed,
     ProducerFenced,
+    TopicNotFound,
 )
 from headrace.model.requests import (
     Commit,
@@ -18,6 +19,7 @@ from headrace.model.requests import (
     Publish,
     TopicCreate,
     TopicDelete,
+    TopicDescribe,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
@@ -35,6 +37,8 @@ class BrokerOnAFaultyDisk(Books):
             made = self.topics[name] = Topic(name, KINDS[name])
             self.ask(TopicCreate(name, {**KINDS[name], "segment_bytes": 4096}), lambda answer: self.learn(made, answer))
             self.run()
+            if self.topics.get(name) is made and isinstance(self.bench.begin(TopicDescribe(name)), TopicNotFound):
+                self.forget(name)  # the disk was full
 
     @rule(topic=ANY)
     def delete(self, topic: int) -> None:
