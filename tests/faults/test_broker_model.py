@@ -11,7 +11,6 @@ from headrace.model.batch import NO_PRODUCER, Producer
 from headrace.model.errors import (
     LogFailed,
     ProducerFenced,
-    TopicNotFound,
 )
 from headrace.model.requests import (
     Commit,
@@ -19,7 +18,7 @@ from headrace.model.requests import (
     Publish,
     TopicCreate,
     TopicDelete,
-    TopicDescribe,
+    TopicList,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
@@ -37,7 +36,8 @@ class BrokerOnAFaultyDisk(Books):
             made = self.topics[name] = Topic(name, KINDS[name])
             self.ask(TopicCreate(name, {**KINDS[name], "segment_bytes": 4096}), lambda answer: self.learn(made, answer))
             self.run()
-            if self.topics.get(name) is made and isinstance(self.bench.begin(TopicDescribe(name)), TopicNotFound):
+            there = [info.topic for info in self.bench.begin(TopicList()).topics]
+            if self.topics.get(name) is made and name not in there:
                 self.forget(name)  # the disk was full
 
     @rule(topic=ANY)

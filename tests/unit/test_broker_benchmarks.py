@@ -265,6 +265,6 @@ def test_users_get_the_same_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(brokers, "_SETTLE_S", 0)
     lines: list[dict[str, Any]] = []
     run.run_broker(str(tmp_path / "new"), seconds=0.005, size=50, batch=10, emit=lines.append)
-    assert [line["name"].removeprefix("broker.") for line in lines] == [*UNITS][:-1]
+    assert [*dict.fromkeys(line["name"].removeprefix("broker.") for line in lines)] == [*UNITS][:-1]
     assert all(line["median"] > 0 for line in lines)
     assert list((tmp_path / "new").iterdir()) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import itertools
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ def benchmarks(payload: Payload, *, latency_s: float = 1.0, clients: int = CLIEN
     synced = brokers.publishing(Headrace(), payload, synced=True)
     written = brokers.publishing(Headrace(), payload, synced=False)
     single = brokers.publishing_single(Headrace(), payload, clients)
+    tasks = brokers.publishing_single(HeadraceOneBus(), payload, clients)
     footprint = Footprint("headrace", HeadraceNode(), {"ready": "answers a client", "durability": "none needed"})
     return {
         "publish_synced": Benchmark({"publish_synced": rate()}, [synced], batches, None, most),
@@ -52,7 +54,11 @@ def benchmarks(payload: Payload, *, latency_s: float = 1.0, clients: int = CLIEN
             paced_count,
         ),
         "publish_single_100_clients": Benchmark(
-            {"publish_single_100_clients": rate()}, [single], {**one_by_one, "clients": clients}, None, _SINGLES_MAX
+            {"publish_single_100_clients": rate()},
+            [single, tasks],
+            {**one_by_one, "clients": clients},
+            None,
+            _SINGLES_MAX,
         ),
         "footprint": Benchmark(
             {"idle_rss_mb": megabytes(), "ready_s": duration()}, [brokers.starting(footprint)], {}, 1
@@ -161,6 +167,20 @@ class Headrace(Contestant):
         return run_async(_publish_single(self.node.address, topic, shares))
 
 
+class HeadraceOneBus(Headrace):
+    """Single messages as a service publishes them: all its tasks through one bus."""
+
+    name = "headrace_one_bus"
+    api: ClassVar[Mapping[str, str]] = {
+        **Headrace.api,
+        "single": "AsyncBus.publish awaited by as many tasks, all through one bus and its connection (uvloop)",
+    }
+
+    def publish_single(self, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
+        """A task for each share."""
+        return run_async(_publish_single(self.node.address, topic, shares, buses=1))
+
+
 async def _consume(address: str, topic: str, count: int, take: Take) -> float:
     seen = 0
     async with await connect_async(address) as bus:
@@ -195,16 +215,18 @@ async def _receive_pushed(address: str, topic: str, count: int, ready: Callable[
     return Arrived(times, values)
 
 
-async def _publish_single(address: str, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
-    buses = await asyncio.gather(*(connect_async(address) for _ in shares))
+async def _publish_single(
+    address: str, topic: str, shares: Sequence[Sequence[bytes]], buses: int | None = None
+) -> float:
+    opened = await asyncio.gather(*(connect_async(address) for _ in range(buses or len(shares))))
 
     async def publish(bus: AsyncBus, values: Sequence[bytes]) -> None:
         for value in values:
             await bus.publish(topic, value)
 
-    await asyncio.gather(*(bus.describe_topic(topic) for bus in buses))
+    await asyncio.gather(*(bus.describe_topic(topic) for bus in opened))
     begin = time.perf_counter()
-    await asyncio.gather(*map(publish, buses, shares))
+    await asyncio.gather(*map(publish, itertools.cycle(opened), shares))
     seconds = time.perf_counter() - begin
-    await asyncio.gather(*(bus.close() for bus in buses))
+    await asyncio.gather(*(bus.close() for bus in opened))
     return seconds
