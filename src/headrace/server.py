@@ -252,6 +252,8 @@ class Server:
 
     def _close(self) -> None:
         """Let go of everything, in whatever state it is."""
+        from headrace.gateways.native import time_us
+
         if self._ticking is not None:
             self._ticking.cancel()
         if "gateway" in self.__dict__:
@@ -262,7 +264,7 @@ class Server:
         broker, self._broker = self._broker, None
         try:
             if broker is not None:
-                broker.close(self.gateway.now_us())
+                broker.close(time_us())
         finally:
             if self._lock is not None:
                 self._lock.release()
