@@ -83,3 +83,13 @@ def test_a_message_that_is_too_large_is_refused(tmp_path: Path) -> None:
         with pytest.raises(MessageTooLarge):
             bus.publish("t", bytes(11))
         assert bus.publish("t", bytes(10)).offset == 0
+
+
+def test_what_had_to_wait_for_an_answer_is_sent_at_once() -> None:
+    """The last of it goes out when an answer makes room, and not with the next heartbeat."""
+    with headrace.open(":memory:") as bus:
+        for _ in range(20):
+            with bus.producer("orders", batch_count=1) as producer:
+                producer.send_many([b"order"] * 300)
+                producer.flush(timeout=4)
+        assert bus.offsets("orders", at="latest") == {0: 6000}

@@ -209,7 +209,7 @@ class AsyncShipping:
             lane.acknowledged(parcel)
             self._backoff.reset()
             self._release(parcel)
-            more = lane.stalled or lane.hurried or lane.waiting
+            more = bool(lane.stalled or lane.hurried or lane.waiting)  # as it is now: what waits is about to go
             if more:
                 self._go_on(lane)
             self.monitor.notify()
