@@ -9,6 +9,7 @@ from headrace.model.batch import Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import (
+    DiskFull,
     DurabilityUnavailable,
     InvalidArgument,
     LogClosed,
@@ -18,6 +19,7 @@ from headrace.model.errors import (
 from headrace.storage.driver import Driver, FileDriver, MemoryDriver, StoredLog
 from headrace.storage.host import Host
 from headrace.storage.settings import LogSettings
+from headrace.testing import FaultyDisk, InlineWorker
 
 MIB = 1 << 20
 Drivers = dict[str, Callable[[str, Host], Driver]]
@@ -258,3 +260,21 @@ def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: Host) -> None:
     assert len(values(log)) == 50
     log.close()
     assert MemoryDriver(4 * MIB, files).open("x").first_offset == MemoryDriver(4 * MIB, files).open("x").next_offset
+
+
+def test_a_disk_that_fills_up_while_memory_is_moved_there(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+    files = FileDriver(host, str(tmp_path / "logs"), LogSettings(segment_bytes=MIB))
+    log = MemoryDriver(2 * MIB, files).open("x")
+    refused = 0
+    for number in range(60):
+        disk.capacity_bytes = disk.used_bytes + 350_000 if number == 30 else disk.capacity_bytes
+        try:
+            append(log, b"%03d" % number + bytes(100_000))
+        except DiskFull:
+            refused += 1
+            disk.capacity_bytes = None
+            append(log, b"%03d" % number + bytes(100_000))
+    assert refused == 1
+    assert [value[:3] for value in values(log) if value] == [b"%03d" % number for number in range(60)]

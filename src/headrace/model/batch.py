@@ -199,6 +199,7 @@ class Batch(msgspec.Struct, gc=False):
 
 
 _batch: Callable[..., Batch] = Batch
+_CODECS = frozenset(map(int, Codec))
 
 
 def encode(
@@ -291,6 +292,8 @@ def received(data: bytearray | memoryview) -> Batch:
     _check_header(batch)
     if not 0 < batch.count == batch.span or batch.flags:
         raise InvalidBatch("a producer's batch holds messages without gaps")
+    if batch.codec not in _CODECS:
+        raise InvalidBatch(f"codec {batch.codec} is unknown")
     batch.verify()
     return batch
 

@@ -346,7 +346,7 @@ class TransactionCommitted(Words):
     repeated: bool = False
     """It was committed before; this changed nothing."""
     places: list[Place] = []
-    """Where the staged batches begin, in the order of the stages."""
+    """Where the staged batches begin, in the order of the stages; none of those that could not be appended yet."""
 
 
 class TransactionAbort(Words):

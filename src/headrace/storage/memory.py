@@ -214,7 +214,8 @@ class MemoryLog(LogReader):
             self._first_offset = segment.next_offset
         else:
             for batch in before(segment, segment.next_offset):
-                self._spill.append(batch.copied(), now_us)
+                if batch.base_offset >= self._spill.next_offset:  # else it went there before the disk was full
+                    self._spill.append(batch.copied(), now_us)
         self._rearrange(self._segments[1:])
 
     def _copy(self, old: MemorySegment, batches: list[Batch]) -> MemorySegment:
