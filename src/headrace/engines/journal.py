@@ -22,11 +22,6 @@ class Journal:
         self._in_files = isinstance(log, FileLog)
 
     @property
-    def size_bytes(self) -> int:
-        """How many bytes there are to replay."""
-        return self._log.size_bytes
-
-    @property
     def synced_offset(self) -> int:
         """All facts before this offset are on the disk."""
         return self._log.synced_offset

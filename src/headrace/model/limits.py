@@ -23,9 +23,6 @@ GROUP_NAME_CHARS_MAX = 120
 PARTITIONS_MAX = 1024
 """Partitions of one topic."""
 
-TOPICS_MAX = 100_000
-"""Topics of one broker."""
-
 FRAME_BYTES_MAX = BATCH_BYTES_MAX + (64 << 10)
 """One frame of the native protocol: a batch and what is said about it."""
 
