@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -191,3 +192,49 @@ LogOnAFaultyDisk.TestCase.settings = settings(
     max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "300")), stateful_step_count=30
 )
 test_log_on_a_faulty_disk = LogOnAFaultyDisk.TestCase
+
+
+def opened(disk: FaultyDisk, directory: Path) -> FileLog:
+    host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+    return FileLog(host, str(directory), SETTINGS)
+
+
+def batch(size: int) -> Batch:
+    return encode(Columns([b"x" * size], None, [1_000]), 1_000, codec=Codec.NONE)
+
+
+def append_and_crash(log: FileLog, disk: FaultyDisk, size: int, operations: int) -> None:
+    disk.crash_after(operations)
+    with pytest.raises(PowerLoss):
+        log.append(batch(size), 1_000)
+
+
+@pytest.mark.parametrize("operations", [1, 2, 3, 4])
+def test_an_index_left_behind_says_nothing_of_a_new_segment(tmp_path: Path, operations: int) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, tmp_path)
+    log.append(batch(100), 1_000)
+    log.close()
+    disk.power_loss(Unsynced.KEPT)  # whatever is there is on the disk from now on
+    log = opened(disk, tmp_path)
+    log.truncate_after(0)
+    disk.power_loss(Unsynced.LOST)
+    assert [path.suffix for path in tmp_path.glob("0*")] == [".idx"]  # its removal was not on the disk yet
+    append_and_crash(opened(disk, tmp_path), disk, 100, operations)  # one of them writes the new segment's header
+    disk.power_loss(Unsynced.KEPT)
+    log = opened(disk, tmp_path)
+    assert log.next_offset == 0
+    assert not log.findings.lost
+
+
+def test_what_recovery_cut_off_does_not_come_back(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, tmp_path)
+    log.append(batch(SETTINGS.checkpoint_bytes), 1_000, Durability.SYNCED).wait(Durability.SYNCED)
+    append_and_crash(log, disk, 600, 1)
+    disk.power_loss(Unsynced.KEPT)
+    assert opened(disk, tmp_path).findings.torn_bytes
+    disk.power_loss(Unsynced.LOST)
+    log = opened(disk, tmp_path)
+    assert log.next_offset == 1
+    assert not log.findings.torn_bytes

@@ -22,7 +22,7 @@ from headrace.storage.host import Host
 from headrace.storage.meta import open_meta, store_meta, sync_meta
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
-from headrace.storage.recovery import Findings, Recovery, remove_segment
+from headrace.storage.recovery import Findings, Recovery, remove_leftovers, remove_segment
 from headrace.storage.segment import FileSegment, Header, SegmentReplaced, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
@@ -300,8 +300,8 @@ class FileLog(LogReader):
 
     def _add_segment(self, now_us: int) -> FileSegment:
         path = segment_path(self.directory, self.next_offset)
-        self.host.disk.remove(path, sync=False)  # left behind if an interrupt came the last time
         header = Header.new(self.log_id, self.next_offset, now_us)
+        remove_leftovers(self.host, path)
         segment = FileSegment.create(self.host, path, header)
         self._segments = (*self._segments, segment)
         self._unsynced_directories.append(self.directory)

@@ -74,6 +74,18 @@ def remove_segment(host: Host, path: str) -> None:
     host.disk.remove(path.removesuffix(SUFFIX) + indexes.SUFFIX, sync=False)
 
 
+def remove_leftovers(host: Host, path: str) -> None:
+    """Make way for a new segment where one was removed, or where an interrupt came while it was being made.
+
+    An index that a crash left there says what the segment before held, and would be believed of the new one if the
+    next crash came before that one's header was on the disk.
+    """
+    index = path.removesuffix(SUFFIX) + indexes.SUFFIX
+    if host.disk.exists(index):
+        host.disk.remove(index)  # synced: it must not come back beside the new segment
+    host.disk.remove(path, sync=False)
+
+
 class Recovery:
     """Opens a log's segments for a writer, looking only at what a crash may have touched, or at everything.
 
@@ -206,6 +218,7 @@ class Recovery:
             self._report_cut(segment, self._set_aside(segment, segment.end, garbage), garbage)
         if self._disk.size(segment.file()) > segment.end:
             self._disk.truncate(segment.file(), segment.end)
+            self._disk.sync(segment.file())  # or a power loss could bring it back behind what is appended next
             self._host.views.drop(segment)
 
     def _was_not_synced(self, segment: FileSegment, later: list[int]) -> bool:
