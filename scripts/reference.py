@@ -16,6 +16,7 @@ from headrace.cli.configuration import default_data
 from headrace.cli.settings import duration_text, field_explanations, setting_text
 from headrace.client import failing, serialising
 from headrace.model import errors
+from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicSettings
 from headrace.server import ServerSettings
 
@@ -61,6 +62,11 @@ def topic_settings() -> Iterator[str]:
     yield from _settings(TopicSettings)
 
 
+def subscription_settings() -> Iterator[str]:
+    """Every setting of a leased subscription."""
+    yield from _settings(SubscriptionSettings)
+
+
 def server_settings() -> Iterator[str]:
     """Every setting of a server."""
     yield from _settings(ServerSettings)
@@ -81,7 +87,7 @@ def commands() -> Iterator[str]:
 
 
 PARTS: dict[str, Callable[[], Iterator[str]]] = {
-    each.__name__: each for each in (topic_settings, server_settings, error_tree, commands)
+    each.__name__: each for each in (topic_settings, subscription_settings, server_settings, error_tree, commands)
 }
 
 
@@ -106,6 +112,8 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.default is msgspec.NODEFAULT:
         return "none"  # a table, which is empty at first
     default = _plain(field.default)
+    if default == "":
+        return "none"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if "_seconds" in field.name and default is not None:
@@ -117,10 +125,14 @@ def _errors_below(kind: type[errors.HeadraceError], depth: int) -> Iterator[str]
     text = " ".join((kind.__doc__ or "").split())
     again = "yes" if kind.retryable else "no"
     yield f"| {'&nbsp;&nbsp;' * depth}`{kind.__name__}` | `{kind.code}` | {again} | {_cell(text)} |"
-    # Those of the client come last, whichever was imported first.
-    for below in sorted(kind.__subclasses__(), key=lambda each: each.__module__ != errors.__name__):
+    # Those of the client come last, by name, whichever was imported first.
+    for below in sorted(kind.__subclasses__(), key=_client_name):
         if below.__module__ in (errors.__name__, failing.__name__, serialising.__name__):
             yield from _errors_below(below, depth + 1)
+
+
+def _client_name(kind: type[errors.HeadraceError]) -> str:
+    return "" if kind.__module__ == errors.__name__ else kind.__name__
 
 
 def _commands_of(parser: argparse.ArgumentParser) -> dict[str, Any]:

@@ -14,28 +14,47 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
+    from headrace.client._async.jobs import AsyncJobs
     from headrace.client._async.producer import AsyncProducer
+    from headrace.client._async.queue import AsyncQueue
+    from headrace.client._async.scheduled import AsyncScheduled
     from headrace.client._async.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.subscription import AsyncSubscription
     from headrace.client._async.transaction import AsyncTransaction
+    from headrace.client._sync.app import App
     from headrace.client._sync.bus import Bus
+    from headrace.client._sync.jobs import Jobs
     from headrace.client._sync.producer import Producer
+    from headrace.client._sync.queue import Queue
+    from headrace.client._sync.scheduled import Scheduled
     from headrace.client._sync.sent import Sent, SentMany
     from headrace.client._sync.subscription import Subscription
     from headrace.client._sync.transaction import Transaction
+    from headrace.client.clock import Clock
     from headrace.client.failing import Undelivered
+    from headrace.client.jobs import Job, PendingMessage
     from headrace.client.outgoing import Outgoing
     from headrace.client.results import Receipt, Received, ReceivedBatch
     from headrace.client.serialising import CannotDeserialize, CannotSerialize
+    from headrace.client.verdicts import Reject, Retry
+    from headrace.model.leasing import Forecasted, Outcome, Refusal, SubscriptionInfo
+    from headrace.model.recurring import CronInfo, Recurrence
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "App",
+    "AsyncApp",
     "AsyncBus",
+    "AsyncJobs",
     "AsyncProducer",
+    "AsyncQueue",
+    "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
     "AsyncSubscription",
@@ -45,21 +64,36 @@ __all__ = [
     "Bus",
     "CannotDeserialize",
     "CannotSerialize",
+    "Clock",
+    "CronInfo",
     "Cursor",
     "Durability",
+    "Forecasted",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
+    "Job",
+    "Jobs",
     "Log",
     "Message",
+    "Outcome",
     "Outgoing",
+    "PendingMessage",
     "Producer",
+    "Queue",
     "Receipt",
     "Received",
     "ReceivedBatch",
+    "Recurrence",
+    "Refusal",
+    "Reject",
+    "Retry",
+    "Scheduled",
     "Sent",
     "SentMany",
     "Subscription",
+    "SubscriptionInfo",
+    "SubscriptionSettings",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
@@ -75,8 +109,13 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "App": "client._sync.app",
+    "AsyncApp": "client._async.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobs": "client._async.jobs",
     "AsyncProducer": "client._async.producer",
+    "AsyncQueue": "client._async.queue",
+    "AsyncScheduled": "client._async.scheduled",
     "AsyncSent": "client._async.sent",
     "AsyncSentMany": "client._async.sent",
     "AsyncSubscription": "client._async.subscription",
@@ -85,16 +124,31 @@ _LATER = {
     "Bus": "client._sync.bus",
     "CannotDeserialize": "client.serialising",
     "CannotSerialize": "client.serialising",
+    "Clock": "client.clock",
+    "CronInfo": "model.recurring",
+    "Forecasted": "model.leasing",
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
+    "Job": "client.jobs",
+    "Jobs": "client._sync.jobs",
+    "Outcome": "model.leasing",
     "Outgoing": "client.outgoing",
+    "PendingMessage": "client.jobs",
     "Producer": "client._sync.producer",
+    "Queue": "client._sync.queue",
     "Receipt": "client.results",
     "Received": "client.results",
     "ReceivedBatch": "client.results",
+    "Recurrence": "model.recurring",
+    "Refusal": "model.leasing",
+    "Reject": "client.verdicts",
+    "Retry": "client.verdicts",
+    "Scheduled": "client._sync.scheduled",
     "Sent": "client._sync.sent",
     "SentMany": "client._sync.sent",
     "Subscription": "client._sync.subscription",
+    "SubscriptionInfo": "model.leasing",
+    "SubscriptionSettings": "model.subscription",
     "TopicInfo": "model.requests",
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.transaction",

@@ -127,10 +127,11 @@ def _among(name: str, word: str, words: tuple[str, ...]) -> None:
 class LoopPorts:
     """What the broker needs from outside, on an event loop."""
 
-    def __init__(self, turns: "Turns", worker: "Worker") -> None:
+    def __init__(self, turns: "Turns", worker: "Worker", wake_at: Callable[[int], None]) -> None:
         self.soon = turns.soon
         self.from_thread = turns.from_thread
         self.background = worker.submit
+        self.wake_at = wake_at
 
 
 class Server:
@@ -146,6 +147,7 @@ class Server:
         self._worker: Worker | None = None
         self._broker: Broker | None = None
         self._ticking: asyncio.TimerHandle | None = None
+        self._tick_us = 0
         self.gateway: NativeGateway
 
     async def start(self) -> None:
@@ -202,7 +204,7 @@ class Server:
             directory = os.path.abspath(self.settings.data)
             self._lock = DirectoryLock(disk, directory)
         self._worker = Worker("headrace-background")
-        ports = LoopPorts(turns, self._worker)
+        ports = LoopPorts(turns, self._worker, self._wake_at)
         self._broker = Broker(
             Store(Host(disk), directory),
             ports,
@@ -232,13 +234,25 @@ class Server:
 
     def _tick(self) -> None:
         assert self._broker is not None
+        self._ticking = None
         now_us = self.gateway.now_us()
         delay_s = _TICK_S_MAX
         try:
             delay_s = (self._broker.tick(now_us) - now_us) / 1e6
         except Exception:
             logger.exception("what is due could not be done")
-        self._ticking = self.gateway.later(min(max(delay_s, _TICK_S_MIN), _TICK_S_MAX), self._tick)
+        self._tick_later(now_us, min(max(delay_s, _TICK_S_MIN), _TICK_S_MAX))
+
+    def _tick_later(self, now_us: int, delay_s: float) -> None:
+        self._tick_us = now_us + round(delay_s * 1e6)
+        self._ticking = self.gateway.later(delay_s, self._tick)
+
+    def _wake_at(self, time_us: int) -> None:
+        """Come sooner than planned. While nothing is planned, a tick is going on, which will look at all of it."""
+        if self._ticking is not None and self._broker is not None and time_us < self._tick_us:
+            self._ticking.cancel()
+            now_us = self.gateway.now_us()
+            self._tick_later(now_us, max(time_us - now_us, 0) / 1e6)
 
     async def _finished(self, hurry: asyncio.Event) -> bool:
         broker, gateway = self._broker, self.gateway

@@ -5,19 +5,31 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from headrace.client._async.bus import AsyncBus
+from headrace.client._async.jobs import AsyncJobs
+from headrace.client._async.leased import AsyncLeasedBlock
 from headrace.client._async.producer import AsyncProducer
+from headrace.client._async.queue import AsyncQueue
+from headrace.client._async.scheduled import AsyncScheduled
 from headrace.client._async.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.subscription import AsyncSubscription
 from headrace.client._async.transaction import AsyncTransaction
 from headrace.client._sync.bus import Bus
+from headrace.client._sync.jobs import Jobs
+from headrace.client._sync.leased import LeasedBlock
 from headrace.client._sync.producer import Producer
+from headrace.client._sync.queue import Queue
+from headrace.client._sync.scheduled import Scheduled
 from headrace.client._sync.sent import Sent, SentMany
 from headrace.client._sync.subscription import Subscription
 from headrace.client._sync.transaction import Transaction
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
+    Jobs: AsyncJobs,
+    LeasedBlock: AsyncLeasedBlock,
     Producer: AsyncProducer,
+    Queue: AsyncQueue,
+    Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,
     Subscription: AsyncSubscription,
@@ -55,8 +67,8 @@ class Awaitable:
 
         return result().__await__()
 
-    async def __aenter__(self) -> "Awaitable":
-        return awaitable(self.inner.__enter__())  # type: ignore[no-any-return]
+    async def __aenter__(self) -> Any:
+        return awaitable(self.inner.__enter__())
 
     async def __aexit__(self, *error: Any) -> None:
         self.inner.__exit__(*error)

@@ -14,7 +14,7 @@ import headrace
 from headrace.client.addresses import parse_address
 from headrace.client.backoff import Backoff
 from headrace.client.outgoing import Outgoing, Parcel, checked_headers, checked_key
-from headrace.client.partitioning import by_key, divided
+from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
 from headrace.client.serialising import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
@@ -23,6 +23,7 @@ from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.partitioning import by_key
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace.wire
-from headrace.model import errors, requests, topic
+from headrace.model import errors, subscription, topic
 from headrace.model.batch import received
 from headrace.model.errors import HeadraceError, ProtocolError, TopicNotFound, error_of
 from headrace.model.limits import FRAME_BYTES_MAX
@@ -232,8 +232,11 @@ def shown_default(field: msgspec.structs.FieldInfo) -> str:
     if default is msgspec.NODEFAULT:
         assert callable(field.default_factory)
         default = field.default_factory()
-    if isinstance(default, str):
-        return f' = "{default}"'.replace("*", "\\*")
+    if isinstance(default, str | bytes):
+        text = default if isinstance(default, str) else default.decode()
+        return f' = "{text}"'.replace("*", "\\*")
+    if isinstance(default, Words):
+        return " = {}"
     words = {"None": "nil", "True": "true", "False": "false"}
     return f" = {words.get(str(default), default)}"
 
@@ -265,8 +268,17 @@ def tell_head(head: type[Words] | None, cell: str) -> None:
 
 
 def test_page_tells_every_part_of_a_head() -> None:
-    for part in (requests.Place, requests.PartitionInfo, requests.GroupSummary, requests.GroupPlace, Failure):
+    heads = [*REQUESTS.values(), *ANSWERS.values(), *PUSHES.values()]
+    fields = [field for head in heads for field in msgspec.structs.fields(head)]
+    for part in {Failure}.union(*(parts_of(field.type) for field in fields)):
         tell_fields(part, row(part.__name__))
+
+
+def parts_of(kind: Any) -> set[Any]:
+    """The heads that a type is made of."""
+    if isinstance(kind, type) and issubclass(kind, Words):
+        return {kind}.union(*(parts_of(field.type) for field in msgspec.structs.fields(kind)))
+    return set().union(*map(parts_of, get_args(kind)))
 
 
 @pytest.mark.parametrize("kind", errors._BY_CODE.values(), ids=lambda kind: kind.code)
@@ -275,9 +287,13 @@ def test_page_tells_every_error(kind: type[HeadraceError]) -> None:
     assert f"| `{kind.code}` | {'yes' if kind.retryable else 'no'} | {text} |" in PAGE
 
 
-def test_page_tells_every_setting_of_a_topic() -> None:
-    section = PAGE.partition("## Topics")[2].partition("\n## ")[0]
-    for field in msgspec.structs.fields(topic.TopicSettings):
+@pytest.mark.parametrize(
+    ("title", "settings"),
+    [("Topics", topic.TopicSettings), ("Leased subscriptions", subscription.SubscriptionSettings)],
+)
+def test_page_tells_every_setting(title: str, settings: type[msgspec.Struct]) -> None:
+    section = PAGE.partition(f"## {title}")[2].partition("\n## ")[0]
+    for field in msgspec.structs.fields(settings):
         assert f"`{field.name}`" in section
         if isinstance(field.type, type) and issubclass(field.type, enum.Enum):
             for word in field.type:

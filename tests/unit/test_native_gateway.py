@@ -20,7 +20,7 @@ from headrace.model.errors import (
 )
 from headrace.model.requests import Info, Publish, TopicCreate, TopicDelete, TopicDescribe
 from headrace.server import EmbeddedServer
-from headrace.wire.frames import Frame
+from headrace.wire.frames import Frame, frame
 from headrace.wire.native import (
     Delivery,
     Failure,
@@ -213,16 +213,17 @@ def test_after_the_answer_to_close_nothing_comes(client: NativeClient, other: Na
 
 def test_streams_of_a_connection_take_turns(client: NativeClient) -> None:
     filled(client, 30)
-    ask = [StreamOpen(TOPIC, 0, 0, 1 << 40) for _ in range(3)]
-    streams = [client.send(one) for one in ask]
+    streams = [opened(client, credit=0) for _ in range(3)]
+    # In one piece, so that all of them begin at once.
+    client.socket.sendall(b"".join(frame(Kind.STREAM_CREDIT, 0, StreamCredit(one, 1 << 40)) for one in streams))
     seen: list[int] = []
     ended: set[int] = set()
     while len(ended) < 3:
-        frame = client.receive()
-        if frame.kind == Kind.DELIVERY:
-            seen.append(frame.correlation)
-            if decode(frame.kind, frame.head).next_offset == 300:
-                ended.add(frame.correlation)
+        come = client.receive()
+        if come.kind == Kind.DELIVERY:
+            seen.append(come.correlation)
+            if decode(come.kind, come.head).next_offset == 300:
+                ended.add(come.correlation)
     shared = seen[: len(seen) // 2]
     assert set(shared) == set(streams)
     assert sum(first != second for first, second in pairwise(shared)) > len(shared) // 2

@@ -4,18 +4,43 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from headrace.broker.later import Later
+from headrace.broker.crons import Crons
+from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.editing import Editing
+from headrace.broker.finding import Finding
+from headrace.broker.later import Later, WithBody
+from headrace.broker.leasing import Leasing
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership, Session, find_offsets
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.streams import Stream
-from headrace.broker.topics import Topics
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
 from headrace.broker.upkeep import Upkeep
 from headrace.engines.api import PRODUCER_MIN, Store, explained
 from headrace.model.batch import received
 from headrace.model.errors import Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.leasing import (
+    Ack,
+    Edit,
+    EditMatching,
+    Extend,
+    Find,
+    Forecast,
+    Lease,
+    LeaseStop,
+    Redrive,
+    Reject,
+    Release,
+    SubscriptionAlter,
+    SubscriptionCreate,
+    SubscriptionDelete,
+    SubscriptionDescribe,
+    SubscriptionList,
+)
+from headrace.model.recurring import CronList, CronNext, CronPause, CronRemove, CronRun, CronSet
 from headrace.model.requests import (
     Assignment,
     BrokerInfo,
@@ -46,9 +71,20 @@ from headrace.model.requests import (
     Topics as TopicsFound,
 )
 
-Handler = Callable[[Session, Any, memoryview, int], "Words | Later[Any]"]
+Handler = Callable[[Session, Any, memoryview, int], "Words | WithBody | Later[Any]"]
 
-_REFUSED_WHILE_DRAINING = (Publish, GroupJoin, TransactionBegin, TransactionStage, TopicCreate, TopicAlter, TopicDelete)
+_REFUSED_WHILE_DRAINING = (
+    Publish,
+    GroupJoin,
+    TransactionBegin,
+    TransactionStage,
+    TopicCreate,
+    TopicAlter,
+    TopicDelete,
+    Lease,
+    CronSet,
+    CronRun,
+)
 
 
 class Broker:
@@ -64,11 +100,18 @@ class Broker:
         self._ledger = Ledger(store.open_journal("journal"), ports, settings, new_id, now_us)
         self._topics = Topics(store, self._ledger, ports, settings)
         self._membership = Membership(self._topics, self._ledger, ports)
-        self._topics.on_change = self._membership.topics_changed
+        self._topics.on_change = self._topics_changed
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
         )
-        self._upkeep = Upkeep(self._topics, self._membership, self._ledger, ports, settings)
+        dead_letters = DeadLetters(self._topics, self._transactions)
+        self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
+        dead_letters.registry = self._subscriptions
+        self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
+        self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
+        self._finding = Finding(self._subscriptions, dead_letters, self._editing)
+        self._crons = Crons(self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us)
+        self._upkeep = Upkeep(self._topics, self._membership, self._subscriptions, self._ledger, ports, settings)
         self._sessions: set[Session] = set()
         self._draining = False
         self._handlers = self._by_request()
@@ -97,9 +140,11 @@ class Broker:
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
         self._membership.disconnect(session)
+        self._leasing.disconnect(session)
 
-    def ask(self, session: Session, request: Words, body: memoryview, now_us: int) -> Words | Later[Any]:
+    def ask(self, session: Session, request: Words, body: memoryview, now_us: int) -> Words | WithBody | Later[Any]:
         """The answer to a request, or an answer to come. The body is not used any more when this returns."""
+        self._subscriptions.now_us = now_us
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
@@ -128,22 +173,63 @@ class Broker:
         self._membership.tick(now_us)
         self._transactions.tick(now_us)
         self._upkeep.tick(now_us)
-        due_us = self._membership.next_tick_us()
-        return min(self._upkeep.next_tick_us, now_us + 1_000_000, due_us if due_us is not None else now_us + 1_000_000)
+        self._leasing.tick(now_us)
+        if not self._draining:
+            self._crons.tick(now_us)
+        cron_us = None if self._draining else self._crons.next_tick_us()
+        times = [self._upkeep.next_tick_us, self._leasing.next_tick_us, self._membership.next_tick_us(), cron_us]
+        return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def drain(self) -> None:
         """Take nothing new from now on; what was begun can be ended."""
         self._draining = True
+        self._leasing.drain()
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Words], Handler]:
+        return {**self._plain_requests(), **self._leased_requests(), **self._cron_requests()}
+
+    def _cron_requests(self) -> dict[type[Words], Handler]:
+        crons = self._crons
+        return {
+            CronSet: lambda _, ask, __, now: crons.set(ask, now),
+            CronRemove: lambda _, ask, __, now: crons.remove(ask, now),
+            CronList: lambda _, ask, __, ___: crons.listed(ask),
+            CronPause: lambda _, ask, __, now: crons.pause(ask, now),
+            CronRun: lambda _, ask, __, now: crons.run(ask, now),
+            CronNext: lambda _, ask, __, now: crons.next_runs(ask, now),
+        }
+
+    def _leased_requests(self) -> dict[type[Words], Handler]:
+        registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editing, self._finding
+        return {
+            SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
+            SubscriptionAlter: lambda _, ask, __, now: registry.alter(ask, now),
+            SubscriptionDelete: lambda _, ask, __, now: registry.delete(ask, now),
+            SubscriptionDescribe: lambda _, ask, __, now: registry.describe(ask, now),
+            SubscriptionList: lambda _, ask, __, now: registry.listed(ask, now),
+            Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
+            LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
+            Ack: lambda _, ask, __, now: leasing.ack(ask, now),
+            Extend: lambda _, ask, __, now: leasing.extend(ask, now),
+            Release: lambda session, ask, _, now: leasing.release(session, ask, now),
+            Reject: lambda _, ask, __, now: leasing.reject(ask, now),
+            Find: lambda _, ask, __, now: finding.find(ask, now),
+            Forecast: lambda _, ask, __, now: finding.forecast(ask, now),
+            Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
+            EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
+            Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
+        }
+
+    def _plain_requests(self) -> dict[type[Words], Handler]:
         groups, transactions = self._membership, self._transactions
         return {
             Publish: self._publish,
@@ -167,6 +253,17 @@ class Broker:
             TopicList: self._list_topics,
             Info: self._info,
         }
+
+    def _waited_for(self, topic: Topic, partition: int, offset: int) -> bool:
+        """Whether some leased subscription has not settled a message."""
+        leased = self._subscriptions.of_topic(topic)
+        for one in leased:
+            self._subscriptions.refresh(one, self._subscriptions.now_us)  # else a new message counts as settled
+        return any(not one.is_settled(partition, offset) for one in leased)
+
+    def _topics_changed(self, now_us: int) -> None:
+        self._membership.topics_changed(now_us)
+        self._subscriptions.topics_changed(now_us)
 
     def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Words | Later[Any]:
         batch = received(body)
@@ -208,6 +305,8 @@ class Broker:
             topics=len(self._topics),
             partitions_open=sum(1 for _ in self._topics.lanes()),
             groups=len(self._membership),
+            subscriptions=len(self._subscriptions),
+            crons=len(self._crons),
             connections=len(self._sessions),
             transactions_open=len(self._transactions),
             data=self._store.directory or ":memory:",

@@ -5,11 +5,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker.fact import Fact
+from headrace.broker.leased_facts import LeasedFact, LeasedState
+from headrace.model.recurring import Recurrence
 from headrace.model.topic import parse_topic
-
-
-class Fact(msgspec.Struct, array_like=True, tag=True):
-    """Something decided."""
 
 
 class Began(Fact, tag=1):
@@ -74,7 +73,59 @@ class Settled(Fact, tag=8):
     number: int
 
 
-AnyFact = Began | TopicSet | TopicGone | Moved | GroupGone | ProducersKept | Committed | Settled
+class CronPlace(msgspec.Struct, array_like=True, frozen=True):
+    """Where to look for the message of a recurrence's last run."""
+
+    topic_id: int
+    partition: int
+    published_us: int
+
+
+class CronKept(Fact, tag=30):
+    """A recurrence was made or changed, and has come so far."""
+
+    recurrence: Recurrence
+    id: int
+    """Another one when it begins anew."""
+    created_us: int
+    done_us: int
+    """What was to be done up to this time is done, or left out."""
+    runs: int = 0
+    last_us: int = 0
+    place: CronPlace | None = None
+
+
+class CronRan(Fact, tag=31):
+    """A recurrence has come as far as this, with so many runs more, none perhaps."""
+
+    name: str
+    id: int
+    done_us: int
+    runs: int
+    last_us: int = 0
+    place: CronPlace | None = None
+
+
+class CronGone(Fact, tag=32):
+    """A recurrence was removed."""
+
+    name: str
+
+
+AnyFact = (
+    Began
+    | TopicSet
+    | TopicGone
+    | Moved
+    | GroupGone
+    | ProducersKept
+    | Committed
+    | Settled
+    | CronKept
+    | CronRan
+    | CronGone
+    | LeasedFact
+)
 _decoder = msgspec.msgpack.Decoder(AnyFact)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -107,6 +158,8 @@ class State:
         self.transactions: dict[str, Committed] = {}
         """The last commit of each name, without its batches."""
         self.unsettled: dict[int, Committed] = {}
+        self.crons: dict[str, CronKept] = {}
+        self.leased = LeasedState()
 
     def apply_bytes(self, content: bytes) -> None:
         """Take in a fact as the journal has it."""
@@ -114,6 +167,9 @@ class State:
 
     def apply(self, fact: AnyFact) -> None:
         """Take in a fact."""
+        if isinstance(fact, LeasedFact):
+            self.leased.apply(fact)
+            return
         match fact:
             case Began():
                 self.broker_id, self.session = fact.broker_id, fact.session
@@ -132,6 +188,12 @@ class State:
                 self._commit(fact)
             case Settled():
                 self.unsettled.pop(fact.number, None)
+            case CronKept():
+                self.crons[fact.recurrence.name] = fact
+            case CronRan():
+                self._ran(fact)
+            case CronGone():
+                self.crons.pop(fact.name, None)
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget the names of transactions that were not used since a time; the last commit tells their number."""
@@ -160,6 +222,8 @@ class State:
         for _, commit in sorted(self.unsettled.items()):
             # Groups have moved on since: what they were moved by does not count again.
             yield msgspec.structs.replace(commit, group="", places=[])
+        yield from self.crons.values()
+        yield from self.leased.facts()
 
     def groups_beyond(self, topic_id: int, partition: int, offset: int) -> list[str]:
         """The groups whose position in a partition is greater."""
@@ -171,6 +235,7 @@ class State:
         if topic is not None:
             for number in range(topic.settings.get("partitions", 1)):
                 self.producers.pop(partition_name(topic, number), None)
+        self.leased.forget_topic(topic_id)
         for positions in self.groups.values():
             for place in [place for place in positions if place[0] == topic_id]:
                 del positions[place]
@@ -189,3 +254,14 @@ class State:
             self.transactions[fact.transaction] = msgspec.structs.replace(fact, stages=[], group="", places=[])
             if fact.group:
                 self._move(fact.group, fact.places)
+
+    def _ran(self, fact: CronRan) -> None:
+        kept = self.crons.get(fact.name)
+        if kept is not None and kept.id == fact.id:  # else it began anew while this was on its way
+            self.crons[fact.name] = msgspec.structs.replace(
+                kept,
+                done_us=max(kept.done_us, fact.done_us),
+                runs=kept.runs + fact.runs,
+                last_us=fact.last_us or kept.last_us,
+                place=fact.place or kept.place,
+            )

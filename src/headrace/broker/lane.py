@@ -191,8 +191,12 @@ class Lane:
                 self.check_offset(offset)
                 raise
         if found is None:
-            self._sleepers[on_ready] = None
+            self.listen(on_ready)
         return found
+
+    def listen(self, on_ready: Callable[[], None]) -> None:
+        """Call this once when there may be more to read."""
+        self._sleepers[on_ready] = None
 
     def check_offset(self, offset: int) -> None:
         """Refuse an offset that is not in the partition, and tell which are."""

@@ -1,11 +1,27 @@
-"""An answer that is not there yet."""
+"""Answers with more than words, and answers that are not there yet."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import HeadraceError
+from headrace.model.requests import Words
 
 Answer = TypeVar("Answer")
+
+
+class WithBody(NamedTuple):
+    """An answer, and the batches that go with it."""
+
+    words: Words
+    body: Bytes
+
+
+def sealed(columns: Columns, now_us: int) -> Bytes:
+    """Messages as a batch that a reader can check, though it stands in no log."""
+    batch = encode(columns, now_us)
+    batch.place(0, now_us, 0)
+    return batch.data
 
 
 class Later(Generic[Answer]):

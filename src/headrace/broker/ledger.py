@@ -1,17 +1,20 @@
 """The broker's memory: facts are written to the journal first, then they count."""
 
 import logging
+from collections.abc import Callable, Sequence
 
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import Journal
+from headrace.engines.api import Journal, explained
 from headrace.model.errors import HeadraceError
 from headrace.model.requests import Words
 
 logger = logging.getLogger("headrace.broker")
+
+Written = Callable[[HeadraceError | None], None]
 
 _SNAPSHOT_GROWTH = 4
 _RECORD_BYTES = 100
@@ -32,6 +35,8 @@ class Ledger:
         self._snapshot_bytes = 0
         self.now_us = now_us
         """When something was last recorded."""
+        self._gathered: list[tuple[Sequence[AnyFact], Written]] = []
+        self._gathered_us = now_us
         self.state = State()
         for content in journal.facts():
             if content is None:
@@ -46,8 +51,8 @@ class Ledger:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for facts to be synced."""
-        return self._syncing.idle
+        """Whether nobody waits for facts to be written or synced."""
+        return self._syncing.idle and not self._gathered
 
     @property
     def synced(self) -> bool:
@@ -56,12 +61,38 @@ class Ledger:
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
         """Write facts, all or none, and let them count; `durably` tells when they are safe."""
-        written = [encode_fact(fact) for fact in facts]
-        self._end = self._journal.write(written, now_us)
+        self.flush()  # what was decided before comes before
+        self._write(facts, now_us)
+
+    def gather(self, now_us: int, facts: Sequence[AnyFact], written: Written) -> None:
+        """Write facts in a moment, together with others; tells when they count, or why they never will."""
+        if not self._gathered:
+            self._ports.soon(self.flush)
+        self._gathered.append((facts, written))
+        self._gathered_us = now_us
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        gathered, self._gathered = self._gathered, []
+        if not gathered:
+            return
+        failure: HeadraceError | None = None
+        try:
+            self._write([fact for facts, _ in gathered for fact in facts], self._gathered_us)
+        except HeadraceError as error:
+            failure = error
+        except OSError as error:
+            failure = explained(error)
+        for _, written in gathered:
+            written(failure)
+
+    def _write(self, facts: Sequence[AnyFact], now_us: int) -> None:
+        encoded = [encode_fact(fact) for fact in facts]
+        self._end = self._journal.write(encoded, now_us)
         self.now_us = now_us
         for fact in facts:
             self.state.apply(fact)
-        self._written_bytes += sum(map(len, written)) + _RECORD_BYTES
+        self._written_bytes += sum(map(len, encoded)) + _RECORD_BYTES
         if self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
             self._snapshot(now_us)
 
@@ -82,6 +113,7 @@ class Ledger:
 
     def close(self) -> None:
         """Sync and close the journal."""
+        self.flush()
         self._journal.close()
 
     def _snapshot(self, now_us: int) -> None:

@@ -15,3 +15,6 @@ class Ports(Protocol):
 
     def background(self, job: Callable[[], None]) -> None:
         """Run it on another thread, one job after the other: work on files that takes long."""
+
+    def wake_at(self, time_us: int) -> None:
+        """Call the broker's `tick` at this time, if it is not called before."""

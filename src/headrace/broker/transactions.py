@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from headrace.broker.facts import Committed, Moved, Settled
+from headrace.broker.facts import AnyFact, Committed, Moved, Settled
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
@@ -14,8 +14,8 @@ from headrace.broker.membership import Membership
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.syncing import Syncing
-from headrace.broker.topics import Topics
-from headrace.engines.api import Partition
+from headrace.broker.topics import Topic, Topics
+from headrace.engines.api import Partition, explained
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
     Busy,
@@ -80,6 +80,8 @@ class _Applying:
     next: int = 0
     places: list[Place] = field(default_factory=list)
     lanes: dict[int, Lane] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    """What was staged a moment ago, and need not be looked for; empty when it has to."""
 
 
 class Transactions:
@@ -106,6 +108,8 @@ class Transactions:
         self._epoch = ledger.state.session << 32
         self._applying = [_Applying(fact, _nothing) for _, fact in sorted(ledger.state.unsettled.items())]
         self._settled: deque[int] = deque()
+        self._carried: set[int] = set()
+        """Where batches of the broker's own are staged that are not committed yet."""
         self._apply(now_us)
 
     def __len__(self) -> int:
@@ -163,7 +167,7 @@ class Transactions:
     def commit(self, request: TransactionCommit, now_us: int) -> Words | Later[Words]:
         """Make all of it count, or learn that it did before."""
         last = self._ledger.state.transactions.get(request.transaction)
-        if last is not None and last.epoch == request.epoch:
+        if last is not None and last.epoch == request.epoch and request.transaction:  # those without a name are ours
             return self._ledger.durably(TransactionCommitted(last.sequence, repeated=True))
         opened = self._find(request.transaction, request.epoch, now_us)
         if request.stages is not None and not set(request.stages) <= opened.stages.keys():
@@ -195,6 +199,39 @@ class Transactions:
         self._find(request.transaction, request.epoch, now_us)
         del self._open[request.transaction]
         return Done()
+
+    def carry(self, batches: list[tuple[Topic, int, Batch]], facts: list[AnyFact], now_us: int) -> Later[list[Place]]:
+        """Publish batches of the broker's own together with facts: all of it counts, or nothing.
+
+        Settles with where the batches stand, without those that have to wait for room, or with the error.
+        """
+        assert len(batches) <= _STAGES_MAX
+        later: Later[list[Place]] = Later()
+        stages: list[tuple[int, int, int]] = []
+        end = 0
+        try:
+            for topic, number, batch in batches:
+                appended = self._staging.append(batch, now_us)
+                stages.append((appended.base_offset, topic.id, number))
+                end = appended.next_offset
+        except (HeadraceError, OSError) as error:
+            later.settle(_told(error))
+            return later
+        places = {stage for stage, _, _ in stages}
+        self._carried |= places
+
+        def staged(error: HeadraceError | None) -> None:
+            self._carried -= places
+            if error is not None:
+                later.settle(error)
+            else:
+                self._record_carried(stages, [batch for _, _, batch in batches], facts, now_us, later)
+
+        if self._staging.in_files and self._staging.synced_offset < end:
+            self._syncing.wait(end, staged)
+        else:
+            staged(None)
+        return later
 
     def tick(self, now_us: int) -> None:
         """Abort what took too long; go on with what could not be done; make room."""
@@ -232,6 +269,7 @@ class Transactions:
     ) -> None:
         """From here on it is committed, as soon as the fact is on the disk."""
         stages = [(stage, opened.stages[stage].topic_id, opened.stages[stage].partition) for stage in chosen]
+        self._ledger.flush()  # which may lead to other commits: this one's number comes after theirs
         name, number = request.transaction, self._ledger.state.commits + 1
         try:
             moved = self._moved(request)  # once more: while the disk was busy the partitions may have gone to others
@@ -242,15 +280,40 @@ class Transactions:
             later.settle(error)
             return
         del self._open[name]
+        work = _Applying(fact, lambda places: later.settle(TransactionCommitted(fact.sequence, places=places)))
+        self._follow(work, now_us, later)
 
-        def applied(places: list[Place]) -> None:
-            later.settle(TransactionCommitted(fact.sequence, places=places))
+    def _record_carried(
+        self,
+        stages: list[tuple[int, int, int]],
+        batches: list[Batch],
+        facts: list[AnyFact],
+        now_us: int,
+        later: Later[list[Place]],
+    ) -> None:
+        self._ledger.flush()  # as above
+        # It has no name that anybody could begin it again with; the number is all that tells it from others.
+        fact = Committed(self._ledger.state.commits + 1, "", 0, 0, now_us, stages, "", [])
+        try:
+            self._ledger.record(now_us, *([fact] if stages else []), *facts)
+        except (HeadraceError, OSError) as error:
+            later.settle(_told(error))
+            return
+        if stages:
+            self._follow(_Applying(fact, later.settle, batches=batches), now_us, later)
+        else:
+            self._ledger.durably(Done()).then(
+                lambda outcome: later.settle(outcome if isinstance(outcome, HeadraceError) else [])
+            )
+
+    def _follow(self, work: _Applying, now_us: int, later: Later[Words] | Later[list[Place]]) -> None:
+        """Have the batches of a commit put into their partitions as soon as the fact is on the disk."""
 
         def durable(outcome: Words | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
                 later.settle(outcome)
             else:
-                self._applying.append(_Applying(fact, applied))
+                self._applying.append(work)
                 self._apply(now_us)
 
         self._ledger.durably(Done()).then(durable)
@@ -266,6 +329,7 @@ class Transactions:
             else:
                 blocked |= places
                 work.done([])  # it is committed, whenever it can be seen
+                work.batches = []
             work.done = _nothing
 
     def _apply_all(self, work: _Applying, now_us: int) -> bool:
@@ -274,7 +338,7 @@ class Transactions:
                 self._apply_stage(work, now_us)
                 work.next += 1
         except (HeadraceError, OSError) as error:
-            logger.warning("the committed transaction %s has to wait: %s", work.fact.transaction, error)
+            logger.warning("the committed transaction %s has to wait: %s", _name(work.fact), error)
             return False
         return True
 
@@ -289,9 +353,9 @@ class Transactions:
         if lane.partition.has_committed(mark):
             return
         try:
-            batch = self._staging.batch_at(stage).copied()
+            batch = (work.batches[work.next] if work.batches else self._staging.batch_at(stage)).copied()
         except (CorruptBatch, OffsetOutOfRange) as error:
-            logger.error("a batch of the transaction %s for %s is lost: %s", work.fact.transaction, topic, error)
+            logger.error("a batch of the transaction %s for %s is lost: %s", _name(work.fact), topic, error)
             return
         appended = lane.committed(batch, mark, now_us)
         work.places.append(Place(str(topic), number, appended.base_offset))
@@ -326,7 +390,7 @@ class Transactions:
     def _trim(self) -> None:
         if self._staging.size_bytes < _TRIM_BYTES:
             return
-        needed = [stage for opened in self._open.values() for stage in opened.stages]
+        needed = [*self._carried, *(stage for opened in self._open.values() for stage in opened.stages)]
         needed += [stage for fact in self._ledger.state.unsettled.values() for stage, _, _ in fact.stages]
         offset = min(needed, default=self._staging.next_offset)
         if offset > self._staging.first_offset:
@@ -336,6 +400,14 @@ class Transactions:
     def _truncate(self, offset: int, outcome: object) -> None:
         if not isinstance(outcome, HeadraceError):
             self._ports.background(lambda: self._staging.truncate_before(offset))
+
+
+def _name(fact: Committed) -> str:
+    return fact.transaction or f"{fact.number} of the broker's own"
+
+
+def _told(error: HeadraceError | OSError) -> HeadraceError:
+    return error if isinstance(error, HeadraceError) else explained(error)
 
 
 def _nothing(_: list[Place]) -> None:

@@ -9,6 +9,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import log_settings
 from headrace.model.errors import HeadraceError
@@ -24,10 +25,17 @@ class Upkeep:
     """What has to be done from time to time. Work on files is done in the background."""
 
     def __init__(
-        self, topics: Topics, membership: Membership, ledger: Ledger, ports: Ports, settings: BrokerSettings
+        self,
+        topics: Topics,
+        membership: Membership,
+        subscriptions: SubscriptionRegistry,
+        ledger: Ledger,
+        ports: Ports,
+        settings: BrokerSettings,
     ) -> None:
         self._topics = topics
         self._membership = membership
+        self._subscriptions = subscriptions
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
@@ -58,6 +66,7 @@ class Upkeep:
                 lane.partition.request_sync()
                 self._topics.keep_producers(topic, lane, now_us, at_once=False)
                 self._look_after(topic, lane, now_us, compacting)
+                self._ledger.state.leased.forget_edits(topic.id, lane.number, lane.partition.first_offset)
 
     def _open_some(self) -> None:
         left = _OPENED_EACH_TIME
@@ -77,20 +86,34 @@ class Upkeep:
         works: list[Callable[[], object]] = []
         first_offset = partition.kept_from(now_us, age_us, settings.retain_bytes)
         if settings.validity is Validity.UNTIL_CONSUMED:
-            first_offset = max(first_offset, self._membership.consumed_offset(topic, lane.number) or 0)
+            first_offset = max(first_offset, self._consumed_offset(topic, lane.number))
         if first_offset > partition.first_offset:
             works.append(partial(partition.truncate_before, first_offset))
         if not partition.in_files and (age_us is not None or settings.retain_bytes is not None):
             works.append(partial(partition.retain, now_us, age_us, settings.retain_bytes))
-        if settings.compact_by_key and compacting:
-            segment_bytes = log_settings(settings).segment_bytes
-            if partition.size_bytes - lane.compacted_bytes >= segment_bytes:
-                works.append(partial(_compact, lane))
+        if settings.compact_by_key and compacting and self._worth_compacting(lane):
+            works.append(partial(_compact, lane, partition.compact_by_key))
+        if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(lane):
+            no_groups = self._membership.consumed_offset(topic, lane.number) is None
+            rules = self._subscriptions.settled_rules(topic, lane.number) if no_groups else []
+            if rules:
+                works.append(partial(_compact, lane, partial(partition.compact_settled, rules)))
         if works and id(lane) not in self._at_work:
             self._at_work.add(id(lane))
             # Before messages go: who produced them, and everything else that the journal says of them, must be safe.
             kept = self._topics.keep_producers(topic, lane, now_us, at_once=True)
             kept.then(partial(self._do, lane, works))
+
+    def _worth_compacting(self, lane: Lane) -> bool:
+        """Whether a segment's worth of messages has come since the last time."""
+        grown = lane.partition.size_bytes - lane.compacted_bytes
+        return grown >= log_settings(lane.settings).segment_bytes
+
+    def _consumed_offset(self, topic: Topic, partition: int) -> int:
+        """What every subscription has passed."""
+        by_groups = self._membership.consumed_offset(topic, partition)
+        by_leases = self._subscriptions.consumed_offset(topic, partition)
+        return min((offset for offset in (by_groups, by_leases) if offset is not None), default=0)
 
     def _do(self, lane: Lane, works: list[Callable[[], object]], outcome: object) -> None:
         """Have it done in the background, unless the disk does not even take notes."""
@@ -109,8 +132,8 @@ class Upkeep:
         self._ports.background(job)
 
 
-def _compact(lane: Lane) -> None:
-    freed = lane.partition.compact_by_key()
+def _compact(lane: Lane, compact: Callable[[], int]) -> None:
+    freed = compact()
     lane.compacted_bytes = lane.partition.size_bytes
     if freed:
         logger.info("compacted %s partition %s: %s bytes freed", lane.topic, lane.number, freed)

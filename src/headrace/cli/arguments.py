@@ -25,6 +25,7 @@ _BYTES = {"": 1, "b": 1} | {
     for unit, base in (("b", 1000), ("ib", 1024))
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAYS = {"today": 0, "tomorrow": 1}
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d|w|)")
 _SIZE = re.compile(_NUMBER + r"\s*([a-zA-Z]*)")
@@ -91,7 +92,7 @@ def described(summary: str, epilog: str) -> dict[str, Any]:
 
 
 def completes(action: argparse.Action, kind: str) -> argparse.Action:
-    """Say what a shell may offer as its value: `topic`, `group`, `file` or `directory`."""
+    """Say what a shell may offer as its value: `topic`, `group`, `queue`, `cron`, `file` or `directory`."""
     action.completes = kind  # type: ignore[attr-defined]
     return action
 
@@ -120,20 +121,27 @@ def moment(text: str) -> int:
 
 
 def relative_moment(text: str) -> int:
-    """A time in microseconds since 1970, also as `5m ago`, `in 5m` or `now`."""
+    """A time in microseconds since 1970, also as `5m ago`, `in 5m`, `+5m`, `now` or `tomorrow 09:00`."""
     now_us = time.time_ns() // 1000
     if text == "now":
         return now_us
     if text.endswith(" ago"):
         return now_us - int(duration(text.removesuffix(" ago")) * 1e6)
-    if text.startswith("in "):
-        return now_us + int(duration(text.removeprefix("in ")) * 1e6)
+    if text.startswith(("in ", "+")):
+        return now_us + int(duration(text.removeprefix("in ").removeprefix("+")) * 1e6)
     try:
-        return parse_time(text)
+        return _on_day(text, now_us) if text.partition(" ")[0] in _DAYS else parse_time(text)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; give one like 2026-01-31T12:00:00Z, '5m ago' or 'in 2h'"
+            f"{text!r} is no time; give one like 2026-01-31T12:00:00Z, '5m ago', 'in 2h' or 'tomorrow 09:00'"
         ) from None
+
+
+def _on_day(text: str, now_us: int) -> int:
+    """A time of today or tomorrow, in UTC; midnight if only the day is given."""
+    day, _, clock = text.partition(" ")
+    date = (_EPOCH + timedelta(microseconds=now_us, days=_DAYS[day])).date()
+    return parse_time(f"{date}T{clock or '00:00'}")
 
 
 def start(text: str) -> int | str | datetime:
@@ -164,6 +172,11 @@ def duration(text: str) -> float:
     if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no time span; give one like 30s, 12h or 7d")
     return round(float(found[1]) * _SECONDS[found[2] or "s"], 6)
+
+
+def duration_from_zero(text: str) -> float:
+    """Seconds, as `duration` takes them, or 0."""
+    return 0.0 if text.strip() == "0" else duration(text)
 
 
 def size(text: str) -> int:

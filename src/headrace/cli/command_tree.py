@@ -8,6 +8,8 @@ from headrace.cli.arguments import CommandParser
 
 ANYTHING = "anything"
 """The kind of a value that nobody can guess."""
+NAMED = ("topic", "group", "queue", "cron")
+"""The kinds of values whose names `headrace KIND list --names` tells."""
 
 
 class Value(NamedTuple):
@@ -15,7 +17,7 @@ class Value(NamedTuple):
 
     name: str
     kind: str
-    """`choice`, `topic`, `group`, `file`, `directory`, or anything."""
+    """`choice`, a name that `headrace KIND list` tells, `file`, `directory`, or anything."""
     choices: tuple[str, ...] = ()
     repeated: bool = False
 

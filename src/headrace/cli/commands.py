@@ -17,6 +17,9 @@ COMMANDS = {
         "publish": "publish messages from arguments, files or stdin",
         "tail": "print messages of topics as they come",
         "group": "list, describe, move and delete consumer groups",
+        "queue": "hand out messages one by one: see, settle and retry them",
+        "timeline": "see, add, move and cancel messages that come due",
+        "cron": "publish messages again and again, at the times you say",
     },
     "without a broker": {
         "log": "append to and read a log in a directory",

@@ -12,8 +12,8 @@ examples:
   headrace completion zsh > "${fpath[1]}/_headrace"
   headrace completion fish > ~/.config/fish/completions/headrace.fish
 
-Completes commands, options, what they may be set to, and the names of topics
-and groups, for which the broker is asked.
+Completes commands, options, what they may be set to, and the names of topics,
+groups, subscriptions and recurrences, for which the broker is asked.
 """
 
 

@@ -5,12 +5,19 @@ import shlex
 
 from headrace.model.errors import (
     CorruptBatch,
+    CronExists,
+    CronNotFound,
     DiskFull,
     GroupInUse,
     GroupNotFound,
     HeadraceError,
     LogInUse,
     LogNotFound,
+    MessageLeased,
+    NotOwner,
+    StaleVersion,
+    SubscriptionExists,
+    SubscriptionNotFound,
     Timeout,
     TopicExists,
     TopicNotFound,
@@ -41,15 +48,23 @@ def _about_log(error: HeadraceError, directory: str) -> str:
     return str(error)
 
 
+_ADVICE: dict[type[HeadraceError], str] = {
+    TopicNotFound: "headrace topic list shows those there are, headrace topic create makes one",
+    TopicExists: "--exist-ok takes it as it is, headrace topic alter changes it",
+    GroupNotFound: "headrace group list shows those there are",
+    GroupInUse: "headrace group describe shows them",
+    SubscriptionNotFound: "headrace queue list shows those there are, headrace queue create makes one",
+    SubscriptionExists: "--exist-ok takes it as it is, headrace queue alter changes it",
+    StaleVersion: "headrace timeline show tells what it is now",
+    MessageLeased: "headrace timeline show tells who has it, and until when",
+    NotOwner: "--owner says in whose name",
+    CronNotFound: "headrace cron list shows those there are",
+    CronExists: "--replace puts the new one in its place",
+}
+"""What a user can do about an error, where its text does not say."""
+
+
 def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
     if isinstance(error, Timeout):
         return "--timeout gives it longer" if "timeout" in given else None
-    if isinstance(error, TopicNotFound):
-        return "headrace topic list shows those there are, headrace topic create makes one"
-    if isinstance(error, TopicExists):
-        return "--exist-ok takes it as it is, headrace topic alter changes it"
-    if isinstance(error, GroupNotFound):
-        return "headrace group list shows those there are"
-    if isinstance(error, GroupInUse):
-        return "headrace group describe shows them"
-    return None
+    return _ADVICE.get(type(error))

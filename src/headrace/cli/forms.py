@@ -1,8 +1,10 @@
 """The forms in which messages and times are printed and given: text for people, JSON for programs, plain bytes."""
 
+import argparse
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,6 +12,9 @@ from msgspec import UNSET, UnsetType
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.model.message import Message
+
+if TYPE_CHECKING:
+    from headrace.client.results import Received
 
 Form = Callable[[Message], bytes]
 """How a message is printed."""
@@ -119,6 +124,19 @@ def as_text(message: Message) -> bytes:
 def as_value(separator: bytes) -> Form:
     """Only the bytes of the value, and a separator."""
     return lambda message: (message.value or b"") + separator
+
+
+def received_form(given: argparse.Namespace, *, several_topics: bool) -> Callable[["Received"], bytes]:
+    """How the user wants messages of a broker to be printed."""
+    if given.values:
+        return as_value(b"\0" if given.null_separated else b"\n")
+    if given.json:
+        return lambda message: (
+            b'{"topic":"%s","partition":%d,' % (message.topic.encode(), message.partition) + as_json(message)[1:]
+        )
+    if several_topics:
+        return lambda message: b"%s\t%d:" % (message.topic.encode(), message.partition) + as_text(message)
+    return lambda message: b"%d:" % message.partition + as_text(message)
 
 
 def printable(content: bytes) -> str:

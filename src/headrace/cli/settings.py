@@ -1,4 +1,4 @@
-"""The settings of a topic as options of the command line, made from the settings themselves."""
+"""The settings of topics and subscriptions as options of the command line, made from the settings themselves."""
 
 import argparse
 import ast
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.cli.arguments import count, duration, size
+from headrace.cli.arguments import completes, count, duration, duration_from_zero, size
 from headrace.model.durability import Durability
 from headrace.model.topic import TopicSettings
 
@@ -17,21 +17,25 @@ _DEST = "setting_"
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each setting of a topic."""
-    group = parser.add_argument_group("settings of the topic")
-    explanations = field_explanations(TopicSettings)
-    for field in msgspec.structs.fields(TopicSettings):
+def add_settings(
+    parser: argparse.ArgumentParser, kind: type[msgspec.Struct] = TopicSettings, whose: str = "the topic"
+) -> None:
+    """Add an option for each setting, of a topic unless another kind is given."""
+    group = parser.add_argument_group(f"settings of {whose}")
+    explanations = field_explanations(kind)
+    for field in msgspec.structs.fields(kind):
         text = explanations.get(field.name, "").rstrip(".")
-        if field.default is not None:
+        if field.default is not None and field.default != "":
             text += f" [{setting_text(field.name, _plain(field.default))}]"
-        group.add_argument(
+        added = group.add_argument(
             f"--{field.name.replace('_', '-')}",
             dest=f"{_DEST}{field.name}",
             default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
             **_kind(field),
         )
+        if field.name.endswith("_topic"):
+            completes(added, "topic")
 
 
 def given_settings(given: argparse.Namespace) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def setting_text(name: str, setting: Any) -> str:
         return "none"
     if isinstance(setting, bool):
         return "yes" if setting else "no"
-    if name.endswith("_seconds"):
+    if "_seconds" in name:
         return duration_text(setting)
     if "bytes" in name:
         return size_text(setting)
@@ -115,8 +119,12 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         return {"choices": [_plain(choice) for choice in field.type]}
     parse: Callable[[str], Any] = count
     metavar = "N"
-    if field.name.endswith("_seconds"):
+    if field.name.startswith("retry_seconds"):
+        parse, metavar = duration_from_zero, "TIME"
+    elif "_seconds" in field.name:
         parse, metavar = duration, "TIME"
+    elif field.type in (str, float):
+        parse, metavar = field.type, "TOPIC" if field.name.endswith("_topic") else "N"
     elif "bytes" in field.name:
         parse, metavar = size, "SIZE"
     return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
-from headrace.cli.command_tree import ANYTHING, Node, Option, Value
+from headrace.cli.command_tree import ANYTHING, NAMED, Node, Option, Value
 
 _BASH = """\
 # Completion of headrace for bash. To load it: source <(headrace completion bash)
@@ -17,7 +17,7 @@ _headrace_names() {
 _headrace_offer() {
     local IFS=$'\\n'
     case $1 in
-        topic | group) COMPREPLY=($(compgen -W "$(_headrace_names "$1")" -- "$word")) ;;
+        @NAMED@) COMPREPLY=($(compgen -W "$(_headrace_names "$1")" -- "$word")) ;;
         file) compopt -o filenames; COMPREPLY=($(compgen -f -- "$word")) ;;
         directory) compopt -o filenames; COMPREPLY=($(compgen -d -- "$word")) ;;
         anything) ;;
@@ -75,9 +75,6 @@ _headrace_names() {
     names=(${(f)"$(headrace $1 list --names --timeout 1 $connect 2>/dev/null </dev/null)"})
     compadd -a names
 }
-
-_headrace_topics() { _headrace_names topic }
-_headrace_groups() { _headrace_names group }
 
 @FUNCTIONS@
 if [[ $funcstack[1] == _headrace ]]; then
@@ -146,6 +143,7 @@ def bash(root: Node) -> str:
     commands = " | ".join(f'"{_spaced(node)}"' for node in nodes if node.path)
     return _filled(
         _BASH,
+        NAMED=" | ".join(NAMED),
         COMMANDS=commands,
         TAKING=" | ".join(f'"{text}"' for text in _taking(nodes, "")),
         VALUES="\n".join(values),
@@ -160,7 +158,8 @@ def _bash_value(value: Value) -> str:
 
 def zsh(root: Node) -> str:
     """The script for zsh."""
-    return _filled(_ZSH, FUNCTIONS="\n".join(_zsh_function(node) for node in root.walk()))
+    names = "".join(f"_headrace_{kind}_names() {{ _headrace_names {kind} }}\n" for kind in NAMED)
+    return _filled(_ZSH, FUNCTIONS="\n".join([names, *(_zsh_function(node) for node in root.walk())]))
 
 
 def _zsh_function(node: Node) -> str:
@@ -204,8 +203,9 @@ def _zsh_place(value: Value) -> str:
 def _zsh_action(value: Value) -> str:
     if value.choices:
         return f"({' '.join(value.choices)})"
-    kinds = {"topic": "_headrace_topics", "group": "_headrace_groups", "file": "_files", "directory": "_files -/"}
-    return kinds.get(value.kind, " ")
+    if value.kind in NAMED:
+        return f"_headrace_{value.kind}_names"
+    return {"file": "_files", "directory": "_files -/"}.get(value.kind, " ")
 
 
 def _zsh_quoted(text: str) -> str:
@@ -245,7 +245,7 @@ def fish(root: Node) -> str:
 def _fish_offer(value: Value) -> str:
     if value.choices:
         return f"-a {_fish_quoted(' '.join(value.choices))}"
-    if value.kind in ("topic", "group"):
+    if value.kind in NAMED:
         return f"-a '(__headrace_names {value.kind})'"
     if value.kind == "directory":
         return "-a '(__fish_complete_directories)'"

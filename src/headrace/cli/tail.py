@@ -3,13 +3,13 @@
 import argparse
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.arguments import completes, count, duration, start
 from headrace.cli.connecting import add_connection, connected
-from headrace.cli.forms import as_json, as_text, as_value
+from headrace.cli.forms import received_form
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import Output
 from headrace.model.errors import HeadraceError, OffsetOutOfRange, PartitionNotFound
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.subscription import Subscription
     from headrace.client.results import Received, ReceivedBatch
-
-Form = Callable[["Received"], bytes]
 
 _FETCH_BYTES = 16 << 20
 """How much is asked for at once, of all partitions together."""
@@ -98,25 +96,12 @@ def _check(given: argparse.Namespace) -> str | None:
     return None
 
 
-def _form(given: argparse.Namespace) -> Form:
-    """How a message is printed."""
-    if given.values:
-        return as_value(b"\0" if given.null_separated else b"\n")
-    if given.json:
-        return lambda message: (
-            b'{"topic":"%s","partition":%d,' % (message.topic.encode(), message.partition) + as_json(message)[1:]
-        )
-    if len(given.topics) == 1 and given.pattern is None:
-        return lambda message: b"%d:" % message.partition + as_text(message)
-    return lambda message: b"%s\t%d:" % (message.topic.encode(), message.partition) + as_text(message)
-
-
 class _Printer:
     """Prints messages, up to as many as were asked for."""
 
     def __init__(self, given: argparse.Namespace, out: Output) -> None:
         self._out = out
-        self._form = _form(given)
+        self._form = received_form(given, several_topics=len(given.topics) != 1 or given.pattern is not None)
         self._left: int | None = given.limit
 
     @property

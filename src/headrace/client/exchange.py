@@ -4,12 +4,14 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
+from headrace.client.clock import Clock, monotonic_us
 from headrace.model.errors import ConnectionFailed, HeadraceError, ProtocolError, Timeout
 from headrace.model.requests import Assignment, Words
 from headrace.wire.frames import Frame, frame
-from headrace.wire.native import Delivery, Kind, Ping, StreamOpen, Welcome, decode, decode_answer
+from headrace.wire.native import Delivery, Kind, Ping, Pong, StreamOpen, Welcome, decode, decode_answer
 
 logger = logging.getLogger("headrace.client")
 
@@ -20,6 +22,8 @@ Callback = Callable[[Any, Bytes], None]
 RECEIVE_AT_ONCE_BYTES = 1 << 20
 """A delivery up to this size gets its memory in one piece."""
 _SILENT_HEARTBEATS = 3
+_CLOCK_AGE_S = 2.0
+"""How old what is known about a clock may become that somebody goes by."""
 _CORRELATIONS = 1 << 32
 # Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
 _ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
@@ -49,6 +53,8 @@ class Exchange:
         self.closed = False
         self.draining = False
         self.welcome: Welcome | None = None
+        self.clock: Clock | None = None
+        """What learns the broker's time."""
         self.on_drain: Callable[[], None] | None = None
         self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
         """Whom the assignments of a group's member are for."""
@@ -144,10 +150,15 @@ class Exchange:
         self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
         self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
         self._said = self._heard = False
-        if self._quiet_s >= ping_s:
+        clock = self.clock
+        if self._quiet_s >= ping_s or (clock is not None and clock.in_use and clock.age_s > _CLOCK_AGE_S):
             self._quiet_s = 0.0
-            self.request_nowait(Kind.PING, Ping(), b"", _nothing_to_tell)
+            self.ping()
         return self._silent_s < _SILENT_HEARTBEATS * heartbeat_s
+
+    def ping(self, times: int = 1) -> None:
+        """Ask for a sign of life, and so for the broker's time; several times one after the other."""
+        self.request_nowait(Kind.PING, Ping(), b"", partial(self._ponged, monotonic_us(), times))
 
     def write(self, head: bytearray, body: Bytes) -> None:
         """Queue a frame to be sent, in the order of the calls."""
@@ -184,6 +195,13 @@ class Exchange:
                 self._streams.pop(number, None)
         self._tell(callback, answer, bytes(body) if body and not lasting else body)
 
+    def _ponged(self, asked_us: int, times: int, answer: Any, _body: Bytes) -> None:
+        if isinstance(answer, Pong):
+            if self.clock is not None:
+                self.clock.sample(asked_us, answer.time_us, monotonic_us())
+            if times > 1:
+                self.ping(times - 1)
+
     def _pushed(self, come: Frame) -> None:
         if come.kind == Kind.STREAM_END:
             reader = self._streams.pop(come.correlation, None)
@@ -215,7 +233,3 @@ def _error_told(come: Frame) -> HeadraceError:
     except HeadraceError as error:
         return error
     raise AssertionError("a failure is always raised")
-
-
-def _nothing_to_tell(_answer: Any, _body: Bytes) -> None:
-    """The answer to a ping: that it came is all there is to it."""

@@ -2,19 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from crc32c import crc32c
-
 Partitioner = Callable[[bytes, int], int]
 """Takes a key and the number of partitions, and returns a partition's number. Messages without a key do not ask it."""
-
-
-def by_key(key: bytes, partitions: int) -> int:
-    """The partition of a key, the same in every client: the crc32c of the key modulo the number of partitions.
-
-    >>> by_key(b"customer-17", 8)
-    3
-    """
-    return crc32c(key) % partitions
 
 
 def divided(

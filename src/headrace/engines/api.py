@@ -1,18 +1,42 @@
 """All that the broker knows of engines and of storage."""
 
 from headrace.engines.journal import Journal
+from headrace.engines.leased import outlook, saving
+from headrace.engines.leased.contents import Contents
+from headrace.engines.leased.edits import Content, EditRecord
+from headrace.engines.leased.index import LeasedIndex, Note, Taken
+from headrace.engines.leased.leases import Held
+from headrace.engines.leased.packing import packed, unpacked
+from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
+from headrace.engines.recurrence import Schedule, last_until, parse_schedule
 from headrace.engines.store import Store, explained, log_settings
 
 __all__ = [
     "FORGOTTEN",
     "PRODUCER_MIN",
     "Appended",
+    "Content",
+    "Contents",
+    "EditRecord",
+    "Held",
     "Journal",
+    "LeasedIndex",
+    "Note",
     "Partition",
+    "SavedChunk",
+    "SavedRest",
+    "Schedule",
     "Slice",
     "Store",
+    "Taken",
     "explained",
+    "last_until",
     "log_settings",
+    "outlook",
+    "packed",
+    "parse_schedule",
+    "saving",
+    "unpacked",
 ]

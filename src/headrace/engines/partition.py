@@ -1,6 +1,6 @@
 """A partition: a log that knows its producers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from headrace.engines.producers import FORGOTTEN, Producers, marked
@@ -169,6 +169,10 @@ class Partition:
             return batch
         raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
+    def batches(self, offset: int, end_offset: int) -> Iterator[Batch]:
+        """The batches from an offset on, the first perhaps from before it; damaged ones are passed over."""
+        return self._log.batches(offset, until=end_offset, skip_corrupt=True)
+
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Have everything before an offset synced, and be told on another thread."""
         assert isinstance(self._log, FileLog)
@@ -219,6 +223,17 @@ class Partition:
                 for index, message in enumerate(batch.messages())
                 if message.key is None or last.get(message.key, message.offset) <= message.offset
             ]
+            return None if len(kept) == batch.count else kept
+
+        return self._log.compact(keep)
+
+    def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
+        """Remove the messages that all of these say are settled; returns the bytes freed."""
+
+        def keep(batch: Batch) -> list[int] | None:
+            places = batch.places(batch.columns())
+            offsets = [batch.base_offset + place for place in places]
+            kept = [at for at, offset in enumerate(offsets) if not all(is_settled(offset) for is_settled in settled)]
             return None if len(kept) == batch.count else kept
 
         return self._log.compact(keep)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.later import Later
+from headrace.broker.later import Later, WithBody
 from headrace.gateways.hanging_up import hung_up
 from headrace.gateways.outgoing import Outgoing
 from headrace.gateways.streams import Fetching, Pump, Sender
@@ -258,7 +258,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._unanswered += 1
                 outcome.then(partial(self._settled, correlation))
             else:
-                self._out.send(Kind.ANSWER, correlation, outcome)
+                self._answer(correlation, outcome)
         except (ProtocolError, UnsupportedVersion) as error:
             self.end(error, correlation)
         except HeadraceError as error:
@@ -267,14 +267,20 @@ class Connection(asyncio.BufferedProtocol):
             logger.exception("a request failed", extra={"kind": kind, "client": str(self)})
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
-    def _settled(self, correlation: int, outcome: Words | HeadraceError) -> None:
+    def _settled(self, correlation: int, outcome: Words | WithBody | HeadraceError) -> None:
         """An answer that had to be waited for is there."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
                 self._out.send(Kind.FAILURE, correlation, failure(outcome))
             else:
-                self._out.send(Kind.ANSWER, correlation, outcome)
+                self._answer(correlation, outcome)
         self._answered()
+
+    def _answer(self, correlation: int, outcome: Words | WithBody) -> None:
+        if isinstance(outcome, WithBody):
+            self._out.send_batches(Kind.ANSWER, correlation, outcome.words, memoryview(outcome.body))
+        else:
+            self._out.send(Kind.ANSWER, correlation, outcome)
 
     def _answered(self) -> None:
         self._unanswered -= 1

@@ -78,8 +78,39 @@ class Columns(msgspec.Struct, array_like=True):
         )
 
 
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class Outline(msgspec.Struct, array_like=True):
+    """What there is to know of a batch's messages without their contents; quick to get."""
+
+    values: msgspec.Raw
+    keys: msgspec.Raw = _NIL
+    timestamps: msgspec.Raw = _NIL
+    headers: msgspec.Raw = _NIL
+    dues: Sequence[int | None] | None = None
+    priorities: Sequence[int | None] | None = None
+    expires: Sequence[int | None] | None = None
+    places: Sequence[int] | None = None
+
+
+class RawColumns(msgspec.Struct, array_like=True):
+    """A batch's columns as they are stored."""
+
+    values: msgspec.Raw
+    keys: msgspec.Raw = _NIL
+    timestamps: msgspec.Raw = _NIL
+    headers: msgspec.Raw = _NIL
+    dues: msgspec.Raw = _NIL
+    priorities: msgspec.Raw = _NIL
+    expires: msgspec.Raw = _NIL
+    places: Sequence[int] | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Columns)
+_outline_decoder = msgspec.msgpack.Decoder(Outline)
+_raw_decoder = msgspec.msgpack.Decoder(RawColumns)
 
 
 class Producer(NamedTuple):
@@ -160,15 +191,33 @@ class Batch(msgspec.Struct, gc=False):
         """The messages as columns."""
         if not self.count:
             return Columns([])
+        columns: Columns = self._decoded(_decoder)
+        _check_columns(columns, self.count, self.span)
+        return columns
+
+    def outline(self) -> Outline:
+        """What there is to know without the contents."""
+        if not self.count:
+            return Outline(_NIL)
+        outline: Outline = self._decoded(_outline_decoder)
+        for column in (outline.dues, outline.priorities, outline.expires, outline.places):
+            if column is not None and len(column) != self.count:
+                raise InvalidBatch(f"a column has {len(column)} entries for {self.count} messages")
+        return outline
+
+    def raw_columns(self) -> RawColumns:
+        """The columns as they are stored, or would be without compression."""
+        columns: RawColumns = self._decoded(_raw_decoder)
+        return columns
+
+    def _decoded(self, decoder: Any) -> Any:
         body: Bytes = memoryview(self.data)[HEADER_BYTES:]
         if self.codec:
             body = decompress(self.codec, memoryview(body))
         try:
-            columns = _decoder.decode(body)
+            return decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidBatch(f"the body is not columns of messages: {error}") from error
-        _check_columns(columns, self.count, self.span)
-        return columns
 
     def messages(self) -> Iterator[Message]:
         """The messages, one by one."""

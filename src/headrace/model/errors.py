@@ -223,6 +223,61 @@ class TransactionFenced(HeadraceError):
     code = "transaction_fenced"
 
 
+class SubscriptionNotFound(HeadraceError, LookupError):
+    """The topic has no subscription of that name."""
+
+    code = "subscription_not_found"
+
+
+class SubscriptionExists(HeadraceError):
+    """The topic already has a subscription of that name."""
+
+    code = "subscription_exists"
+
+
+class LeaseExpired(HeadraceError):
+    """The lease is over, and the message has gone to another holder since, or may have."""
+
+    code = "lease_expired"
+
+
+class NotLeaseHolder(HeadraceError):
+    """The message is not leased under that token."""
+
+    code = "not_lease_holder"
+
+
+class StaleVersion(HeadraceError):
+    """The message was edited by somebody else since it was looked at; nothing was changed."""
+
+    code = "stale_version"
+
+
+class MessageLeased(HeadraceError):
+    """A consumer has the message in hand; nothing was changed."""
+
+    code = "message_leased"
+    retryable = True
+
+
+class NotOwner(HeadraceError):
+    """The message belongs to another producer group; nothing was changed."""
+
+    code = "not_owner"
+
+
+class CronNotFound(HeadraceError, LookupError):
+    """There is no recurrence of that name."""
+
+    code = "cron_not_found"
+
+
+class CronExists(HeadraceError):
+    """There is already a recurrence of that name."""
+
+    code = "cron_exists"
+
+
 class LimitExceeded(HeadraceError):
     """A limit on how much of something there may be is reached."""
 

@@ -31,3 +31,28 @@ STREAMS_MAX = 4096
 
 IN_FLIGHT_MAX = 64
 """Batches of one producer to one partition that are sent and not acknowledged; as many are recognised when repeated."""
+
+LEASE_SECONDS_MAX = 7 * 86_400
+"""The longest time that a lease can be asked for at once; it can be extended."""
+
+LEASE_MESSAGES_MAX = 10_000
+"""Messages that can be leased, settled or edited with one request."""
+
+AHEAD_SECONDS_MAX = 60
+"""How long before they are due messages can be leased by one who holds them back until then."""
+
+DELIVERIES_MAX = 255
+"""Deliveries of a message that are counted."""
+
+PRIORITY_MAX = 32_767
+PRIORITY_MIN = -32_768
+"""Bounds of priorities that make a difference; what is beyond counts as the bound."""
+
+STATE_BYTES_MAX = 64 << 10
+"""What one holder of a message can tell the next one when it gives the message back."""
+
+REASON_CHARS_MAX = 8_000
+"""Why a message was given back or rejected, such as a traceback; what is longer loses its middle."""
+
+CRONS_MAX = 10_000
+"""Recurrences of one broker."""

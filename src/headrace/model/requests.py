@@ -29,6 +29,10 @@ class BrokerInfo(Words):
     connections: int
     transactions_open: int
     data: str
+    subscriptions: int = 0
+    """Leased ones."""
+    crons: int = 0
+    """Recurrences."""
 
 
 # Topics.

@@ -60,6 +60,11 @@ def checked_group(name: str) -> str:
     return group if tenant == DEFAULT_TENANT else name
 
 
+def checked_name(name: str, what: str) -> str:
+    """The name, if it may be that of a `what`, which belongs to a topic or a tenant."""
+    return _checked(name, what, GROUP_NAME_CHARS_MAX, name)
+
+
 def _checked(name: str, what: str, chars_max: int, whole: str) -> str:
     if len(name) > chars_max or not _NAME.fullmatch(name):
         raise InvalidArgument(

@@ -42,6 +42,8 @@ class Workbench:
         """What the broker told the workbench's own session unasked."""
         self.failures: list[HeadraceError] = []
         """What went wrong in the background."""
+        self.wakes_us: list[int] = []
+        """When the broker wanted to be woken."""
         self.syncing_later = False
         """Whether the disk is slow: nothing is synced before `run`."""
         self._calls: deque[Callable[[], None]] = deque()
@@ -62,6 +64,10 @@ class Workbench:
         self._calls.append(call)
 
     from_thread = soon
+
+    def wake_at(self, time_us: int) -> None:
+        """A port of the broker: here time passes only when it is told to, with `tick`."""
+        self.wakes_us.append(time_us)
 
     def background(self, job: Callable[[], None]) -> None:
         """A port of the broker."""

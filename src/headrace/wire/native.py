@@ -6,6 +6,43 @@ from typing import Any
 import msgspec
 
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
+from headrace.model.leasing import (
+    Ack,
+    Edit,
+    Edited,
+    EditMatching,
+    Extend,
+    Find,
+    Forecast,
+    Forecasted,
+    Found,
+    Lease,
+    Leased,
+    LeaseStop,
+    Redrive,
+    Redriven,
+    Reject,
+    Release,
+    Settlement,
+    SubscriptionAlter,
+    SubscriptionCreate,
+    SubscriptionDelete,
+    SubscriptionDescribe,
+    SubscriptionInfo,
+    SubscriptionList,
+    Subscriptions,
+)
+from headrace.model.recurring import (
+    CronInfo,
+    CronList,
+    CronNext,
+    CronPause,
+    CronRemove,
+    CronRun,
+    CronRuns,
+    Crons,
+    CronSet,
+)
 from headrace.model.requests import (
     Assignment,
     BrokerInfo,
@@ -81,6 +118,32 @@ class Kind(IntEnum):
     TRANSACTION_STAGE = 51
     TRANSACTION_COMMIT = 52
     TRANSACTION_ABORT = 53
+
+    SUBSCRIPTION_CREATE = 60
+    SUBSCRIPTION_ALTER = 61
+    SUBSCRIPTION_DELETE = 62
+    SUBSCRIPTION_LIST = 63
+    SUBSCRIPTION_DESCRIBE = 64
+
+    LEASE = 70
+    ACK = 71
+    EXTEND = 72
+    RELEASE = 73
+    REJECT = 74
+    LEASE_STOP = 75
+
+    FIND = 80
+    FORECAST = 81
+    EDIT = 82
+    EDIT_MATCHING = 83
+    REDRIVE = 84
+
+    CRON_SET = 90
+    CRON_REMOVE = 91
+    CRON_LIST = 92
+    CRON_PAUSE = 93
+    CRON_RUN = 94
+    CRON_NEXT = 95
 
     # From the broker.
     ANSWER = 128
@@ -224,6 +287,28 @@ REQUESTS: dict[Kind, type[Words]] = {
     Kind.TRANSACTION_STAGE: TransactionStage,
     Kind.TRANSACTION_COMMIT: TransactionCommit,
     Kind.TRANSACTION_ABORT: TransactionAbort,
+    Kind.SUBSCRIPTION_CREATE: SubscriptionCreate,
+    Kind.SUBSCRIPTION_ALTER: SubscriptionAlter,
+    Kind.SUBSCRIPTION_DELETE: SubscriptionDelete,
+    Kind.SUBSCRIPTION_LIST: SubscriptionList,
+    Kind.SUBSCRIPTION_DESCRIBE: SubscriptionDescribe,
+    Kind.LEASE: Lease,
+    Kind.ACK: Ack,
+    Kind.EXTEND: Extend,
+    Kind.RELEASE: Release,
+    Kind.REJECT: Reject,
+    Kind.LEASE_STOP: LeaseStop,
+    Kind.FIND: Find,
+    Kind.FORECAST: Forecast,
+    Kind.EDIT: Edit,
+    Kind.EDIT_MATCHING: EditMatching,
+    Kind.REDRIVE: Redrive,
+    Kind.CRON_SET: CronSet,
+    Kind.CRON_REMOVE: CronRemove,
+    Kind.CRON_LIST: CronList,
+    Kind.CRON_PAUSE: CronPause,
+    Kind.CRON_RUN: CronRun,
+    Kind.CRON_NEXT: CronNext,
 }
 """What a client may ask, with the class of the head."""
 
@@ -253,6 +338,28 @@ ANSWERS: dict[Kind, type[Words]] = {
     Kind.TRANSACTION_STAGE: TransactionStaged,
     Kind.TRANSACTION_COMMIT: TransactionCommitted,
     Kind.TRANSACTION_ABORT: Done,
+    Kind.SUBSCRIPTION_CREATE: SubscriptionInfo,
+    Kind.SUBSCRIPTION_ALTER: SubscriptionInfo,
+    Kind.SUBSCRIPTION_DELETE: Done,
+    Kind.SUBSCRIPTION_LIST: Subscriptions,
+    Kind.SUBSCRIPTION_DESCRIBE: SubscriptionInfo,
+    Kind.LEASE: Leased,
+    Kind.ACK: Settlement,
+    Kind.EXTEND: Settlement,
+    Kind.RELEASE: Settlement,
+    Kind.REJECT: Settlement,
+    Kind.LEASE_STOP: Done,
+    Kind.FIND: Found,
+    Kind.FORECAST: Forecasted,
+    Kind.EDIT: Edited,
+    Kind.EDIT_MATCHING: Edited,
+    Kind.REDRIVE: Redriven,
+    Kind.CRON_SET: CronInfo,
+    Kind.CRON_REMOVE: Done,
+    Kind.CRON_LIST: Crons,
+    Kind.CRON_PAUSE: CronInfo,
+    Kind.CRON_RUN: CronInfo,
+    Kind.CRON_NEXT: CronRuns,
 }
 """What is answered to what."""
 

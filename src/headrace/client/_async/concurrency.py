@@ -7,17 +7,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from headrace.client.results import Received
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
+
+_TIMER_ERROR_S = 0.0015
+"""Loops count time in milliseconds."""
 
 now = time.monotonic
 
 Lock = asyncio.Lock
 """Lets one do something that takes a while; others wait."""
 
-Handler = Callable[[Received], Awaitable[Any] | Any]
+Handler = Callable[[Any], Awaitable[Any] | Any]
 """What is done with a message: a function, or a coroutine function."""
 
 ENDS_TASKS = (asyncio.CancelledError,)
@@ -128,10 +130,21 @@ class Monitor:
                 self._waiters.remove(waiter)
         return noticed
 
-    def notify(self) -> None:
-        """Something has changed: wake all who wait. Call it with the guard held."""
+    async def wait_finely(self, seconds: float) -> None:
+        """Wait for a notice or, with more precision than a loop's timers have, for so long: call it until it is time.
+
+        It returns early, for others may need a turn of the loop in the meantime.
+        """
+        if seconds > 2 * _TIMER_ERROR_S:
+            await self.wait(seconds - _TIMER_ERROR_S)
+        else:
+            await asyncio.sleep(0)
+
+    def notify(self, count: int | None = None) -> None:
+        """Something has changed: wake all who wait, or only so many of them. Call it with the guard held."""
         if self._waiters:
-            waiters, self._waiters = self._waiters, []
+            waiters = self._waiters[:count]
+            self._waiters = self._waiters[len(waiters) :]
             for waiter in waiters:
                 _wake(waiter)
 
@@ -194,11 +207,17 @@ async def run_blocking(call: Callable[[], None]) -> None:
     await asyncio.to_thread(call)
 
 
-async def call_handler(handler: Handler, message: Received) -> None:
+async def call_handler(handler: Handler, message: Any) -> None:
     """Let a handler do its work."""
     outcome = handler(message)
     if isinstance(outcome, Awaitable):
         await outcome
+
+
+def survives(error: BaseException) -> bool:
+    """Whether work goes on after an error of this kind: what was cancelled was something inside of it."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
 
 
 @contextmanager

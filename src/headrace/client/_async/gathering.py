@@ -10,13 +10,14 @@ from headrace.client._async.line import AsyncLine
 from headrace.client._async.shipping import AsyncShipping
 from headrace.client.lanes import Lane
 from headrace.client.outgoing import AfterAck, BeforePublish, Outgoing, Parcel, WhenSent
-from headrace.client.partitioning import Partitioner, by_key
+from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, codec_of, durability_of
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
+from headrace.model.partitioning import by_key
 
 _HURRIED_MAX = 8
 """With so many batches under way to a partition, messages that are in a hurry are gathered until an answer comes."""

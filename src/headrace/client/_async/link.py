@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.client._async.concurrency import Outcome
 from headrace.client.addresses import Address, Target, unreachable
+from headrace.client.clock import Clock, monotonic_us
 from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
@@ -42,13 +43,17 @@ class Link(Exchange, asyncio.BufferedProtocol):
         timeout: float,
         on_lost: Callable[["Link", HeadraceError], None],
         memory: Memory | None,
+        clock: Clock,
     ) -> "Link":
         """Connect and say hello; raises ConnectionFailed."""
         link = cls(on_lost, memory)
+        link.clock = clock
         try:
             async with asyncio.timeout(timeout):
                 await link._connect(target)
+                asked_us = monotonic_us()
                 link.welcome, _ = await link.request(Kind.HELLO, hello, b"", timeout)
+                clock.sample(asked_us, link.welcome.time_us, monotonic_us())
         except TimeoutError as error:
             link.end()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error

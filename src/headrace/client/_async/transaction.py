@@ -11,13 +11,14 @@ from headrace.client._async.line import AsyncLine
 from headrace.client._async.subscription import AsyncSubscription
 from headrace.client.exchange import Bytes
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, checked_key
-from headrace.client.partitioning import by_key, divided
+from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
 from headrace.client.times import Moment
 from headrace.model.batch import NO_PRODUCER
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
+from headrace.model.partitioning import by_key
 from headrace.model.requests import (
     Place,
     TransactionAbort,

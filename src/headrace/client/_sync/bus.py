@@ -1,217 +1,51 @@
 """The bus: what a program has of a broker."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
-from headrace.client._sync.administration import Administration
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import Lock, Timers, run_blocking
+from headrace.client._sync.jobs import Jobs
+from headrace.client._sync.leased import LeasedBlock
 from headrace.client._sync.line import Line
 from headrace.client._sync.link import receive_memory
 from headrace.client._sync.producer import Producer
+from headrace.client._sync.publishing import Publishing
+from headrace.client._sync.queue import Queue
+from headrace.client._sync.settling import Settling
 from headrace.client._sync.subscription import Subscription
-from headrace.client._sync.transaction import Transaction
+from headrace.client._sync.taking import Taking
 from headrace.client.addresses import DEFAULT_ADDRESS, Nearby, Target, parse_address
-from headrace.client.outgoing import AfterAck, BeforePublish, GivenHeaders
-from headrace.client.partitioning import Partitioner
-from headrace.client.results import Receipt
-from headrace.client.serialising import Deserializer, Serializer
-from headrace.client.times import Moment, Start
-from headrace.model.durability import Durability
-from headrace.model.errors import Closed, HeadraceError
+from headrace.client.clock import Clock
+from headrace.client.serialising import Deserializer
+from headrace.client.times import Start
+from headrace.model.errors import HeadraceError
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
 
 
-class Bus(Administration):
+class Bus(Publishing):
     """A program's way to a broker; made by `headrace.connect` or `headrace.open`. Close it, or use `with`.
 
-    It keeps two connections: one for requests and producers, and one, made with the first subscription, on which
-    messages are delivered, so that a flood of deliveries keeps no receipt waiting. Both are made again by
+    It keeps two connections: one for requests and producers, and one, made with the first subscription or lease, on
+    which messages are delivered, so that a flood of deliveries keeps no receipt waiting. Both are made again by
     themselves when they break; requests that can be repeated without harm are, for as long as `timeout`.
     """
 
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
-        self.timers = Timers()
-        """What calls things later, for all parts of the bus."""
+        timers, clock = Timers(), Clock()
         self._target = target
         self._hello = Hello(client="headrace-python", name=name)
         self._memory = receive_memory()
-        line = Line(target, self._hello, timeout, self.timers, self._memory)
-        super().__init__(line, Catalogue(line))
-        self._timeout = timeout
+        line = Line(target, self._hello, timeout, timers, self._memory, clock)
+        super().__init__(line, Catalogue(line), timers, clock, timeout)
         self._on_close = on_close
-        self._closed = False
         self._consuming: Line | None = None
         self._consuming_lock = Lock()
-        self._producers: list[Producer] = []
-        self._subscriptions: list[Subscription] = []
-        self._own_producer: Producer | None = None
-
-    # Publishing.
-
-    def publish(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | str | None = None,
-        headers: GivenHeaders | None = None,
-        timestamp: Moment | None = None,
-        due: Moment | None = None,
-        priority: int | None = None,
-        expires: Moment | None = None,
-        partition: int | None = None,
-        durability: Durability | str | None = None,
-        expected_offset: int | None = None,
-    ) -> Receipt:
-        """Publish a message, and wait for the broker's receipt.
-
-        Parameters:
-            topic: where to. The broker makes it if it is set up to.
-            value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
-            key: messages with the same key go to the same partition, in order.
-            headers: names to text or bytes.
-            timestamp: the message's time, by default now; a datetime or microseconds since 1970.
-            due: not to be delivered before this time (by subscriptions that heed it).
-            priority: a whole number, for subscriptions that deliver by priority.
-            expires: not to be delivered after this time.
-            partition: where to, instead of by key.
-            durability: what must be reached before the receipt: `memory`, `written` or `synced`; the topic's own if
-                that is more.
-            expected_offset: append only if the message gets this offset; else UnexpectedOffset is raised. Needs a
-                partition, or a topic that has only one.
-
-        Returns:
-            Where the message is, and how safe.
-        """
-        return self._shared_producer().publish(
-            value,
-            key,
-            topic=topic,
-            headers=headers,
-            timestamp=timestamp,
-            due=due,
-            priority=priority,
-            expires=expires,
-            partition=partition,
-            durability=durability,
-            expected_offset=expected_offset,
-        )
-
-    def publish_many(
-        self,
-        topic: str,
-        values: Iterable[bytes],
-        *,
-        keys: Sequence[bytes | str | None] | None = None,
-        headers: Sequence[GivenHeaders | None] | None = None,
-        timestamps: Sequence[Moment | None] | None = None,
-        dues: Sequence[Moment | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        expires: Sequence[Moment | None] | None = None,
-        partition: int | None = None,
-        durability: Durability | str | None = None,
-    ) -> list[Receipt]:
-        """Publish messages in as few batches as can be, and wait for the receipts.
-
-        Without keys all go to one partition, in order; the next call's go to the next partition.
-
-        Parameters:
-            topic: where to.
-            values: the messages' values.
-            keys: one for each value, or None where there is none; so are headers, timestamps, dues, priorities and
-                expires.
-            partition: where all of them go, instead of by key.
-            durability: as for `publish`.
-
-        Returns:
-            A receipt for each partition that got messages; several for one where other producers' came between.
-        """
-        return self._shared_producer().publish_many(
-            values,
-            keys,
-            topic=topic,
-            headers=headers,
-            timestamps=timestamps,
-            dues=dues,
-            priorities=priorities,
-            expires=expires,
-            partition=partition,
-            durability=durability,
-        )
-
-    def producer(
-        self,
-        topic: str | None = None,
-        *,
-        linger: float = 0.005,
-        batch_bytes: int = 100_000,
-        batch_count: int = 1000,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Partitioner | None = None,
-        serializer: str | Serializer | None = None,
-        durability: Durability | str | None = None,
-        buffer_bytes: int = 32 << 20,
-        on_full: Literal["block", "raise"] = "block",
-        before_publish: Sequence[BeforePublish] = (),
-        after_ack: Sequence[AfterAck] = (),
-        timeout: float | None = None,
-    ) -> Producer:
-        """A producer with settings of its own.
-
-        Parameters:
-            topic: where messages go that do not say.
-            linger: how many seconds a sent message may wait for others of its batch.
-            batch_bytes: a batch goes out when its messages have so many bytes.
-            batch_count: a batch goes out when it has so many messages.
-            compression: `none`, `lz4` or `zstd`; by default what the topic's settings say.
-            partitioner: takes a key and the number of partitions, returns a partition; by default the crc32c of the
-                key modulo the number of partitions. Messages without a key go to one partition for a batch, then to
-                the next.
-            serializer: what makes values into bytes: `bytes` (the default: they are), `str`, `json`, or a callable.
-            durability: what must be reached before a receipt; by default what the topic's settings say.
-            buffer_bytes: how much may wait for the broker's acknowledgement.
-            on_full: what happens when it does: `block`, or `raise` Busy.
-            before_publish: hooks that see each message (an Outgoing) before it is serialized, and return it, another
-                one, or None to drop it.
-            after_ack: hooks that see the receipt of each acknowledged batch; they must not block.
-            timeout: how many seconds to try before a message is given up; by default the bus's.
-        """
-        self._check_open()
-        producer = Producer(
-            self._line,
-            self._catalogue,
-            self.timers,
-            topic=topic,
-            linger=linger,
-            batch_bytes=batch_bytes,
-            batch_count=batch_count,
-            compression=compression,
-            partitioner=partitioner,
-            serializer=serializer,
-            durability=durability,
-            buffer_bytes=buffer_bytes,
-            on_full=on_full,
-            before_publish=before_publish,
-            after_ack=after_ack,
-            timeout=self._timeout if timeout is None else timeout,
-            on_close=self._producers.remove,
-        )
-        self._producers.append(producer)
-        return producer
-
-    def transaction(self, name: str, *, sequence: int | None = None, timeout: float = 60.0) -> Transaction:
-        """A transaction, for use in `with`: committed at the end of the block, aborted by an exception.
-
-        Parameters:
-            name: who does it. One that is open under this name, in whatever process, is aborted.
-            sequence: which of this name's transactions it is. One that has been committed before is not done again:
-                `already_committed` says so, and publishing in it does nothing. By default, the next.
-            timeout: after so many seconds the broker aborts it.
-        """
-        self._check_open()
-        return Transaction(self._line, self._catalogue, name, sequence, timeout)
+        self._receiving: list[Subscription | Jobs] = []
+        self._leasing: dict[tuple[str, str], tuple[Settling, Taking]] = {}
 
     # Receiving.
 
@@ -276,8 +110,47 @@ class Bus(Administration):
             session_timeout=session_timeout,
             prefetch_bytes=prefetch_bytes,
         )
-        self._subscriptions.append(subscription)
+        self.keep(subscription)
         return subscription
+
+    def queue(
+        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, deserializer: str | Deserializer | None = None
+    ) -> Queue:
+        """A leased subscription of a topic, from which messages are taken one by one; nothing is asked yet.
+
+        Parameters:
+            topic: whose messages.
+            subscription: which; made with the first lease if there is none of that name, with all messages.
+            deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
+        """
+        self._check_open()
+        settling, taking = self.leasing(topic, subscription)
+        return Queue(self, self._line, settling, taking, deserializer)
+
+    def lease(
+        self,
+        topic: str,
+        max: int = 10,
+        *,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        lease: float | timedelta | None = None,
+        wait: float | timedelta = 0.0,
+        deserializer: str | Deserializer | None = None,
+    ) -> LeasedBlock:
+        """Messages for the time of a block: `with bus.lease("jobs", max=10) as jobs:`.
+
+        At the end of the block they are acknowledged; after an exception they are given back with it as the reason.
+        Messages about which something was said in the block, with a queue's methods, are left as that said.
+
+        Parameters:
+            topic: whose messages.
+            max: how many at most.
+            subscription: which.
+            lease: for how many seconds; by default as the subscription's settings say. It is extended by itself.
+            wait: how many seconds to wait when there is none.
+            deserializer: as for `queue`.
+        """
+        return self.queue(topic, subscription, deserializer=deserializer).leased(max, lease=lease, wait=wait)
 
     # The bus itself.
 
@@ -294,15 +167,27 @@ class Bus(Administration):
         with self._consuming_lock:
             self._check_open()
             if self._consuming is None:
-                line = Line(self._target, self._hello, self._timeout, self.timers, self._memory)
+                line = Line(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
                 line.connect(self._timeout)  # the broker may just be starting again
                 self._consuming = line
             return self._consuming
 
-    def forget(self, subscription: Subscription) -> None:
-        """The subscription is closed."""
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
+    def leasing(self, topic: str, subscription: str) -> tuple[Settling, Taking]:
+        """What all users of a leased subscription share."""
+        shared = self._leasing.get((topic, subscription))
+        if shared is None:
+            settling = Settling(self._line, self.timers, self.clock, topic, subscription)
+            shared = self._leasing.setdefault((topic, subscription), (settling, Taking(self, settling)))
+        return shared
+
+    def keep(self, part: Subscription | Jobs) -> None:
+        """Close this one with the bus."""
+        self._receiving.append(part)
+
+    def forget(self, part: Subscription | Jobs) -> None:
+        """This one is closed."""
+        if part in self._receiving:
+            self._receiving.remove(part)
 
     def close(self) -> None:
         """Close producers and subscriptions, and end the connections.
@@ -313,12 +198,14 @@ class Bus(Administration):
             return
         self._closed = True
         failed: HeadraceError | None = None
-        parts: list[Subscription | Producer] = [*self._subscriptions, *self._producers]
+        parts: list[Subscription | Jobs | Producer] = [*self._receiving, *self._producers]
         for part in parts:
             try:
                 part.close()
             except HeadraceError as error:
                 failed = failed or error
+        for settling, _ in self._leasing.values():
+            settling.answered()
         for line in (self._consuming, self._line):
             if line is not None:
                 line.close()
@@ -335,15 +222,6 @@ class Bus(Administration):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _shared_producer(self) -> Producer:
-        if self._own_producer is None:
-            self._own_producer = self.producer(linger=0)
-        return self._own_producer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the bus is closed")
 
 
 def connect(address: str = DEFAULT_ADDRESS, *, name: str = "", timeout: float = 30.0, wait: float = 0.0) -> Bus:

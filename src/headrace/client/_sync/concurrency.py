@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from headrace.client.results import Received
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ Guard = threading.RLock
 Lock = threading.Lock
 """Lets one do something that takes a while; others wait."""
 
-Handler = Callable[[Received], Any]
+Handler = Callable[[Any], Any]
 """What is done with a message."""
 
 ENDS_TASKS = (KeyboardInterrupt, SystemExit)
@@ -113,10 +112,14 @@ class Monitor:
         finally:
             self._sleepers -= 1
 
-    def notify(self) -> None:
-        """Something has changed: wake all who wait. Call it with the guard held."""
+    def wait_finely(self, seconds: float) -> None:
+        """Wait for a notice, or precisely for so long; it may return early."""
+        self.wait(seconds)
+
+    def notify(self, count: int | None = None) -> None:
+        """Something has changed: wake all who wait, or only so many of them. Call it with the guard held."""
         if self._sleepers:
-            self._condition.notify_all()
+            self._condition.notify(self._sleepers if count is None else count)
 
 
 class Timer:
@@ -213,9 +216,15 @@ def run_blocking(call: Callable[[], None]) -> None:
     call()
 
 
-def call_handler(handler: Handler, message: Received) -> None:
+def call_handler(handler: Handler, message: Any) -> None:
     """Let a handler do its work."""
     handler(message)
+
+
+def survives(error: BaseException) -> bool:
+    """Whether work goes on after an error of this kind, which is no Exception."""
+    del error
+    return False
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from headrace.client._sync.concurrency import Monitor, Task, Timer, Timers, now,
 from headrace.client._sync.link import Link
 from headrace.client.addresses import Target, unreachable
 from headrace.client.backoff import Backoff
+from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError
 from headrace.model.requests import Words
@@ -17,6 +18,7 @@ logger = logging.getLogger("headrace.client")
 
 _TICK_S = 1.0
 _DIAL_TIMEOUT_S = 10.0
+_CLOCK_PINGS = 4
 
 
 class Listener(Protocol):
@@ -32,9 +34,12 @@ class Listener(Protocol):
 class Line:
     """One connection at a time, and another when it breaks, until it is closed."""
 
-    def __init__(self, target: Target, hello: Hello, timeout: float, timers: Timers, memory: Memory | None) -> None:
+    def __init__(
+        self, target: Target, hello: Hello, timeout: float, timers: Timers, memory: Memory | None, clock: Clock
+    ) -> None:
         self.link: Link | None = None
         self.timeout = timeout
+        self._clock = clock
         self._target = target
         self._hello = hello
         self._timers = timers
@@ -117,6 +122,12 @@ class Line:
         if link is not None:
             self._tick_later(link)
 
+    def measure_clock(self) -> None:
+        """Compare the clocks a few times: the quickest answers tell the most."""
+        link = self.link
+        if link is not None and not link.closed:
+            link.ping(_CLOCK_PINGS)
+
     def close(self) -> None:
         """End the connection, and make no other."""
         with self._monitor.guard:
@@ -129,7 +140,8 @@ class Line:
             self._reconnecting.join(_DIAL_TIMEOUT_S)
 
     def _dialled(self) -> Link:
-        return Link.open(self._target, self._hello, min(self.timeout, _DIAL_TIMEOUT_S), self._lost, self._memory)
+        timeout = min(self.timeout, _DIAL_TIMEOUT_S)
+        return Link.open(self._target, self._hello, timeout, self._lost, self._memory, self._clock)
 
     def _adopt(self, link: Link) -> bool:
         """Use this connection from now on, unless it is gone already."""
@@ -143,6 +155,8 @@ class Line:
             self._monitor.notify()
             listeners = list(self._listeners)
         self._tick_later(link)
+        if self._clock.in_use:
+            self.measure_clock()
         for listener in listeners:
             listener.link_up(link)
         return True

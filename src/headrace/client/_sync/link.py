@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.client._sync.concurrency import Outcome, logger
 from headrace.client.addresses import Address, Target, unreachable
+from headrace.client.clock import Clock, monotonic_us
 from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
@@ -54,6 +55,7 @@ class Link(Exchange):
         timeout: float,
         on_lost: Callable[["Link", HeadraceError], None],
         memory: Memory | None,
+        clock: Clock,
     ) -> "Link":
         """Connect and say hello; raises ConnectionFailed."""
         del memory  # each connection has a thread, and memory of its own
@@ -61,9 +63,12 @@ class Link(Exchange):
             link = cls(_connected(target, timeout), on_lost)
         except OSError as error:
             raise ConnectionFailed(unreachable(target, error)) from error
+        link.clock = clock
         link._thread.start()
         try:
+            asked_us = monotonic_us()
             link.welcome, _ = link.request(Kind.HELLO, hello, b"", timeout)
+            clock.sample(asked_us, link.welcome.time_us, monotonic_us())
         except Timeout as error:
             link.close()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error

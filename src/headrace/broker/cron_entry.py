@@ -1,0 +1,114 @@
+"""One recurrence: what it may say, when it runs, and which of its runs are due."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.broker.facts import CronKept
+from headrace.engines.api import Schedule, last_until, parse_schedule
+from headrace.model.errors import InvalidArgument
+from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.recurring import CRON_HEADER, RUN_HEADER, Recurrence
+from headrace.model.topic import checked_name, parse_topic
+
+_MISSED = ("skip", "once", "all")
+_OVERLAP = ("allow", "skip")
+
+
+class Due(NamedTuple):
+    """What a recurrence has to do now."""
+
+    times_us: list[int]
+    done_us: int
+    """What was to be done up to this time is done with it."""
+    left_out: int
+
+
+def checked_recurrence(rule: Recurrence) -> Recurrence:
+    """The recurrence, if everything in it but the times can be; its topic's name as it is written here."""
+    checked_name(rule.name, "recurrence")
+    if rule.missed not in _MISSED:
+        raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {rule.missed!r}")
+    if rule.overlap not in _OVERLAP:
+        raise InvalidArgument(f"overlap is {', '.join(_OVERLAP)}, not {rule.overlap!r}")
+    for header in (CRON_HEADER, RUN_HEADER):
+        if header in rule.headers:
+            raise InvalidArgument(f"the header {header} is set by the broker")
+    return msgspec.structs.replace(rule, topic=str(parse_topic(rule.topic)))
+
+
+def schedule_of(rule: Recurrence, created_us: int) -> Schedule:
+    """When it runs; intervals are counted from its start, or from when it was made."""
+    for name in ("start_us", "end_us"):
+        time_us = getattr(rule, name)
+        if time_us is not None and not 0 <= time_us <= TIMESTAMP_US_MAX:
+            raise InvalidArgument(f"{name} is a time in microseconds since 1970, not {time_us}")
+    if rule.start_us is not None and rule.end_us is not None and rule.end_us <= rule.start_us:
+        raise InvalidArgument("the end has to come after the start")
+    if rule.runs_max is not None and rule.runs_max < 1:
+        raise InvalidArgument(f"runs_max is 1 or more, not {rule.runs_max}")
+    return parse_schedule(rule.when, rule.zone, created_us if rule.start_us is None else rule.start_us)
+
+
+def same_times(one: Recurrence, other: Recurrence) -> bool:
+    """Whether one runs when the other does, as far as they have not ended."""
+    return (one.when, one.zone, one.start_us) == (other.when, other.zone, other.start_us)
+
+
+def next_run_us(schedule: Schedule, rule: Recurrence, after_us: int) -> int | None:
+    """The first run after a time, between the start and the end."""
+    run_us = schedule.next_after(after_us if rule.start_us is None else max(after_us, rule.start_us - 1))
+    return None if run_us is None or (rule.end_us is not None and run_us >= rule.end_us) else run_us
+
+
+def runs_left(kept: CronKept) -> int | None:
+    """How many more there may be; None when nobody counts."""
+    most = kept.recurrence.runs_max
+    return None if most is None else max(most - kept.runs, 0)
+
+
+class CronEntry:
+    """A recurrence at work; what has to be remembered of it is in the ledger."""
+
+    def __init__(self, name: str, id_: int, schedule: Schedule) -> None:
+        self.name = name
+        self.id = id_
+        self.schedule = schedule
+        self.busy = False
+        """Whether its message is on its way."""
+        self.armed_us: int | None = None
+        """When it is to be looked at."""
+        self.failures = 0
+        """How often in a row its message could not be published."""
+        self.skipped = 0
+        self.offset: int | None = None
+        """Of the last run's message, once somebody wanted to know."""
+
+    def next_us(self, kept: CronKept, done_us: int = 0) -> int | None:
+        """The next run, after what is done."""
+        if kept.recurrence.paused or runs_left(kept) == 0:
+            return None
+        return next_run_us(self.schedule, kept.recurrence, max(done_us, kept.done_us))
+
+    def due(self, kept: CronKept, missed_us: int, now_us: int, times_max: int) -> Due:
+        """The runs to be done now; those up to `missed_us` were missed."""
+        rule = kept.recurrence
+        until_us = now_us if rule.end_us is None else min(now_us, rule.end_us - 1)
+        done_us, left_out = kept.done_us, 0
+        times_us: list[int] = []
+        if rule.missed != "all":
+            first_us = done_us if rule.start_us is None else max(done_us, rule.start_us - 1)
+            last_us, left_out = last_until(self.schedule, first_us, min(missed_us, until_us))
+            if last_us is not None:
+                done_us = last_us
+                if rule.missed == "once":
+                    times_us, left_out = [last_us], left_out - 1
+        left = runs_left(kept)
+        times_max = times_max if left is None else min(times_max, left)
+        while len(times_us) < times_max:
+            run_us = next_run_us(self.schedule, rule, done_us)
+            if run_us is None or run_us > until_us:
+                break
+            times_us.append(run_us)
+            done_us = run_us
+        return Due(times_us, done_us, left_out)

@@ -1,0 +1,398 @@
+"""Recurrences: messages published by the broker again and again, each run once, whatever ends it on the way."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
+
+import msgspec
+
+from headrace.broker.cron_entry import (
+    CronEntry,
+    Due,
+    checked_recurrence,
+    next_run_us,
+    runs_left,
+    same_times,
+    schedule_of,
+)
+from headrace.broker.facts import CronGone, CronKept, CronPlace, CronRan
+from headrace.broker.later import Later
+from headrace.broker.ledger import Ledger
+from headrace.broker.ports import Ports
+from headrace.broker.topics import Topic, Topics
+from headrace.broker.transactions import Transactions
+from headrace.model.batch import Columns, check_messages, encode
+from headrace.model.errors import (
+    CronExists,
+    CronNotFound,
+    HeadraceError,
+    InvalidArgument,
+    InvalidBatch,
+    LimitExceeded,
+    MessageTooLarge,
+    PartitionNotFound,
+    TopicNotFound,
+)
+from headrace.model.limits import CRONS_MAX
+from headrace.model.partitioning import by_key
+from headrace.model.recurring import (
+    CRON_HEADER,
+    RUN_HEADER,
+    CronInfo,
+    CronList,
+    CronNext,
+    CronPause,
+    CronRemove,
+    CronRun,
+    CronRuns,
+    CronSet,
+    Recurrence,
+)
+from headrace.model.recurring import Crons as CronsFound
+from headrace.model.requests import Done, Place, Words
+from headrace.model.topic import DEFAULT_TENANT, parse_topic
+
+logger = logging.getLogger("headrace.broker")
+
+_LATE_US = 10_000_000
+"""A run that is later than this was missed: the clock has jumped, or the broker was stuck."""
+_RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
+"""What could not be published is tried again after 1, 2, 4, and then always 8 seconds."""
+_FIRED_MAX = 100
+"""Recurrences looked at in one go; the others are a moment later."""
+_RUNS_AT_ONCE_MAX = 1000
+_RUNS_BYTES = 1 << 20
+"""Runs of one recurrence that are published together: so many, or so many bytes."""
+_OUTDATED_MAX = 1000
+_SEARCHED_BYTES = 16 << 20
+_NEXT_MAX = 1000
+
+_NEVER = (TopicNotFound, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
+"""What trying again does not help against."""
+
+
+class Crons:
+    """All recurrences."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        transactions: Transactions,
+        ledger: Ledger,
+        ports: Ports,
+        unsettled: Callable[[Topic, int, int], bool],
+        now_us: int,
+    ) -> None:
+        """Go on with those that the ledger knows; `unsettled` tells whether a message (topic, partition, offset) is
+        waited for by a leased subscription.
+        """
+        self._topics = topics
+        self._transactions = transactions
+        self._ledger = ledger
+        self._ports = ports
+        self._unsettled = unsettled
+        self._started_us = now_us
+        self._ticking = False
+        self._entries: dict[str, CronEntry] = {}
+        self._agenda: list[tuple[int, int, CronEntry]] = []
+        self._turns = count()
+        self._id = max((kept.id for kept in ledger.state.crons.values()), default=0)
+        for name, kept in ledger.state.crons.items():
+            try:
+                schedule = schedule_of(kept.recurrence, kept.created_us)
+            except InvalidArgument as error:
+                logger.error("the recurrence %s rests until it is set again: %s", name, error)
+                continue
+            self._entries[name] = CronEntry(name, kept.id, schedule)
+            self._arm(self._entries[name])
+
+    def __len__(self) -> int:
+        return len(self._ledger.state.crons)
+
+    # What can be asked.
+
+    def set(self, request: CronSet, now_us: int) -> Later[Words]:
+        """Make a recurrence or replace one, which goes on from where it is if it runs at the same times.
+
+        One that is paused stays so: services set theirs whenever they start, and whoever paused it had a reason.
+        """
+        rule = checked_recurrence(request.recurrence)
+        before = self._ledger.state.crons.get(rule.name)
+        if before is not None and not request.replace:
+            raise CronExists(f"there is already a recurrence {rule.name}")
+        if before is None and len(self) >= CRONS_MAX:
+            raise LimitExceeded(f"there are {CRONS_MAX} recurrences, and no more are allowed")
+        if before is not None and before.recurrence.paused:
+            rule = msgspec.structs.replace(rule, paused=True)
+        kept, entry = self._replaced(rule, before, now_us)
+        topic = self._topics.get_or_create(rule.topic, now_us)
+        columns = _columns(rule, [now_us])
+        check_messages(columns, topic.settings.message_bytes_max)
+        _partition(rule, topic)
+        if kept != before:
+            self._ledger.record(now_us, kept)
+        self._id = max(self._id, kept.id)
+        self._disarm(rule.name)
+        self._entries[rule.name] = entry
+        self._arm(entry)
+        return self._ledger.durably(self._info(rule.name))
+
+    def _replaced(self, rule: Recurrence, before: CronKept | None, now_us: int) -> tuple[CronKept, CronEntry]:
+        """What is to be remembered of a recurrence, and the entry that goes with it."""
+        if before is not None and same_times(before.recurrence, rule):
+            entry = self._entries.get(rule.name) or CronEntry(
+                rule.name, before.id, schedule_of(rule, before.created_us)
+            )
+            schedule_of(rule, before.created_us)  # for what it says of the rest
+            # Of one that had ended and goes on nothing was missed in between.
+            done_us = before.done_us if entry.next_us(before) is not None else max(before.done_us, now_us)
+            return msgspec.structs.replace(before, recurrence=rule, done_us=done_us), entry
+        schedule = schedule_of(rule, now_us)
+        # Where the clock was put back, what was done already is not done again.
+        done_us = now_us if before is None else max(now_us, before.done_us)
+        if next_run_us(schedule, rule, done_us) is None:
+            raise InvalidArgument(f"the recurrence {rule.name} would never run: all of its times are over")
+        place, last_us = (None, 0) if before is None else (before.place, before.last_us)
+        kept = CronKept(rule, self._id + 1, now_us, done_us, 0, last_us, place)
+        return kept, CronEntry(rule.name, kept.id, schedule)
+
+    def remove(self, request: CronRemove, now_us: int) -> Later[Words]:
+        """Forget a recurrence; what it published stays."""
+        self._kept(request.name)
+        self._ledger.record(now_us, CronGone(request.name))
+        self._disarm(request.name)
+        self._entries.pop(request.name, None)
+        return self._ledger.durably(Done())
+
+    def pause(self, request: CronPause, now_us: int) -> Later[Words]:
+        """Let a recurrence rest, or go on with the runs from now on."""
+        kept = self._kept(request.name)
+        if kept.recurrence.paused != request.paused:
+            rule = msgspec.structs.replace(kept.recurrence, paused=request.paused)
+            done_us = kept.done_us if request.paused else max(kept.done_us, now_us)
+            self._ledger.record(now_us, msgspec.structs.replace(kept, recurrence=rule, done_us=done_us))
+            if request.name in self._entries:
+                self._arm(self._entries[request.name])
+        return self._ledger.durably(self._info(request.name))
+
+    def run(self, request: CronRun, now_us: int) -> Later[Words]:
+        """Publish its message now; regular runs are as they were, and it is not counted among them."""
+        kept = self._kept(request.name)
+        topic = self._topics.get_or_create(kept.recurrence.topic, now_us)
+        later: Later[Words] = Later()
+
+        def settled(outcome: list[Place] | HeadraceError) -> None:
+            if isinstance(outcome, HeadraceError):
+                later.settle(outcome)
+            else:
+                later.settle(self._info(request.name) if request.name in self._ledger.state.crons else _info(kept))
+
+        self._publish(kept, topic, [now_us], 0, now_us).then(settled)
+        return later
+
+    def listed(self, request: CronList) -> Words:
+        """The recurrences there are for a topic, or for all topics of a tenant, by name."""
+        topic = str(parse_topic(request.topic)) if request.topic else ""
+        tenant = request.tenant or DEFAULT_TENANT
+        found = [
+            self._info(name)
+            for name, kept in sorted(self._ledger.state.crons.items())
+            if topic == kept.recurrence.topic or (not topic and parse_topic(kept.recurrence.topic).tenant == tenant)
+        ]
+        return CronsFound(found)
+
+    def next_runs(self, request: CronNext, now_us: int) -> Words:
+        """The next runs of a recurrence, or of one that is only tried out; as if it was not paused."""
+        if not 0 < request.runs <= _NEXT_MAX:
+            raise InvalidArgument(f"runs is 1 to {_NEXT_MAX}, not {request.runs}")
+        after_us = now_us if request.from_us is None else request.from_us
+        left: int | None
+        if request.recurrence is not None:
+            rule = request.recurrence
+            schedule, left = schedule_of(rule, after_us), rule.runs_max
+        else:
+            kept = self._kept(request.name)
+            rule, left = kept.recurrence, runs_left(kept)
+            schedule = schedule_of(rule, kept.created_us)
+            after_us = max(after_us, kept.done_us) if request.from_us is None else after_us
+        times_us: list[int] = []
+        for _ in range(request.runs if left is None else min(request.runs, left)):
+            run_us = next_run_us(schedule, rule, after_us)
+            if run_us is None:
+                break
+            times_us.append(run_us)
+            after_us = run_us
+        return CronRuns(times_us)
+
+    # What happens by itself.
+
+    def tick(self, now_us: int) -> None:
+        """Publish what is due."""
+        self._started_us = min(self._started_us, now_us)  # the clock may have been put back
+        self._ticking = True
+        for _ in range(_FIRED_MAX):
+            due_us = self.next_tick_us()
+            if due_us is None or due_us > now_us:
+                break
+            _, _, entry = heappop(self._agenda)
+            entry.armed_us = None
+            if not entry.busy:  # else it is looked at again when its message has arrived
+                self._fire(entry, now_us)
+        self._ticking = False
+
+    def next_tick_us(self) -> int | None:
+        """When there is something to do again."""
+        while self._agenda and self._agenda[0][0] != self._agenda[0][2].armed_us:
+            heappop(self._agenda)  # it was changed or removed
+        return self._agenda[0][0] if self._agenda else None
+
+    def _fire(self, entry: CronEntry, now_us: int) -> None:
+        kept = self._ledger.state.crons[entry.name]
+        rule = kept.recurrence
+        missed_us = max(self._started_us, now_us - _LATE_US)
+        size = len(rule.value) + sum(map(len, rule.headers.values())) + 100
+        due = entry.due(kept, missed_us, now_us, max(min(_RUNS_AT_ONCE_MAX, _RUNS_BYTES // size), 1))
+        try:
+            later = self._begin(entry, kept, due, now_us)
+        except (HeadraceError, OSError) as error:
+            self._wait(entry, error, now_us)
+            return
+        if later is None:
+            self._arm(entry)
+            return
+        entry.busy = True
+        self._arm(entry, done_us=due.done_us)
+
+        def settled(outcome: list[Place] | HeadraceError) -> None:
+            entry.busy = False
+            if self._entries.get(entry.name) is not entry:
+                return  # it was removed, or began anew
+            if isinstance(outcome, HeadraceError):
+                self._wait(entry, outcome, now_us)
+                return
+            entry.failures = 0
+            if entry.armed_us is None:
+                self._arm(entry)
+
+        later.then(settled)
+
+    def _begin(self, entry: CronEntry, kept: CronKept, due: Due, now_us: int) -> Later[list[Place]] | None:
+        """Publish the runs that are due; None when all of them are left out, which is remembered too."""
+        times_us = due.times_us
+        if times_us and kept.recurrence.overlap == "skip":
+            times_us = [] if self._overlaps(entry, kept) else times_us[-1:]
+        later = None
+        if times_us:
+            try:
+                topic = self._topics.get_or_create(kept.recurrence.topic, now_us)
+                later = self._publish(kept, topic, times_us, due.done_us, now_us)
+            except _NEVER as error:
+                logger.warning("the recurrence %s cannot run this time: %s", entry.name, error)
+        if later is None and due.done_us > kept.done_us:
+            self._ledger.record(now_us, CronRan(entry.name, entry.id, due.done_us, 0))
+        left_out = due.left_out + len(due.times_us) - (len(times_us) if later is not None else 0)
+        if left_out:
+            logger.info("the recurrence %s was left out %s times", entry.name, left_out)
+            entry.skipped += left_out
+        return later
+
+    def _publish(
+        self, kept: CronKept, topic: Topic, times_us: list[int], done_us: int, now_us: int
+    ) -> Later[list[Place]]:
+        """Publish runs, and remember with the same stroke that they were; without `done_us` it is one besides."""
+        rule = kept.recurrence
+        number = _partition(rule, topic)
+        batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
+        place = CronPlace(topic.id, number, now_us)
+        fact = CronRan(rule.name, kept.id, done_us, len(times_us) if done_us else 0, times_us[-1], place)
+        if rule.name in self._entries:
+            self._entries[rule.name].offset = None
+        return self._transactions.carry([(topic, number, batch)], [fact], now_us)
+
+    def _wait(self, entry: CronEntry, error: Exception, now_us: int) -> None:
+        if not entry.failures:
+            logger.warning("the recurrence %s has to wait: %s", entry.name, error)
+        self._arm(entry, not_before_us=now_us + (_RETRY_US << min(entry.failures, _RETRY_DOUBLINGS)))
+        entry.failures += 1
+
+    def _disarm(self, name: str) -> None:
+        if name in self._entries:
+            self._entries[name].armed_us = None
+
+    def _arm(self, entry: CronEntry, done_us: int = 0, not_before_us: int = 0) -> None:
+        """Look at it again when its next run is due."""
+        run_us = entry.next_us(self._ledger.state.crons[entry.name], done_us)
+        armed_us = None if run_us is None else max(run_us, not_before_us)
+        if armed_us is not None and armed_us != entry.armed_us:
+            heappush(self._agenda, (armed_us, next(self._turns), entry))
+        entry.armed_us = armed_us
+        if armed_us is not None and self._agenda[0][0] == armed_us and not self._ticking:
+            self._ports.wake_at(armed_us)
+        if len(self._agenda) > 2 * len(self._entries) + _OUTDATED_MAX:
+            self._agenda = sorted(turn for turn in self._agenda if turn[0] == turn[2].armed_us)
+
+    # Where the last run's message is.
+
+    def _overlaps(self, entry: CronEntry, kept: CronKept) -> bool:
+        """Whether the message of the last run is still waited for."""
+        topic = self._topics.by_id.get(kept.place.topic_id) if kept.place is not None else None
+        if topic is None or kept.place is None:
+            return False
+        if entry.offset is None:
+            entry.offset = self._find(kept, topic, kept.place)
+        return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset)
+
+    def _find(self, kept: CronKept, topic: Topic, place: CronPlace) -> int | None:
+        """Where the message of the last run stands; None when it is gone."""
+        partition = self._topics.lane(topic, place.partition).partition
+        wanted = (kept.recurrence.name.encode(), b"%d" % kept.last_us)
+        begin, searched = partition.find_time(place.published_us), 0
+        for batch in partition.batches(begin, partition.next_offset):
+            searched += batch.length
+            if searched > _SEARCHED_BYTES and batch.append_time > place.published_us + _LATE_US:
+                break  # so long afterwards it will not come any more
+            if not batch.time_min <= place.published_us <= batch.time_max:
+                continue
+            with suppress(InvalidBatch):  # nobody has looked into what others publish
+                for message in batch.messages():
+                    headers = message.headers or {}
+                    if (headers.get(CRON_HEADER), headers.get(RUN_HEADER)) == wanted:
+                        return message.offset
+        return None
+
+    def _kept(self, name: str) -> CronKept:
+        kept = self._ledger.state.crons.get(name)
+        if kept is None:
+            raise CronNotFound(f"there is no recurrence {name}")
+        return kept
+
+    def _info(self, name: str) -> CronInfo:
+        kept, entry = self._kept(name), self._entries.get(name)
+        if entry is None:
+            return _info(kept)
+        return _info(kept, entry.next_us(kept) or 0, entry.skipped)
+
+
+def _info(kept: CronKept, next_us: int = 0, skipped: int = 0) -> CronInfo:
+    return CronInfo(kept.recurrence, kept.created_us, next_us, kept.last_us, kept.runs, skipped)
+
+
+def _columns(rule: Recurrence, times_us: list[int]) -> Columns:
+    runs = len(times_us)
+    name = rule.name.encode()
+    headers = [{**rule.headers, CRON_HEADER: name, RUN_HEADER: b"%d" % time_us} for time_us in times_us]
+    return Columns([rule.value] * runs, None if rule.key is None else [rule.key] * runs, headers=headers)
+
+
+def _partition(rule: Recurrence, topic: Topic) -> int:
+    """The partition of its messages: the one it names, or its key's, or the first."""
+    partitions = topic.settings.partitions
+    if rule.partition is None:
+        return by_key(rule.key, partitions) if rule.key is not None else 0
+    if not 0 <= rule.partition < partitions:
+        raise PartitionNotFound(
+            f"{topic} has the partitions 0 to {partitions - 1}, not {rule.partition}", partitions=partitions
+        )
+    return rule.partition

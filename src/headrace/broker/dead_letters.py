@@ -1,0 +1,244 @@
+"""Dead letters: messages that could not be processed go to a topic of their own, and can be put back from there."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.broker.later import Later
+from headrace.broker.leased_facts import Finished
+from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.topics import Topic, Topics
+from headrace.broker.transactions import Transactions
+from headrace.engines.api import LeasedIndex, Note, outlook, packed
+from headrace.model.batch import Batch, Columns, encode
+from headrace.model.errors import HeadraceError
+from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
+from headrace.model.requests import Done, TopicCreate, Words
+from headrace.model.subscription import SubscriptionSettings
+
+logger = logging.getLogger("headrace.broker")
+
+REDRIVE = "redrive"
+"""The subscription of a dead letter topic that knows which messages were not put back yet."""
+PREFIX = "headrace-dead-"
+_BATCH_COUNT = 1000
+_BATCH_BYTES = 8 << 20
+
+
+class DeadLetters:
+    """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
+
+    def __init__(self, topics: Topics, transactions: Transactions) -> None:
+        self._topics = topics
+        self._transactions = transactions
+        self.registry: SubscriptionRegistry
+        self._counted: dict[int, tuple[object, Counter[tuple[bytes, bytes]]]] = {}
+        """For each subscription of dead messages, as of which state of it, how many there are of whom."""
+
+    def count(self, subscription: Subscription) -> int:
+        """How many of a subscription's messages are dead."""
+        dead = self.subscription(subscription)
+        if dead is None:
+            return 0
+        self.registry.catch_up(dead)
+        state = tuple((index.statuses.end, *index.statuses.counts) for index in dead.indexes.values())
+        known = self._counted.get(dead.id)
+        if known is None or known[0] != state:
+            known = self._counted[dead.id] = state, self._counts(dead)
+        return known[1][str(subscription.topic).encode(), subscription.name.encode()]
+
+    def _counts(self, dead: Subscription) -> Counter[tuple[bytes, bytes]]:
+        """How many dead messages there are, by topic and subscription; a look at all of them if there are several."""
+        sharing = {(str(one.topic), one.name) for one in self.registry if dead_topic(one) == str(dead.topic)}
+        if len(sharing) == 1:
+            [(topic, name)] = sharing
+            total = sum(sum(outlook.summary(index.pending)[:2]) for index in dead.indexes.values())
+            return Counter({(topic.encode(), name.encode()): total})
+        found: Counter[tuple[bytes, bytes]] = Counter()
+        for index in dead.indexes.values():
+            columns, _ = index.read(list(outlook.offsets(index.pending, "ready", 0)))
+            for headers in columns.headers or ():
+                given = headers or {}
+                found[given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")] += 1
+        return found
+
+    def subscription(self, subscription: Subscription) -> Subscription | None:
+        """The subscription that has a subscription's dead messages, if there ever were any."""
+        topic = self._topics.find(dead_topic(subscription))
+        return self.registry.find(topic, REDRIVE) if topic is not None else None
+
+    def bury(
+        self,
+        subscription: Subscription,
+        partition: int,
+        offsets: list[int],
+        reason: str,
+        now_us: int,
+        *,
+        counted: bool,
+    ) -> Later[Words]:
+        """Send messages to the dead letter topic; settles when they are there and nowhere else.
+
+        `counted`: their last delivery is among those in vain already.
+        """
+        index = subscription.indexes[partition]
+        holders = [held.holder if (held := index.leases.get(offset)) is not None else "" for offset in offsets]
+        index.leave(offsets)
+        later: Later[Words] = Later()
+        try:
+            topic = self._dead_topic(subscription, now_us)
+            columns, there = index.read(offsets)
+            about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
+            batches = self._letters(subscription, partition, index, columns, there, about, now_us)
+            target = partition % topic.settings.partitions
+            facts = [Finished(subscription.id, partition, packed(offsets))]
+            carried = self._transactions.carry([(topic, target, batch) for batch in batches], list(facts), now_us)
+        except HeadraceError as error:
+            self._stayed(subscription, index, offsets, now_us, later, error)
+            return later
+        carried.then(partial(self._stayed, subscription, index, offsets, now_us, later))
+        return later
+
+    def _stayed(
+        self,
+        subscription: Subscription,
+        index: LeasedIndex,
+        offsets: list[int],
+        now_us: int,
+        later: Later[Words],
+        outcome: object,
+    ) -> None:
+        if isinstance(outcome, HeadraceError):
+            logger.warning("dead messages of %s have to stay: %s", subscription, outcome)
+            index.stay(offsets, now_us)
+            later.settle(outcome)
+        else:
+            later.settle(Done())
+
+    def redrive(self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int) -> Any:
+        """Put dead messages back, by partition of the dead letter topic; settles with how many."""
+        batches: list[tuple[Topic, int, Batch]] = []
+        facts = []
+        for partition, offsets in found.items():
+            index = dead.indexes[partition]
+            columns, there = index.read(offsets)
+            index.leave(offsets)
+            facts.append(Finished(dead.id, partition, packed(offsets)))
+            if there:
+                batches += self._revived(subscription, columns, now_us)
+        later: Later[Words] = Later()
+
+        def done(outcome: object) -> None:
+            if isinstance(outcome, HeadraceError):
+                for partition, offsets in found.items():
+                    dead.indexes[partition].stay(offsets, now_us)
+                later.settle(outcome)
+            else:
+                later.settle(Redriven(sum(map(len, found.values()))))
+
+        self._transactions.carry(batches, list(facts), now_us).then(done)
+        return later
+
+    def _revived(self, subscription: Subscription, columns: Columns, now_us: int) -> list[tuple[Topic, int, Batch]]:
+        """The messages as they were before they died, by the partition where that was."""
+        by_partition: dict[int, list[int]] = {}
+        headers: list[dict[str, bytes] | None] = []
+        last = subscription.topic.settings.partitions - 1
+        for index, each in enumerate(columns.headers or ()):
+            given = each or {}
+            own = {name: text for name, text in given.items() if not name.startswith(PREFIX)}
+            headers.append({**own, SUBSCRIPTION_HEADER: subscription.name.encode()})
+            partition = min(int(given.get(f"{PREFIX}partition", b"0")), last)
+            by_partition.setdefault(partition, []).append(index)
+        revived = msgspec.structs.replace(columns, headers=headers, dues=None, places=None)
+        if columns.expires is not None:
+            revived.expires = [end if end is not None and end > now_us else None for end in columns.expires]
+        batches = []
+        for partition, indices in by_partition.items():
+            chosen = revived.picked(indices, indices)
+            chosen.places = None
+            batches += [(subscription.topic, partition, batch) for batch in _batches(chosen, now_us)]
+        return batches
+
+    def _dead_topic(self, subscription: Subscription, now_us: int) -> Topic:
+        """The dead letter topic, made if there is none, with the subscription that counts what is in it."""
+        name = dead_topic(subscription)
+        settings = {"partitions": subscription.topic.settings.partitions}
+        topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
+        if self.registry.find(topic, REDRIVE) is None:
+            self.registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
+        return topic
+
+    def _letters(
+        self,
+        subscription: Subscription,
+        partition: int,
+        index: LeasedIndex,
+        columns: Columns,
+        offsets: Sequence[int],
+        about: "dict[int, _About]",
+        now_us: int,
+    ) -> list[Batch]:
+        """The messages with headers that tell what happened to them."""
+        if not offsets:
+            return []
+        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        headers = []
+        for place, offset in enumerate(offsets):
+            own = dict((columns.headers[place] if columns.headers is not None else None) or {})
+            own.pop(SUBSCRIPTION_HEADER, None)  # it was redriven before, and is for everybody who looks after the dead
+            reason, holder, counted = about[offset]
+            notes = [*index.notes.get(offset, []), Note(now_us, holder, reason)]
+            deliveries = failures[place] + (bool(holder) and not counted)
+            headers.append(
+                {
+                    **own,
+                    f"{PREFIX}reason": reason.encode(),
+                    f"{PREFIX}topic": str(subscription.topic).encode(),
+                    f"{PREFIX}partition": b"%d" % partition,
+                    f"{PREFIX}offset": b"%d" % offset,
+                    f"{PREFIX}subscription": subscription.name.encode(),
+                    f"{PREFIX}deliveries": b"%d" % deliveries,
+                    f"{PREFIX}time": b"%d" % now_us,
+                    f"{PREFIX}history": _history(notes),
+                }
+            )
+        return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
+
+
+class _About(NamedTuple):
+    """What is told of a message's death."""
+
+    reason: str
+    holder: str
+    counted: bool
+
+
+def dead_topic(subscription: Subscription) -> str:
+    """Where a subscription's dead messages go."""
+    return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
+
+
+def _history(notes: list[Note]) -> bytes:
+    return msgspec.json.encode(
+        [{"time": note.time_us, "holder": note.holder, "reason": note.reason[-200:]} for note in notes]
+    )
+
+
+def _batches(columns: Columns, now_us: int) -> list[Batch]:
+    """Messages in batches that are not too large."""
+    batches: list[Batch] = []
+    begin = size = 0
+    for index, value in enumerate(columns.values):
+        size += len(value or b"")
+        if index + 1 == len(columns.values) or index + 1 - begin == _BATCH_COUNT or size > _BATCH_BYTES:
+            chosen = columns.picked(range(begin, index + 1), range(len(columns.values)))
+            chosen.places = None
+            chosen.origins = None
+            batches.append(encode(chosen, now_us))
+            begin, size = index + 1, 0
+    return batches

@@ -1,0 +1,518 @@
+"""Leases at work: messages are handed out, acknowledged, kept for longer, given back or rejected."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from crc32c import crc32c
+
+from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.fact import Fact
+from headrace.broker.later import Later, WithBody, sealed
+from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
+from headrace.broker.ledger import Ledger
+from headrace.broker.membership import Session
+from headrace.broker.ports import Ports
+from headrace.broker.subscriptions import Subscription, SubscriptionRegistry, Want
+from headrace.engines.api import Held, LeasedIndex, Taken, packed
+from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.leasing import (
+    Ack,
+    Extend,
+    Holding,
+    Lease,
+    Leased,
+    LeasedPortion,
+    LeaseStop,
+    Refusal,
+    Reject,
+    Release,
+    Settlement,
+)
+from headrace.model.limits import (
+    AHEAD_SECONDS_MAX,
+    BATCH_BYTES_MAX,
+    LEASE_MESSAGES_MAX,
+    LEASE_SECONDS_MAX,
+    REASON_CHARS_MAX,
+    STATE_BYTES_MAX,
+    TIMESTAMP_US_MAX,
+)
+from headrace.model.requests import Done, Words
+from headrace.model.subscription import Discipline, Expired
+
+logger = logging.getLogger("headrace.broker")
+
+_NEVER_US = 1 << 62
+_WAIT_MS_MAX = 600_000
+_RANK_BITS = 47
+_BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
+
+Portion = tuple[int, Taken]
+Reserved = tuple[LeasedIndex, list[tuple[Held, list[int]]]]
+"""What is out of its holders' hands and not settled yet: to be put back there if that cannot be."""
+
+
+class Leasing:
+    """Hands out messages of leased subscriptions, and hears what became of them."""
+
+    def __init__(self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports) -> None:
+        self._registry = registry
+        self._dead_letters = dead_letters
+        self._ledger = ledger
+        self._ports = ports
+        self._number = ledger.state.session << 32
+        """The last token given out."""
+        self._next_us = 0
+        self._now_us = 0
+        registry.served = self._serve
+        registry.overdue = self._end_what_is_over
+
+    @property
+    def next_tick_us(self) -> int:
+        """When there is something to do."""
+        return self._next_us
+
+    # Handing out.
+
+    def lease(self, session: Session, request: Lease, now_us: int) -> Words | Later[Any]:
+        """Hand out messages, now or when there are some."""
+        _check_lease(request)
+        subscription = self._registry.get_or_create(request, now_us)
+        self._registry.refresh(subscription, now_us)
+        want = Want(session, request, now_us + request.wait_ms * 1000, Later())
+        if not subscription.wants and self._grant(subscription, want, now_us):
+            return want.later
+        if not request.wait_ms:
+            return Leased([])
+        subscription.wants.append(want)
+        self._plan(subscription, min(want.deadline_us, self._due_us(subscription)))
+        return want.later
+
+    def stop(self, session: Session, request: LeaseStop) -> Words:
+        """Whoever waits on this connection need not; what was granted is told before this is answered."""
+        subscription = self._registry.get(request.topic, request.subscription)
+        self._ledger.flush()
+        for want in [want for want in subscription.wants if want.session is session]:
+            subscription.wants.remove(want)
+            want.later.settle(Leased([]))
+        return Done()
+
+    def disconnect(self, session: Session) -> None:
+        """A connection is gone: nothing is handed out to it any more."""
+        for subscription in self._registry:
+            if subscription.wants and any(want.session is session for want in subscription.wants):
+                kept = [want for want in subscription.wants if want.session is not session]
+                subscription.wants.clear()
+                subscription.wants.extend(kept)
+
+    def tick(self, now_us: int) -> None:
+        """Do what is due."""
+        put_back, self._now_us = now_us < self._now_us, now_us
+        self._registry.now_us = now_us
+        if now_us < self._next_us and not put_back:
+            return
+        self._next_us = _NEVER_US  # it may be planned anew meanwhile
+        for subscription in self._registry:
+            if subscription.next_us <= now_us or put_back:
+                self._look_after(subscription, now_us)
+            self._next_us = min(self._next_us, subscription.next_us)
+
+    def drain(self) -> None:
+        """Nothing is handed out any more: whoever waits need not."""
+        for subscription in self._registry:
+            wants = list(subscription.wants)
+            subscription.wants.clear()
+            for want in wants:
+                want.later.settle(Leased([]))
+
+    def _serve(self, subscription: Subscription) -> None:
+        """Give to those who wait, the first first, as far as there is something."""
+        now_us, tried_ms = self._registry.now_us, -1
+        wants, left = list(subscription.wants), []
+        subscription.wants.clear()
+        for want in wants:
+            if want.request.ahead_ms > tried_ms and not self._grant(subscription, want, now_us):
+                tried_ms = want.request.ahead_ms
+            elif want.request.ahead_ms > tried_ms:
+                continue
+            left.append(want)
+        subscription.wants.extendleft(reversed(left))
+        self._plan(subscription, self._due_us(subscription))
+
+    def _grant(self, subscription: Subscription, want: Want, now_us: int) -> bool:
+        """Hand out what there is; whether there was anything."""
+        if subscription.settings.paused:
+            return False
+        request = want.request
+        portions = self._take(subscription, request, now_us)
+        if not portions:
+            return False
+        self._number += 1
+        number, holder = self._number, want.session.name
+        lease_us = request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6)
+        facts: list[HandedOut] = []
+        told: list[LeasedPortion] = []
+        bodies: list[bytes | bytearray | memoryview] = []
+        for partition, taken in portions:
+            until_us = taken.begins_us + lease_us
+            offsets = list(taken.offsets)
+            facts.append(HandedOut(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
+            told.append(
+                LeasedPortion(partition, number, until_us, offsets, taken.deliveries, taken.versions, taken.states)
+            )
+            bodies.append(sealed(taken.columns, now_us))
+            subscription.delivered += len(offsets)
+            self._plan(subscription, until_us)
+        answer = WithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
+
+        def written(error: HeadraceError | None) -> None:
+            if error is None:
+                want.later.settle(answer)
+                return
+            for partition, taken in portions:
+                subscription.indexes[partition].give_back(taken)
+            want.later.settle(error)
+
+        self._ledger.gather(now_us, facts, written)
+        return True
+
+    def _take(self, subscription: Subscription, request: Lease, now_us: int) -> list[Portion]:
+        """Take out messages, over all partitions in the order of the discipline."""
+        count, bytes_max, ahead_us = (
+            request.messages_max,
+            min(request.bytes_max, _BODY_BYTES_MAX),
+            request.ahead_ms * 1000,
+        )
+        indexes = subscription.indexes
+        if len(indexes) == 1 and not subscription.settings.ordered_by_key:  # else some may turn out to be blocked
+            [(partition, index)] = indexes.items()
+            taken = index.take(count, bytes_max, now_us, ahead_us)
+            return [(partition, taken)] if taken is not None else []
+        portions: list[Portion] = []
+        for early_us in (0, ahead_us) if ahead_us else (0,):  # in no partition before all are ready
+            left = set(indexes)
+            while count > 0 and bytes_max > 0:
+                chosen = self._first(subscription, left, now_us, early_us)
+                if chosen is None:
+                    break
+                partition, until_key = chosen
+                least = 0 if portions else 1
+                taken = indexes[partition].take(count, bytes_max, now_us, early_us, until_key, least)
+                if taken is None:
+                    left.discard(partition)
+                    continue
+                portions.append((partition, taken))
+                count -= len(taken.offsets)
+                bytes_max -= taken.size_bytes
+        return portions
+
+    def _first(
+        self, subscription: Subscription, partitions: set[int], now_us: int, ahead_us: int
+    ) -> tuple[int, int | None] | None:
+        """The partition whose messages come first, and how far they do."""
+        discipline = subscription.settings.discipline
+        shift = _RANK_BITS if discipline is Discipline.PRIORITY else 0
+        by_key = discipline in (Discipline.PRIORITY, Discipline.DEADLINE)
+        total = len(subscription.indexes)
+        firsts: list[tuple[int, int, int]] = []
+        for partition in partitions:
+            key = subscription.indexes[partition].pending.first(now_us, ahead_us)
+            if key is not None:
+                turn = (partition - subscription.turn) % total
+                # Without a key that means something in all partitions only those come last that are not ready yet.
+                firsts.append((key >> shift if by_key or key >= 1 << 62 else 0, turn, partition))
+        if not firsts:
+            return None
+        firsts.sort()
+        _, _, partition = firsts[0]
+        subscription.turn = (partition + 1) % total
+        if not by_key or len(firsts) == 1 or firsts[0][0] >= (1 << 62) >> shift:
+            return partition, None
+        return partition, ((firsts[1][0] + 1) << shift) - 1
+
+    # What holders say.
+
+    def ack(self, request: Ack, now_us: int) -> Words | Later[Any]:
+        """These are done."""
+        subscription = self._registry.get(request.topic, request.subscription)
+        facts: list[Fact] = []
+        refused: list[Refusal] = []
+        reserved: list[Reserved] = []
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, late=True):
+            facts.append(Finished(subscription.id, holding.partition, packed(accepted)))
+            reserved.append((index, index.leases.reserve(accepted)))
+            subscription.acked += len(accepted)
+        for late_us in request.late_us:
+            if late_us < 0:
+                subscription.timing.early += 1
+            else:
+                subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
+        return self._settle(subscription, facts, Settlement(refused), now_us, reserved)
+
+    def extend(self, request: Extend, now_us: int) -> Words | Later[Any]:
+        """Keep these for longer."""
+        _check_lease_ms(request.lease_ms)
+        subscription = self._registry.get(request.topic, request.subscription)
+        until_us = now_us + (request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6))
+        facts: list[Fact] = []
+        refused: list[Refusal] = []
+        for _, holding, accepted in self._accepted(subscription, request.holdings, refused):
+            facts.append(KeptLonger(subscription.id, holding.partition, holding.lease, until_us, packed(accepted)))
+        if facts:
+            self._plan(subscription, until_us)
+        return self._settle(subscription, facts, Settlement(refused, until_us), now_us, [], durably=False)
+
+    def release(self, session: Session, request: Release, now_us: int) -> Words | Later[Any]:
+        """Take these back."""
+        _check_release(request)
+        subscription = self._registry.get(request.topic, request.subscription)
+        facts: list[Fact] = []
+        refused: list[Refusal] = []
+        dead: list[tuple[int, list[int]]] = []
+        reserved: list[Reserved] = []
+        counted, reason = not request.undelivered, shortened(request.reason)
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused):
+            back, out = self._divided(subscription, index, accepted) if counted else (list(accepted), [])
+            if out:
+                dead.append((holding.partition, out))
+            if back:
+                wanted = self._rest_until(subscription, index, back, request, now_us)
+                ready_us = index.ready_times(back, wanted)
+                states = {offset: request.states[offset] for offset in back if offset in request.states}
+                reserved.append((index, index.leases.reserve(back)))
+                about = (session.name, reason, states) if reason else ("", "", states)
+                facts.append(
+                    GivenBack(subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about)
+                )
+            subscription.released += len(accepted)
+        answer = self._settle(subscription, facts, Settlement(refused), now_us, reserved)
+        return self._bury(subscription, dead, reason or "given up after too many deliveries", now_us, answer)
+
+    def reject(self, request: Reject, now_us: int) -> Words | Later[Any]:
+        """These go to the dead letter topic."""
+        subscription = self._registry.get(request.topic, request.subscription)
+        refused: list[Refusal] = []
+        dead = [
+            (holding.partition, list(accepted))
+            for _, holding, accepted in self._accepted(subscription, request.holdings, refused)
+        ]
+        reason = shortened(request.reason) or "rejected"
+        return self._bury(subscription, dead, reason, now_us, Settlement(refused))
+
+    def _accepted(
+        self, subscription: Subscription, holdings: list[Holding], refused: list[Refusal], *, late: bool = False
+    ) -> list[tuple[LeasedIndex, Holding, Sequence[int]]]:
+        """What of it is in the hands of who says so; the rest is added to what is refused."""
+        if sum(len(holding.offsets) for holding in holdings) > LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be settled at once")
+        found = []
+        for holding in holdings:
+            index = subscription.indexes.get(holding.partition)
+            if index is None:
+                refused += [Refusal(holding.partition, offset, "message_gone") for offset in holding.offsets]
+                continue
+            accepted, wrong = index.checked(holding.lease, holding.offsets, late=late)
+            refused += [Refusal(holding.partition, offset, code) for offset, code in wrong]
+            if accepted:
+                found.append((index, holding, accepted))
+        return found
+
+    def _settle(
+        self,
+        subscription: Subscription,
+        facts: Sequence[Fact],
+        answer: Settlement,
+        now_us: int,
+        reserved: list[Reserved],
+        *,
+        durably: bool = True,
+    ) -> Words | Later[Any]:
+        """Write down what was decided, and answer when that is safe."""
+        if not facts:
+            return answer
+        later: Later[Any] = Later()
+
+        def written(error: HeadraceError | None) -> None:
+            if error is not None:
+                for index, held in reserved:
+                    index.leases.restore(held)
+                later.settle(error)
+                return
+            if subscription.wants:
+                self._ports.soon(partial(self._serve, subscription))
+            if durably:
+                self._ledger.durably(answer).then(later.settle)
+            else:
+                later.settle(answer)
+
+        self._ledger.gather(now_us, facts, written)  # type: ignore[arg-type]
+        return later
+
+    def _divided(
+        self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Those that can be tried again, and those that have been tried often enough."""
+        most = subscription.settings.deliveries_max
+        failures = index.statuses.failures(offsets)
+        if not most or (not failures and most > 1):
+            return list(offsets), []
+        tried = [failed + 1 for failed in failures] or [1] * len(offsets)
+        back = [offset for offset, times in zip(offsets, tried, strict=True) if times < most]
+        return back, [offset for offset, times in zip(offsets, tried, strict=True) if times >= most]
+
+    def _rest_until(
+        self, subscription: Subscription, index: LeasedIndex, offsets: list[int], request: Release, now_us: int
+    ) -> list[int]:
+        if request.until_us is not None:
+            return [request.until_us] * len(offsets)
+        if request.delay_ms is not None:
+            return [now_us + request.delay_ms * 1000] * len(offsets)
+        if request.undelivered:
+            return [now_us] * len(offsets)
+        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        settings = subscription.settings
+        return [
+            now_us + settings.retry_us(failed + 1, _luck(offset, failed))
+            for offset, failed in zip(offsets, failures, strict=True)
+        ]
+
+    def _bury(
+        self,
+        subscription: Subscription,
+        dead: list[tuple[int, list[int]]],
+        reason: str,
+        now_us: int,
+        answer: Words | Later[Any],
+    ) -> Words | Later[Any]:
+        """Send messages to the dead ones; the answer comes when they are there."""
+        later = answer
+        for partition, offsets in dead:
+            buried = self._dead_letters.bury(subscription, partition, offsets, reason, now_us, counted=False)
+            later = _both(later, buried)
+        return later
+
+    # Time passes.
+
+    def _look_after(self, subscription: Subscription, now_us: int) -> None:
+        """Leases end, messages expire, consumers have waited long enough."""
+        self._registry.catch_up(subscription)
+        self._end_what_is_over(subscription, now_us)
+        subscription.next_us = _NEVER_US
+        self._serve(subscription)
+        late = [want for want in subscription.wants if want.deadline_us <= now_us]
+        for want in late:
+            subscription.wants.remove(want)
+            want.later.settle(Leased([]))
+        subscription.next_us = self._due_us(subscription)
+
+    def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
+        for partition, index in subscription.indexes.items():
+            index.pending.advance(now_us)
+            ended = index.ended(now_us)
+            if ended:
+                subscription.expired_leases += len(ended)
+                self._come_back(subscription, partition, index, ended, now_us)
+            expired = index.pending.expired(now_us)
+            if expired and subscription.settings.expired is Expired.DEAD:
+                self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
+            elif expired:
+                facts = [Finished(subscription.id, partition, packed(expired))]
+                self._ledger.gather(now_us, facts, partial(self._dropped, index, expired))
+
+    def _dropped(self, index: LeasedIndex, offsets: list[int], error: HeadraceError | None) -> None:
+        if error is not None:
+            logger.warning("expired messages could not be dropped: %s", error)
+            index.pending.expire_later(offsets)
+
+    def _come_back(
+        self, subscription: Subscription, partition: int, index: LeasedIndex, ended: list[int], now_us: int
+    ) -> None:
+        """Messages whose leases have ended are ready again, unless they were handed out often enough."""
+        most = subscription.settings.deliveries_max
+        failures = index.statuses.failures(ended) or [0] * len(ended)
+        dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
+        gone = set(dead)
+        index.stay([offset for offset in ended if offset not in gone], now_us)
+        if dead:
+            reason = "its last lease ended without a word"
+            self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)
+
+    def _due_us(self, subscription: Subscription) -> int:
+        """When there is something to do for a subscription."""
+        ahead_us = max((want.request.ahead_ms for want in subscription.wants), default=0) * 1000
+        wanted = bool(subscription.wants) and not subscription.settings.paused
+        times = [want.deadline_us for want in subscription.wants]
+        for index in subscription.indexes.values():
+            end_us, due_us = index.next_us(wanted=wanted)
+            times += [] if end_us is None else [end_us]
+            times += [] if due_us is None else [due_us - ahead_us]
+        return min(times, default=_NEVER_US)
+
+    def _plan(self, subscription: Subscription, time_us: int) -> None:
+        """There is something to do at this time."""
+        subscription.next_us = min(subscription.next_us, time_us)
+        if time_us < self._next_us:
+            self._next_us = time_us
+            self._ports.wake_at(time_us)
+
+
+def _both(first: Words | Later[Any], second: Later[Any]) -> Later[Any]:
+    """The first answer when both are there, or an error of either."""
+    both: Later[Any] = Later()
+
+    def then(outcome: Words | HeadraceError) -> None:
+        if isinstance(outcome, HeadraceError):
+            both.settle(outcome)
+        elif isinstance(first, Later):
+            first.then(both.settle)
+        else:
+            both.settle(first)
+
+    second.then(then)
+    return both
+
+
+def _luck(offset: int, failed: int) -> float:
+    """A number from 0 to 1 that looks random and is always the same for the same attempt."""
+    return crc32c(b"%d %d" % (offset, failed)) / 0xFFFFFFFF
+
+
+def shortened(reason: str) -> str:
+    """A text that is not too long: what is too much is taken out of its middle."""
+    if len(reason) <= REASON_CHARS_MAX:
+        return reason
+    half = REASON_CHARS_MAX // 2 - 10
+    return f"{reason[:half]}\n[...]\n{reason[-half:]}"
+
+
+def _check_lease(request: Lease) -> None:
+    if not 0 < request.messages_max <= LEASE_MESSAGES_MAX:
+        raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {request.messages_max}")
+    if request.bytes_max < 1:
+        raise InvalidArgument(f"bytes_max is 1 at least, not {request.bytes_max}")
+    if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
+        raise InvalidArgument(f"wait_ms is 0 to {_WAIT_MS_MAX}, not {request.wait_ms}")
+    if not 0 <= request.ahead_ms <= AHEAD_SECONDS_MAX * 1000:
+        raise InvalidArgument(f"ahead_ms is 0 to {AHEAD_SECONDS_MAX * 1000}, not {request.ahead_ms}")
+    _check_lease_ms(request.lease_ms)
+
+
+def _check_lease_ms(lease_ms: int) -> None:
+    if not 0 <= lease_ms <= LEASE_SECONDS_MAX * 1000:
+        raise InvalidArgument(f"lease_ms is 0 to {LEASE_SECONDS_MAX * 1000}, not {lease_ms}")
+
+
+def _check_release(request: Release) -> None:
+    if request.delay_ms is not None and request.until_us is not None:
+        raise InvalidArgument("give either delay_ms or until_us, not both")
+    if request.delay_ms is not None and not 0 <= request.delay_ms < 1 << 50:
+        raise InvalidArgument(f"delay_ms cannot be {request.delay_ms}")
+    if request.until_us is not None and not 0 <= request.until_us <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"until_us cannot be {request.until_us}")
+    if any(len(state) > STATE_BYTES_MAX for state in request.states.values()):
+        raise InvalidArgument(f"a state has at most {STATE_BYTES_MAX} bytes")
+    if request.states and len(request.holdings) != 1:
+        raise InvalidArgument("states can be given for the messages of one holding only")

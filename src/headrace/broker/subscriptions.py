@@ -1,0 +1,343 @@
+"""The registry of leased subscriptions: made, changed, listed and deleted while the broker runs."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from headrace.broker.later import Later
+from headrace.broker.leased_facts import SubscriptionGone, SubscriptionSet
+from headrace.broker.ledger import Ledger
+from headrace.broker.membership import Session, offset_at
+from headrace.broker.ports import Ports
+from headrace.broker.topics import Topic, Topics
+from headrace.engines.api import LeasedIndex, outlook
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument, SubscriptionExists, SubscriptionNotFound
+from headrace.model.leasing import (
+    Lease,
+    SubscriptionAlter,
+    SubscriptionCreate,
+    SubscriptionDelete,
+    SubscriptionDescribe,
+    SubscriptionInfo,
+    SubscriptionList,
+    Subscriptions,
+    Timing,
+)
+from headrace.model.requests import Done, Words
+from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
+from headrace.model.topic import DEFAULT_TENANT, Validity
+
+logger = logging.getLogger("headrace.broker")
+
+TIMING_BOUNDS_US = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000]
+
+
+class Want:
+    """A consumer that waits for messages."""
+
+    __slots__ = ("deadline_us", "later", "request", "session")
+
+    def __init__(self, session: Session, request: Lease, deadline_us: int, later: Later[Any]) -> None:
+        self.session = session
+        self.request = request
+        self.deadline_us = deadline_us
+        self.later = later
+
+
+class Subscription:
+    """A leased subscription at work."""
+
+    def __init__(self, fact: SubscriptionSet, topic: Topic, settings: SubscriptionSettings) -> None:
+        self.id = fact.id
+        self.topic = topic
+        self.name = fact.name
+        self.settings = settings
+        self.fact = fact
+        self.indexes: dict[int, LeasedIndex] = {}
+        """By partition; a partition that could not be opened is missing."""
+        self.wants: deque[Want] = deque()
+        self.next_us = 0
+        """When there is something to do at the latest."""
+        self.turn = 0
+        """Which partition is asked first, where none comes before the others by itself."""
+        self.delivered = self.acked = self.released = self.expired_leases = 0
+        self.timing = Timing(TIMING_BOUNDS_US, [0] * (len(TIMING_BOUNDS_US) + 1))
+        self.listeners: dict[int, Callable[[], None]] = {}
+        self.stale: set[int] = set()
+        """Partitions in which more was published."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.name}"
+
+    def is_settled(self, partition: int, offset: int) -> bool:
+        """Whether it is done with a message, as far as it knows of it."""
+        index = self.indexes.get(partition)
+        return index is not None and not outlook.status(index.pending, offset)
+
+
+class SubscriptionRegistry:
+    """All leased subscriptions. `served` is called when one may have something to hand out."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        ledger: Ledger,
+        ports: Ports,
+        dead_count: Callable[[Subscription], int],
+        now_us: int,
+    ) -> None:
+        self._topics = topics
+        self._ledger = ledger
+        self._ports = ports
+        self._dead_count = dead_count
+        self.now_us = now_us
+        """The time when the broker was last asked something."""
+        self.served: Callable[[Subscription], None] = lambda _: None
+        self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
+        """Called when leases or messages' times may be over."""
+        self._by_name: dict[tuple[int, str], Subscription] = {}
+        for fact in ledger.state.leased.subscriptions.values():
+            self._add(fact, topics.by_id[fact.topic_id])
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Subscription]:
+        return iter(list(self._by_name.values()))
+
+    def of_topic(self, topic: Topic) -> list[Subscription]:
+        """The subscriptions of a topic."""
+        return [one for one in self._by_name.values() if one.topic is topic]
+
+    def find(self, topic: Topic, name: str) -> Subscription | None:
+        """The subscription of that name, if there is one."""
+        return self._by_name.get((topic.id, name))
+
+    def get(self, topic: str, name: str) -> Subscription:
+        """The subscription of that name."""
+        found = self.find(self._topics.get(topic), name)
+        if found is None:
+            raise SubscriptionNotFound(f"the topic {topic} has no leased subscription {name}; create it first")
+        return found
+
+    def get_or_create(self, request: Lease, now_us: int) -> Subscription:
+        """The subscription that somebody wants to lease from."""
+        topic = self._topics.find(request.topic)
+        found = self.find(topic, request.subscription) if topic is not None else None
+        if found is not None:
+            return found
+        if not request.create:
+            return self.get(request.topic, request.subscription)
+        topic = self._topics.get_or_create(request.topic, now_us)
+        return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
+
+    def create(self, request: SubscriptionCreate, now_us: int) -> Later[Words]:
+        """Make a subscription."""
+        topic = self._topics.get_or_create(request.topic, now_us)
+        found = self.find(topic, checked_subscription(request.subscription))
+        if found is not None and not request.exist_ok:
+            raise SubscriptionExists(f"the topic {topic} already has a leased subscription {request.subscription}")
+        if found is None:
+            settings = subscription_settings(request.settings)
+            starts = self._starts(topic, request)
+            found = self.make(topic, request.subscription, settings, starts, now_us)
+        return self._ledger.durably(self.info(found, now_us))
+
+    def make(
+        self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
+    ) -> Subscription:
+        """Make a subscription that there is not."""
+        number = self._ledger.state.leased.subscription_id + 1
+        fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
+        self._ledger.record(now_us, fact)
+        self.now_us = now_us
+        return self._add(fact, topic)
+
+    def alter(self, request: SubscriptionAlter, now_us: int) -> Later[Words]:
+        """Change settings."""
+        found = self.get(request.topic, request.subscription)
+        settings = subscription_settings(request.settings, found.settings)
+        before = found.fact
+        fact = SubscriptionSet(
+            before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts
+        )
+        self._ledger.record(now_us, fact)
+        found.fact, found.settings = fact, settings
+        for index in found.indexes.values():
+            index.pending.advance(now_us)
+            index.alter(settings)
+        self._ports.soon(partial(self.served, found))
+        return self._ledger.durably(self.info(found, now_us))
+
+    def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Words]:
+        """Forget a subscription."""
+        found = self.get(request.topic, request.subscription)
+        self._ledger.record(now_us, SubscriptionGone(found.id))
+        self._remove(found, f"the subscription {found} was deleted")
+        return self._ledger.durably(Done())
+
+    def describe(self, request: SubscriptionDescribe, now_us: int) -> Words:
+        """A subscription as it is now."""
+        return self.info(self.get(request.topic, request.subscription), now_us)
+
+    def listed(self, request: SubscriptionList, now_us: int) -> Words:
+        """Subscriptions, by name."""
+        if request.topic:
+            chosen = self.of_topic(self._topics.get(request.topic))
+        else:
+            tenant = request.tenant or DEFAULT_TENANT
+            chosen = [one for one in self if one.topic.name.tenant == tenant]
+        return Subscriptions([self.info(one, now_us) for one in sorted(chosen, key=str)])
+
+    def topics_changed(self, now_us: int) -> None:
+        """Topics went, or got more partitions."""
+        self.now_us = now_us
+        for subscription in self:
+            if subscription.topic.id not in self._topics.by_id:
+                self._remove(subscription, f"the topic {subscription.topic} was deleted")
+            else:
+                self._attach(subscription)
+
+    def info(self, subscription: Subscription, now_us: int) -> SubscriptionInfo:
+        """What is told of a subscription."""
+        self.refresh(subscription, now_us)
+        waiting = ready = leased = 0
+        since: list[int] = []
+        following: list[int] = []
+        for index in subscription.indexes.values():
+            index.pending.advance(now_us)
+            counts = outlook.summary(index.pending)
+            waiting, ready, leased = waiting + counts.waiting, ready + counts.ready, leased + counts.leased
+            since += [counts.ready_since_us] if counts.ready_since_us else []
+            following += [counts.next_ready_us] if counts.next_ready_us else []
+        return SubscriptionInfo(
+            topic=str(subscription.topic),
+            subscription=subscription.name,
+            created_us=subscription.fact.created_us,
+            settings=subscription.settings.as_dict(),
+            waiting=waiting,
+            ready=ready,
+            leased=leased,
+            dead=self._dead_count(subscription),
+            ready_since_us=min(since, default=0),
+            next_ready_us=min(following, default=0),
+            delivered=subscription.delivered,
+            acked=subscription.acked,
+            released=subscription.released,
+            expired_leases=subscription.expired_leases,
+            timing=subscription.timing,
+        )
+
+    def refresh(self, subscription: Subscription, now_us: int) -> None:
+        """Bring a subscription up to the moment: with all that was published, and what is over is over."""
+        self.catch_up(subscription)
+        for number, index in subscription.indexes.items():
+            index.forget_before(self._topics.lane(subscription.topic, number).partition.first_offset)
+        if any(index.is_due(now_us) for index in subscription.indexes.values()):
+            self.overdue(subscription, now_us)
+
+    def catch_up(self, subscription: Subscription) -> None:
+        """Take in what was published since."""
+        if len(subscription.indexes) < subscription.topic.settings.partitions:
+            self._attach(subscription)
+        while subscription.stale:
+            number = subscription.stale.pop()
+            lane = self._topics.lane(subscription.topic, number)
+            subscription.indexes[number].catch_up(lane.end_offset, self.now_us)
+            lane.listen(subscription.listeners[number])
+
+    def consumed_offset(self, topic: Topic, partition: int) -> int | None:
+        """What every leased subscription has settled; None when the topic has none."""
+        leased = self._ledger.state.leased
+        floors = [leased.index(one.id, partition).statuses.floor for one in self.of_topic(topic)]
+        return min(floors, default=None)
+
+    def settled_rules(self, topic: Topic, partition: int) -> list[Callable[[int], bool]]:
+        """If most messages of a partition are settled by all leased subscriptions: what tells which, for each."""
+        indexes = [one.indexes[partition] for one in self.of_topic(topic) if partition in one.indexes]
+        lane = topic.lanes[partition]
+        stored = lane.partition.next_offset - lane.partition.first_offset
+        pending = sum(sum(index.statuses.counts) for index in indexes)
+        if not indexes or 2 * pending > stored:
+            return []
+        return [index.statuses.settled_now() for index in indexes]
+
+    def _starts(self, topic: Topic, request: SubscriptionCreate) -> dict[int, int]:
+        if request.start == "earliest":
+            return {}
+        if request.start not in ("latest", "time", "offset"):
+            raise InvalidArgument(f"a subscription starts at earliest, latest, time or offset, not {request.start}")
+        starts = {}
+        for lane in self._topics.all_lanes(topic):
+            if request.start == "offset":
+                lane.check_offset(request.start_offset)
+                starts[lane.number] = request.start_offset
+            else:
+                starts[lane.number] = offset_at(lane, request.start, request.start_us)
+        return starts
+
+    def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
+        subscription = Subscription(fact, topic, subscription_settings(fact.settings))
+        self._by_name[topic.id, fact.name] = subscription
+        self._attach(subscription)
+        return subscription
+
+    def _remove(self, subscription: Subscription, why: str) -> None:
+        del self._by_name[subscription.topic.id, subscription.name]
+        for number, listener in subscription.listeners.items():
+            if number in subscription.topic.lanes:
+                subscription.topic.lanes[number].forget(listener)
+        for want in subscription.wants:
+            want.later.settle(SubscriptionNotFound(why))
+        subscription.wants.clear()
+
+    def _attach(self, subscription: Subscription) -> None:
+        """Open the partitions that are not open yet."""
+        topic = subscription.topic
+        for number in range(topic.settings.partitions):
+            if number in subscription.indexes:
+                continue
+            try:
+                lane = self._topics.lane(topic, number)
+            except (HeadraceError, OSError) as error:
+                logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
+                continue
+            ttl = topic.settings.ttl_seconds if topic.settings.validity is Validity.TTL else None
+            state = self._ledger.state.leased
+            index = state.index(subscription.id, number)
+            index.attach(
+                lane.partition,
+                subscription.name,
+                subscription.settings,
+                None if ttl is None else round(ttl * 1e6),
+                state.edits_of(topic.id, number),
+                lane.end_offset,
+                self.now_us,
+            )
+            subscription.indexes[number] = index
+            subscription.listeners[number] = partial(self._more, subscription, number)
+            lane.listen(subscription.listeners[number])
+
+    def _more(self, subscription: Subscription, number: int) -> None:
+        """Something was published, perhaps in the middle of a request."""
+        if not subscription.stale:
+            self._ports.soon(partial(self._take_in, subscription))
+        subscription.stale.add(number)
+
+    def _take_in(self, subscription: Subscription) -> None:
+        if self._by_name.get((subscription.topic.id, subscription.name)) is not subscription:
+            return
+        try:
+            self.catch_up(subscription)
+        except (HeadraceError, OSError) as error:
+            logger.warning("%s cannot see what was published: %s", subscription, error)
+        self.served(subscription)
+
+    def close(self) -> None:
+        """Tell those who wait that there is nothing to wait for."""
+        for subscription in self:
+            for want in subscription.wants:
+                want.later.settle(Closed("the broker is closing"))
+            subscription.wants.clear()

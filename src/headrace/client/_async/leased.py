@@ -1,0 +1,49 @@
+"""Messages that are leased for as long as a block lasts."""
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from headrace.client._async.settling import AsyncSettling
+from headrace.client.jobs import Job
+from headrace.client.unpacking import told
+
+logger = logging.getLogger("headrace.client")
+
+
+class AsyncLeasedBlock:
+    """For use in `with`: gives messages, and at its end acknowledges those about which nothing was said.
+
+    After an exception they are given back instead, with the exception as the reason.
+    """
+
+    def __init__(
+        self,
+        settling: AsyncSettling,
+        take: Callable[[], Any],
+        ack: Callable[[list[Job]], Any],
+        release: Callable[..., Any],
+    ) -> None:
+        self._settling = settling
+        self._take = take
+        self._ack = ack
+        self._release = release
+        self._jobs: list[Job] = []
+
+    async def __aenter__(self) -> list[Job]:
+        self._jobs = await self._take()
+        return list(self._jobs)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._settling.monitor.guard:
+            left = self._settling.hand.held(self._jobs)
+        refused = []
+        if left and error is None:
+            refused = await self._ack(left)
+        elif left and error is not None:
+            refused = await self._release(left, reason=told(error))
+        if refused:
+            logger.warning("%s of %s messages of %s were lost", len(refused), len(left), self._settling.topic)

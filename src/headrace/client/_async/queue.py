@@ -1,0 +1,275 @@
+"""A queue: a leased subscription of a topic, from which messages are taken one by one."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, overload
+
+from headrace.client._async.concurrency import Outcome
+from headrace.client._async.jobs import AsyncJobs
+from headrace.client._async.leased import AsyncLeasedBlock
+from headrace.client._async.line import AsyncLine
+from headrace.client._async.pending import AsyncPending
+from headrace.client._async.settling import AsyncSettling
+from headrace.client._async.taking import AsyncTaking
+from headrace.client.jobs import Job, cut_reason, holdings_of, in_requests, refusal_error
+from headrace.client.selecting import span_ms
+from headrace.client.serialising import Deserializer, deserializer_of
+from headrace.client.times import Moment, microseconds
+from headrace.client.unpacking import Unpacking
+from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+
+
+class AsyncQueue(AsyncPending):
+    """Takes messages of a topic, and says what became of them. Made by `bus.queue(...)`; costs nothing to make.
+
+    Messages are leased: until they are settled, or the lease is over, nobody else has them. What is said about one
+    message raises LeaseExpired, NotLeaseHolder or MessageGone if it is refused; what is said about a list of messages
+    returns the refusals, with the reasons, and is done for all others.
+    """
+
+    def __init__(
+        self,
+        bus: "AsyncBus",
+        line: AsyncLine,
+        settling: AsyncSettling,
+        taking: AsyncTaking,
+        deserializer: str | Deserializer | None,
+    ) -> None:
+        super().__init__(line, settling.topic, settling.subscription)
+        self._bus = bus
+        self._settling = settling
+        self._taking = taking
+        self._unpacking = Unpacking(deserializer_of(deserializer))
+
+    async def lease(
+        self,
+        max: int = 10,
+        *,
+        lease: float | timedelta | None = None,
+        wait: float | timedelta = 0.0,
+        bytes_max: int = 1 << 20,
+    ) -> list[Job]:
+        """Take messages that are ready; none when there are none.
+
+        Should the answer get lost on its way, its messages are handed out again when the lease is over. Messages that
+        cannot be deserialized are given back with the reason, and in the end become dead letters.
+
+        Parameters:
+            max: how many at most.
+            lease: for how many seconds; by default as the subscription's settings say.
+            wait: how many seconds to wait when there is none.
+            bytes_max: how much at most, but one message in any case.
+        """
+        return await self._take(max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+
+    def leased(
+        self,
+        max: int = 10,
+        *,
+        lease: float | timedelta | None = None,
+        wait: float | timedelta = 0.0,
+        bytes_max: int = 1 << 20,
+    ) -> AsyncLeasedBlock:
+        """The same for use in `with`: at the end of the block messages are acknowledged, after an exception given back.
+
+        Messages about which something was said in the block are left as that said. In the block leases are extended
+        by themselves.
+
+        Parameters:
+            max: as for `lease`, like all others.
+            lease: see there.
+            wait: see there.
+            bytes_max: see there.
+        """
+        terms = (max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+        return AsyncLeasedBlock(self._settling, lambda: self._take(*terms, extend=True), self.ack, self.release)
+
+    def jobs(
+        self,
+        prefetch: int = 100,
+        *,
+        ack: Literal["auto", "manual"] = "auto",
+        lease: float | timedelta | None = None,
+        timeout: float | None = None,
+    ) -> AsyncJobs:
+        """Messages to iterate over, leased ahead so that the next one is there when it is asked for.
+
+        Messages with a time are there beforehand and handed over when it has come by the broker's clock, never
+        before. Leases of all messages in hand are extended by themselves.
+
+        Parameters:
+            prefetch: how many messages are leased ahead.
+            ack: `auto`: a message is acknowledged when the next one is asked for, without waiting for the answer;
+                `manual`: only what you say about it counts.
+            lease: for how many seconds; by default as the subscription's settings say.
+            timeout: iteration ends when no message has come for so many seconds; by default never.
+        """
+        if ack not in ("auto", "manual"):
+            raise InvalidArgument(f"ack is 'auto' or 'manual', not {ack!r}")
+        if prefetch < 1:
+            raise InvalidArgument(f"prefetch must be 1 at least, not {prefetch}")
+        jobs = AsyncJobs(
+            self._bus,
+            self._settling,
+            self._unpacking,
+            prefetch=prefetch,
+            lease_ms=span_ms(lease, "lease"),
+            auto=ack == "auto",
+            timeout=timeout,
+        )
+        self._bus.keep(jobs)
+        return jobs
+
+    @overload
+    async def ack(self, jobs: Job) -> None: ...
+
+    @overload
+    async def ack(self, jobs: Sequence[Job]) -> list[Refusal]: ...
+
+    async def ack(self, jobs: Job | Sequence[Job]) -> list[Refusal] | None:
+        """These are done. Accepted also after the lease is over, if nobody else has taken the message since.
+
+        Parameters:
+            jobs: a message, or a list of them.
+        """
+        if isinstance(jobs, Job):
+            refused = await self._settling.ack_one(jobs).wait()
+            if refused:
+                self._raise(jobs, refused)
+            return None
+        return await self._refused(self._settling.ack_many(jobs))
+
+    @overload
+    async def extend(self, jobs: Job, lease: float | timedelta | None = None) -> None: ...
+
+    @overload
+    async def extend(self, jobs: Sequence[Job], lease: float | timedelta | None = None) -> list[Refusal]: ...
+
+    async def extend(self, jobs: Job | Sequence[Job], lease: float | timedelta | None = None) -> list[Refusal] | None:
+        """Keep these for longer.
+
+        Parameters:
+            jobs: a message, or a list of them.
+            lease: for how many seconds from now on; by default as the subscription's settings say.
+        """
+        lease_ms = span_ms(lease, "lease")
+        heads = [Extend(self.topic, part, lease_ms, self.subscription) for part in self._parts(jobs)]
+        return await self._say(Kind.EXTEND, heads, jobs)
+
+    @overload
+    async def release(
+        self,
+        jobs: Job,
+        delay: float | timedelta | None = None,
+        *,
+        until: Moment | None = None,
+        reason: str = "",
+        state: bytes = b"",
+    ) -> None: ...
+
+    @overload
+    async def release(
+        self,
+        jobs: Sequence[Job],
+        delay: float | timedelta | None = None,
+        *,
+        until: Moment | None = None,
+        reason: str = "",
+        state: bytes = b"",
+    ) -> list[Refusal]: ...
+
+    async def release(
+        self,
+        jobs: Job | Sequence[Job],
+        delay: float | timedelta | None = None,
+        *,
+        until: Moment | None = None,
+        reason: str = "",
+        state: bytes = b"",
+    ) -> list[Refusal] | None:
+        """Give these back, to be handed out again; by default when the subscription's retry settings say.
+
+        Parameters:
+            jobs: a message, or a list of them.
+            delay: after so many seconds; 0 is at once.
+            until: or at this time.
+            reason: why, for the dead letter, should it come to that.
+            state: a few bytes for whoever gets the message next.
+        """
+        if delay is not None and until is not None:
+            raise InvalidArgument("give messages back for some time or until some time, not both")
+        delay_ms = None if delay is None else span_ms(delay, "delay")
+        until_us = None if until is None else microseconds(until)
+        parts = self._parts(jobs)
+        if state:  # the request has one map of states, for the messages of one partition
+            parts = [[holding] for part in parts for holding in part]
+        heads = [
+            Release(
+                self.topic,
+                part,
+                delay_ms,
+                until_us,
+                cut_reason(reason),
+                dict.fromkeys(part[0].offsets, bytes(state)) if state else {},
+                False,
+                self.subscription,
+            )
+            for part in parts
+        ]
+        return await self._say(Kind.RELEASE, heads, jobs)
+
+    @overload
+    async def reject(self, jobs: Job, reason: str = "") -> None: ...
+
+    @overload
+    async def reject(self, jobs: Sequence[Job], reason: str = "") -> list[Refusal]: ...
+
+    async def reject(self, jobs: Job | Sequence[Job], reason: str = "") -> list[Refusal] | None:
+        """These cannot be processed: make them dead letters.
+
+        Parameters:
+            jobs: a message, or a list of them.
+            reason: why, for whoever looks at them.
+        """
+        heads = [Reject(self.topic, part, cut_reason(reason), self.subscription) for part in self._parts(jobs)]
+        return await self._say(Kind.REJECT, heads, jobs)
+
+    async def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
+        jobs = await self._taking.take(max, lease_ms, wait_ms, bytes_max, extend)
+        now_us = self._settling.clock.now_us()
+        for job in jobs:
+            if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
+                self._settling.handed_over(job, now_us if now_us > job.due else job.due)
+        opened, failed = self._unpacking.opened_all(jobs)
+        for job, reason in failed:
+            await self.release([job], reason=reason)
+        return opened
+
+    def _parts(self, jobs: Job | Sequence[Job]) -> list[list[Holding]]:
+        return in_requests(holdings_of([jobs] if isinstance(jobs, Job) else jobs))
+
+    async def _say(
+        self, kind: Kind, heads: Sequence[Extend | Release | Reject], jobs: Job | Sequence[Job]
+    ) -> list[Refusal] | None:
+        refused = await self._refused([self._settling.send(kind, head) for head in heads])
+        if not isinstance(jobs, Job):
+            return refused
+        if refused:
+            self._raise(jobs, refused)
+        return None
+
+    async def _refused(self, settled: Sequence[Outcome[list[Refusal]]]) -> list[Refusal]:
+        if len(settled) == 1:
+            return await settled[0].wait()
+        return [refusal for each in settled for refusal in await each.wait()]
+
+    def _raise(self, job: Job, refused: Sequence[Refusal]) -> None:
+        """Raise what was refused about this message; others may have been settled together with it."""
+        for refusal in refused:
+            if refusal.offset == job.offset and refusal.partition == job.partition:
+                raise refusal_error(job, refusal.code)

@@ -1,0 +1,225 @@
+"""Leased subscriptions and recurrences: what is one request and one answer."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from headrace.client._async.administration import AsyncAdministration
+from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key
+from headrace.client.serialising import to_bytes
+from headrace.client.times import Moment, Start, microseconds, spot_at
+from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import (
+    SubscriptionAlter,
+    SubscriptionCreate,
+    SubscriptionDelete,
+    SubscriptionDescribe,
+    SubscriptionInfo,
+    SubscriptionList,
+)
+from headrace.model.recurring import (
+    CronInfo,
+    CronList,
+    CronNext,
+    CronPause,
+    CronRemove,
+    CronRun,
+    CronSet,
+    Recurrence,
+)
+from headrace.model.requests import Words
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.wire.native import Kind
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class AsyncRecurring(AsyncAdministration):
+    """The part of a bus that makes leased subscriptions and recurrences."""
+
+    # Leased subscriptions.
+
+    async def create_subscription(
+        self,
+        topic: str,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        *,
+        exist_ok: bool = False,
+        start: Start = "earliest",
+        **settings: Any,
+    ) -> SubscriptionInfo:
+        """Make a leased subscription of a topic.
+
+        Parameters:
+            topic: whose messages.
+            subscription: its name; a topic can have several.
+            exist_ok: fine if there is one, whatever its settings are.
+            start: which messages: all there are (`earliest`), those to come (`latest`), or those from a datetime or
+                an offset on.
+            settings: any of SubscriptionSettings, such as `discipline="priority"` or `deliveries_max=5`.
+        """
+        spot = spot_at(start)
+        head = SubscriptionCreate(topic, subscription, _plain(settings), spot.kind, exist_ok=exist_ok)
+        if spot.kind == "time":
+            head.start_us = spot.value
+        else:
+            head.start_offset = spot.value
+        return await self._subscription_info(Kind.SUBSCRIPTION_CREATE, head, repeat=exist_ok)
+
+    async def alter_subscription(
+        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, **settings: Any
+    ) -> SubscriptionInfo:
+        """Change settings of a leased subscription while it is in use.
+
+        Parameters:
+            topic: of which topic.
+            subscription: which.
+            settings: those of SubscriptionSettings that change.
+        """
+        head = SubscriptionAlter(topic, _plain(settings), subscription)
+        return await self._subscription_info(Kind.SUBSCRIPTION_ALTER, head)
+
+    async def delete_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> None:
+        """Forget a leased subscription; the topic keeps its messages."""
+        head = SubscriptionDelete(topic, subscription)
+        await self._line.request(Kind.SUBSCRIPTION_DELETE, head, repeat=False)
+
+    async def subscriptions(self, topic: str | None = None, *, tenant: str = "") -> list[SubscriptionInfo]:
+        """The leased subscriptions there are.
+
+        Parameters:
+            topic: of this topic; by default of all.
+            tenant: whose; by default the default tenant's.
+        """
+        answer, _ = await self._line.request(Kind.SUBSCRIPTION_LIST, SubscriptionList(topic or "", tenant))
+        subscriptions: list[SubscriptionInfo] = answer.subscriptions
+        return subscriptions
+
+    async def describe_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> SubscriptionInfo:
+        """A leased subscription as it is now: its settings, and how many messages it has in which state."""
+        return await self._subscription_info(Kind.SUBSCRIPTION_DESCRIBE, SubscriptionDescribe(topic, subscription))
+
+    # Recurrences.
+
+    async def cron_add(
+        self,
+        name: str,
+        topic: str,
+        when: str,
+        value: bytes = b"",
+        *,
+        zone: str = "UTC",
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
+        partition: int | None = None,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        runs_max: int | None = None,
+        missed: str = "once",
+        overlap: str = "allow",
+        paused: bool = False,
+        replace: bool = True,
+    ) -> CronInfo:
+        """Publish a message again and again.
+
+        Parameters:
+            name: by which the recurrence goes.
+            topic: where to.
+            when: a crontab expression of five or six fields (seconds first), such as `*/5 * * * *`, a nickname such as
+                `@daily`, or an interval such as `every 90s`.
+            value: of the message.
+            zone: the time zone of the expression, such as `Europe/Berlin`.
+            key: of the message.
+            headers: of the message, besides `headrace-cron` with the name and `headrace-run` with the time.
+            partition: where to, instead of by key.
+            start: no run before this time.
+            end: no run at this time or later.
+            runs_max: no more runs than this.
+            missed: what becomes of runs that were missed while the broker was down: `skip` them, `once` for all of
+                them, or `all`.
+            overlap: `allow`, or `skip`: no run while a leased subscription of the topic has not settled the last one.
+            paused: make it, but let it rest until `cron_pause(name, False)`.
+            replace: the one of that name, if there is one; else CronExists is raised.
+        """
+        recurrence = Recurrence(
+            name,
+            topic,
+            when,
+            to_bytes(value) or b"",
+            checked_key(key),
+            checked_headers(headers) or {},
+            partition,
+            zone,
+            None if start is None else microseconds(start),
+            None if end is None else microseconds(end),
+            runs_max,
+            missed,
+            overlap,
+            paused,
+        )
+        return await self._cron_info(Kind.CRON_SET, CronSet(recurrence, replace), repeat=replace)
+
+    async def crons(self, topic: str | None = None, *, tenant: str = "") -> list[CronInfo]:
+        """The recurrences there are.
+
+        Parameters:
+            topic: for this topic; by default all.
+            tenant: whose; by default the default tenant's.
+        """
+        answer, _ = await self._line.request(Kind.CRON_LIST, CronList(topic or "", tenant))
+        crons: list[CronInfo] = answer.crons
+        return crons
+
+    async def cron_remove(self, name: str) -> None:
+        """Forget a recurrence; messages it has published stay."""
+        await self._line.request(Kind.CRON_REMOVE, CronRemove(name), repeat=False)
+
+    async def cron_pause(self, name: str, paused: bool = True) -> CronInfo:
+        """Let a recurrence rest, or go on. Runs that fall into the pause are left out."""
+        return await self._cron_info(Kind.CRON_PAUSE, CronPause(name, paused))
+
+    async def cron_run(self, name: str) -> CronInfo:
+        """Publish a recurrence's message now, besides its regular runs."""
+        return await self._cron_info(Kind.CRON_RUN, CronRun(name), repeat=False)
+
+    async def cron_next(
+        self,
+        name: str | None = None,
+        when: str | None = None,
+        zone: str = "UTC",
+        runs: int = 5,
+        *,
+        after: Moment | None = None,
+    ) -> list[datetime]:
+        """When the next runs are, of a recurrence there is or of an expression that is to be tried out.
+
+        Parameters:
+            name: of a recurrence;
+            when: or an expression, as for `cron_add`,
+            zone: in this time zone.
+            runs: how many.
+            after: after this time; by default now.
+        """
+        if (name is None) == (when is None):
+            raise InvalidArgument("say whose runs: give a name, or an expression; one of the two")
+        tried = None if when is None else Recurrence("try", "try", when, zone=zone)
+        head = CronNext(name or "", tried, runs, None if after is None else microseconds(after))
+        answer, _ = await self._line.request(Kind.CRON_NEXT, head)
+        return [_EPOCH + timedelta(microseconds=time_us) for time_us in answer.times_us]
+
+    async def _subscription_info(self, kind: Kind, head: Words, *, repeat: bool = True) -> SubscriptionInfo:
+        info: SubscriptionInfo
+        info, _ = await self._line.request(kind, head, repeat=repeat)
+        return info
+
+    async def _cron_info(self, kind: Kind, head: Words, *, repeat: bool = True) -> CronInfo:
+        info: CronInfo
+        info, _ = await self._line.request(kind, head, repeat=repeat)
+        return info
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they are sent: enumerations by their names."""
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    return plain

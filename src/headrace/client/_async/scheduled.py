@@ -1,0 +1,132 @@
+"""A message that was scheduled, and can be changed until it is handed out."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.client._async.line import AsyncLine
+from headrace.client.clock import Clock
+from headrace.client.jobs import found_messages
+from headrace.client.outgoing import GivenHeaders
+from headrace.client.scheduling import edit_error, moment_of
+from headrace.client.selecting import UNCHANGED, edition
+from headrace.client.times import Moment
+from headrace.model.errors import MessageGone
+from headrace.model.leasing import Edit, Find, MessageId, Outcome, Selection, SubscriptionList
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client.jobs import PendingMessage
+
+
+class AsyncScheduled:
+    """A handle for a message of a topic. Made by `bus.schedule(...)`, or `bus.scheduled(id)` from the handle's `id`.
+
+    Changes are made only if the message still has the handle's `version`, which each of them raises: StaleVersion says
+    that somebody else has changed it since, MessageLeased that somebody has it in hand, MessageGone that it is
+    settled or deleted, and NotOwner that it belongs to another producer group. Nothing is changed then.
+    """
+
+    def __init__(
+        self, line: AsyncLine, clock: Clock, topic: str, partition: int, offset: int, version: int | None, owner: str
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.version = version
+        """The version in which the message was seen last; None changes it whichever it has."""
+        self.owner = owner
+        self._line = line
+        self._clock = clock
+        self._content: tuple[bytes | None, GivenHeaders | None] | None = None
+        """Value and headers in that version, if they are known."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} version {self.version}>"
+
+    def knows(self, value: bytes | None, headers: GivenHeaders | None) -> "AsyncScheduled":
+        """The same handle, which need not ask for what the message says."""
+        self._content = (value, headers)
+        return self
+
+    @property
+    def id(self) -> str:
+        """What the message can be found by again: topic, partition and offset."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    async def move(self, *, at: Moment | None = None, in_: float | timedelta | None = None) -> None:
+        """Let it be due at another time.
+
+        Parameters:
+            at: a datetime, or microseconds since 1970;
+            in_: or so many seconds from now on.
+        """
+        await self._edit(self.version, due=moment_of(at, in_, self._clock.now_us()))
+
+    async def update(
+        self,
+        *,
+        value: bytes | None = UNCHANGED,
+        headers: GivenHeaders | None = UNCHANGED,
+        priority: int | None = None,
+        at: Moment | None = None,
+        in_: float | timedelta | None = None,
+    ) -> None:
+        """Change what it says.
+
+        Parameters:
+            value: another value.
+            headers: other headers, instead of all it has.
+            priority: another priority.
+            at: another time, as for `move`;
+            in_: see there.
+        """
+        due = None if at is None and in_ is None else moment_of(at, in_, self._clock.now_us())
+        replaces = value is not UNCHANGED or headers is not UNCHANGED
+        version = self.version
+        if (value is UNCHANGED) != (headers is UNCHANGED):  # the two are replaced together
+            version, known_value, known_headers = await self._known()
+            value = known_value if value is UNCHANGED else value
+            headers = known_headers if headers is UNCHANGED else headers
+        await self._edit(version, value=value, headers=headers, priority=priority, due=due)
+        if replaces:
+            self._content = (value, headers)
+
+    async def cancel(self) -> None:
+        """Delete it."""
+        await self._edit(self.version, delete=True)
+
+    async def look(self, subscription: str | None = None) -> "PendingMessage":
+        """The message as it is now.
+
+        Parameters:
+            subscription: as this leased subscription of its topic has it; by default any that it has.
+        """
+        if subscription is None:
+            answer, _ = await self._line.request(Kind.SUBSCRIPTION_LIST, SubscriptionList(self.topic))
+            names = [info.subscription for info in answer.subscriptions]
+            subscription = names[0] if names and DEFAULT_SUBSCRIPTION not in names else DEFAULT_SUBSCRIPTION
+        wanted = Selection(messages=[MessageId(self.partition, self.offset)])
+        answer, body = await self._line.request(Kind.FIND, Find(self.topic, wanted, subscription, 1))
+        found = found_messages(self.topic, answer, body)
+        if not found:
+            raise MessageGone(f"{self.id} is settled, deleted or unknown")
+        return found[0]
+
+    async def _known(self) -> tuple[int, bytes | None, GivenHeaders | None]:
+        """A version, and its value and headers; the handle's, or else the one there is."""
+        if self._content is not None and self.version is not None:
+            return self.version, *self._content
+        found = await self.look()
+        return self.version or found.version, found.value, found.headers
+
+    async def _edit(self, version: int | None, **changes: Any) -> None:
+        change, body = edition(owner=self.owner, **changes)
+        message = MessageId(self.partition, self.offset, version)
+        head = Edit(self.topic, [message], change, self.owner)
+        answer, _ = await self._line.request(Kind.EDIT, head, body, repeat=version is None)
+        outcome: Outcome = answer.outcomes[0]
+        if outcome.outcome != "applied":
+            raise edit_error(self.id, outcome)
+        if self.version is not None:
+            self.version = outcome.version

@@ -1,0 +1,181 @@
+"""Leasing messages by hand: what several ask for in the same moment is asked for together."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.client._async.concurrency import Outcome, now, spawn
+from headrace.client._async.line import AsyncLine
+from headrace.client._async.settling import AsyncSettling
+from headrace.client.exchange import Bytes
+from headrace.client.jobs import Job, holdings_of, leased_jobs
+from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
+from headrace.model.leasing import Lease, Leased, Release
+from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+
+_UNDER_WAY_MAX = 2
+"""With so many requests under way that do not wait, the next ones are gathered until an answer comes."""
+_WAIT_ERROR_S = 0.005
+"""An answer that comes so much too early comes in time."""
+_LEASE = Kind.LEASE  # every look at a member of an enumeration is a call
+
+_Terms = tuple[int, int, int, bool]
+"""What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, and whether it is extended."""
+
+
+class AsyncAsk:
+    """One who wants messages."""
+
+    __slots__ = ("again_until", "gone", "outcome", "wanted")
+
+    def __init__(self, wanted: int, wait_s: float) -> None:
+        self.wanted = wanted
+        self.again_until = now() + wait_s
+        self.outcome: Outcome[list[Job]] = Outcome()
+        self.gone = False
+        """It does not want them any more."""
+
+
+class AsyncTaking:
+    """Leases messages of one subscription, for all of a bus's users who do it by hand."""
+
+    def __init__(self, bus: "AsyncBus", settling: AsyncSettling) -> None:
+        self._bus = bus
+        self._settling = settling
+        self._guard = settling.monitor.guard
+        self._line: AsyncLine | None = None
+        self._asks: dict[_Terms, list[AsyncAsk]] = {}
+        self._under_way: dict[_Terms, int] = {}
+
+    async def take(self, wanted: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
+        """Up to so many messages; none when there are none within the time.
+
+        If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
+        """
+        if not 0 < wanted <= LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted}")
+        line = self._line
+        if line is None:
+            line = self._line = await self._bus.consuming_line()
+        ask = AsyncAsk(wanted, wait_ms / 1000)
+        self._put((lease_ms, wait_ms, bytes_max, extend), ask)
+        try:
+            jobs = await ask.outcome.wait()
+        except BaseException:
+            with self._guard:
+                ask.gone = True
+                left = ask.outcome.value if ask.outcome.done else None
+            if left:
+                self._give_back(left)
+            raise
+        return jobs
+
+    def _put(self, terms: _Terms, ask: AsyncAsk) -> None:
+        assert self._line is not None
+        with self._guard:
+            asks = self._asks.get(terms)
+            if asks is None:
+                self._asks[terms] = [ask]
+                link = self._line.link
+                if link is None or link.closed:
+                    self._bus.timers.soon(partial(self._send, terms))
+                else:
+                    link.before_flush(partial(self._send, terms))
+            else:
+                asks.append(ask)
+        self._flush()
+
+    def _send(self, terms: _Terms) -> None:
+        with self._guard:
+            asks = self._asks.get(terms)
+            under_way = self._under_way.get(terms, 0)
+            if asks is None or (not terms[1] and under_way >= _UNDER_WAY_MAX):
+                return  # those who wait have been sent, or are sent when an answer comes
+            del self._asks[terms]
+            self._under_way[terms] = under_way + 1
+            self._post(terms, asks)
+
+    def _post(self, terms: _Terms, asks: list[AsyncAsk]) -> None:
+        assert self._line is not None
+        lease_ms, wait_ms, bytes_max, _ = terms
+        if wait_ms:
+            wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
+        head = Lease(
+            self._settling.topic,
+            self._settling.subscription,
+            min(sum(ask.wanted for ask in asks), LEASE_MESSAGES_MAX),
+            bytes_max,
+            lease_ms,
+            wait_ms,
+        )
+        link = self._line.link
+        if link is None or link.closed:
+            spawn("lease", self._repeat, terms, asks, head)
+        else:
+            timeout = self._line.timeout + wait_ms / 1000
+            link.queue_request(_LEASE, head, b"", partial(self._told, terms, asks, head), timeout)
+
+    def _told(self, terms: _Terms, asks: list[AsyncAsk], head: Lease, answer: Any, body: Bytes) -> None:
+        if isinstance(answer, ConnectionFailed | Busy | Draining):
+            spawn("lease", self._repeat, terms, asks, head)
+        else:
+            self._over(terms, asks, answer, body)
+
+    async def _repeat(self, terms: _Terms, asks: list[AsyncAsk], head: Lease) -> None:
+        """Ask again over another connection; what the lost answer had, if there was one, comes back later."""
+        assert self._line is not None
+        try:
+            answer, body = await self._line.request(_LEASE, head, timeout=self._line.timeout + head.wait_ms / 1000)
+        except HeadraceError as error:
+            self._over(terms, asks, error, b"")
+        else:
+            self._over(terms, asks, answer, body)
+
+    def _over(self, terms: _Terms, asks: list[AsyncAsk], answer: Leased | HeadraceError, body: Bytes) -> None:
+        with self._guard:
+            under_way = self._under_way[terms] = self._under_way[terms] - 1
+            if not under_way:
+                del self._under_way[terms]
+            if isinstance(answer, Leased):
+                try:
+                    self._divide(terms, asks, answer, body)
+                except HeadraceError as error:
+                    answer = error
+            if isinstance(answer, HeadraceError):
+                for ask in asks:
+                    ask.outcome.fail(answer)
+            self._send(terms)
+        self._flush()
+
+    def _divide(self, terms: _Terms, asks: list[AsyncAsk], answer: Leased, body: Bytes) -> None:
+        """Let each have its share; who gets none before its time is over asks again."""
+        settling = self._settling
+        jobs = leased_jobs(settling.topic, settling.subscription, answer, body) if answer.portions else []
+        if jobs and terms[3]:
+            settling.hold(answer.portions, terms[0])
+        at = 0
+        for ask in asks:
+            if ask.gone:
+                continue
+            share = jobs[at : at + ask.wanted] if len(asks) > 1 else jobs
+            at += len(share)
+            over = now() >= ask.again_until - _WAIT_ERROR_S if terms[1] else not jobs
+            if share or over:
+                ask.outcome.settle(share)
+            else:
+                self._put(terms, ask)
+        if at < len(jobs):
+            self._give_back(jobs[at:])
+
+    def _give_back(self, jobs: Sequence[Job]) -> None:
+        settling = self._settling
+        head = Release(settling.topic, holdings_of(jobs), 0, undelivered=True, subscription=settling.subscription)
+        settling.send(Kind.RELEASE, head, watched=False)
+
+    def _flush(self) -> None:
+        if self._line is not None and self._line.link is not None:
+            self._line.link.flush()

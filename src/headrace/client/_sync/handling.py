@@ -1,0 +1,139 @@
+"""A handler at work: several of its messages at once, and what becomes of each."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.client._sync.concurrency import Task, call_handler, spawn, survives
+from headrace.client._sync.prefetch import Prefetch
+from headrace.client._sync.settling import Said
+from headrace.client.appetite import Appetite
+from headrace.client.jobs import Job, cut_reason, holdings_of
+from headrace.client.registering import Registered
+from headrace.client.selecting import span_ms
+from headrace.client.times import microseconds
+from headrace.client.unpacking import Unpacking, told
+from headrace.client.verdicts import Reject, Retry
+from headrace.model.errors import HeadraceError
+from headrace.model.leasing import Reject as RejectWords
+from headrace.model.leasing import Release
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+logger = logging.getLogger("headrace.client")
+
+_AHEAD_MAX = 1000
+"""Messages that are leased ahead for handlers that are quick."""
+
+
+class Handling:
+    """The workers of one handler."""
+
+    def __init__(self, bus: "Bus", wanted: Registered, on_fatal: Callable[[BaseException], None]) -> None:
+        self._wanted = wanted
+        self._on_fatal = on_fatal
+        self._settling, _ = bus.leasing(wanted.topic, wanted.subscription)
+        self._unpacking = Unpacking(wanted.deserializer)
+        least, most = wanted.concurrency, _AHEAD_MAX
+        if wanted.prefetch is not None:
+            least = most = wanted.prefetch
+        self._prefetch = Prefetch(
+            bus, self._settling, appetite=Appetite(least, most), lease_ms=wanted.lease_ms, enduring=True
+        )
+        self._said = Said()
+        self._workers: list[Task] = []
+
+    def begin(self) -> None:
+        """Let the workers begin."""
+        self._prefetch.begin()
+        for number in range(self._wanted.concurrency):
+            self._workers.append(spawn(f"{self._wanted.topic}-{number}", self._work))
+
+    def stop(self) -> None:
+        """Begin with no other message."""
+        self._prefetch.stop()
+
+    def close(self) -> None:
+        """Wait until what was begun is finished, and give back what was not."""
+        self.stop()
+        self._prefetch.give_back()
+        for worker in self._workers:
+            worker.join()
+        self._prefetch.close()
+        self._said.answered(self._settling.timeout)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._prefetch.take()
+            except HeadraceError as error:
+                logger.warning("nothing can be taken from %s: %s", self._wanted.topic, error)
+                continue
+            if job is None:
+                return
+            self._handle(job)
+
+    def _handle(self, job: Job) -> None:
+        """Let the handler have a message, and see what becomes of it. Whatever Exception it raises, the app goes on."""
+        opened = self._unpacking.opened(job)
+        if not isinstance(opened, Job):
+            self._release(job, reason=opened)
+            return
+        try:
+            call_handler(self._wanted.handler, opened)
+        except Reject as verdict:
+            words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
+            self._said.add(self._settling.send(Kind.REJECT, words, watched=False))
+        except Retry as verdict:
+            self._retry(job, verdict)
+        except Exception as error:  # noqa: BLE001  # a message must not end the app
+            self._failed(job, error)
+        except BaseException as error:  # noqa: BLE001  # `run` raises it when all else has ended
+            if survives(error):
+                self._failed(job, error)
+            else:
+                self._release(job, delay_ms=0, reason=told(error))
+                self._on_fatal(error)
+        else:
+            self._said.add(self._settling.ack_one(job, watched=False))
+
+    def _failed(self, job: Job, error: BaseException) -> None:
+        logger.warning(
+            "message %s of %s[%s] was not handled, delivery %s",
+            job.offset,
+            job.topic,
+            job.partition,
+            job.deliveries,
+            exc_info=error,
+        )
+        self._release(job, reason=told(error))
+
+    def _retry(self, job: Job, verdict: Retry) -> None:
+        try:
+            delay_ms = None if verdict.delay is None else span_ms(verdict.delay, "delay")
+            until_us = None if verdict.until is None else microseconds(verdict.until)
+            self._release(job, delay_ms, until_us, verdict.reason, bytes(verdict.state))
+        except (HeadraceError, TypeError, ValueError) as error:
+            self._failed(job, error)
+
+    def _release(
+        self,
+        job: Job,
+        delay_ms: int | None = None,
+        until_us: int | None = None,
+        reason: str = "",
+        state: bytes = b"",
+    ) -> None:
+        words = Release(
+            job.topic,
+            holdings_of([job]),
+            delay_ms,
+            until_us,
+            cut_reason(reason),
+            {job.offset: state} if state else {},
+            False,
+            job.subscription,
+        )
+        self._said.add(self._settling.send(Kind.RELEASE, words, watched=False))

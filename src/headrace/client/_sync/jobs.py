@@ -1,0 +1,127 @@
+"""Messages of a leased subscription one after the other, leased ahead."""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headrace.client._sync.concurrency import now
+from headrace.client._sync.prefetch import WAIT_S, Prefetch
+from headrace.client._sync.settling import Said, Settling
+from headrace.client.appetite import Appetite
+from headrace.client.jobs import Job, cut_reason, holdings_of
+from headrace.client.unpacking import Unpacking, told
+from headrace.model.errors import Closed
+from headrace.model.leasing import Release
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+
+class Jobs:
+    """Leased messages to iterate over. Made by `queue.jobs(...)`, which explains the settings.
+
+    Use it from one place at a time, except for `stop()`. Leases of messages in hand are extended by themselves. Used
+    in `with`, a loop that is left with `break` has processed its last message; otherwise nobody can know, and
+    that message is given back to be handed out again.
+    """
+
+    def __init__(
+        self,
+        bus: "Bus",
+        settling: Settling,
+        unpacking: Unpacking,
+        *,
+        prefetch: int,
+        lease_ms: int,
+        auto: bool,
+        timeout: float | None,
+    ) -> None:
+        wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
+        self._bus = bus
+        self._settling = settling
+        self._unpacking = unpacking
+        self._auto = auto
+        self._timeout = timeout
+        self._prefetch = Prefetch(bus, settling, appetite=Appetite(prefetch), lease_ms=lease_ms, wait_s=wait_s)
+        self._said = Said()
+        self._current: Job | None = None
+        self._begun = False
+        self._entered = False
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Job]:
+        """The messages, each not before it is due."""
+        try:
+            while (job := self._next()) is not None:
+                yield job
+        finally:
+            if not self._entered:
+                self.close()
+
+    def stop(self) -> None:
+        """End the iteration after the message that is being processed; may be called from anywhere."""
+        self._prefetch.stop()
+
+    def close(self) -> None:
+        """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bus.forget(self)
+        self._give_back_current("")
+        self._prefetch.close()
+        self._said.answered(self._settling.timeout)
+
+    def __enter__(self) -> "Jobs":
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish_current()
+        else:
+            self._give_back_current(told(error))
+        self.close()
+
+    def _next(self) -> Job | None:
+        """The next message; the one before counts as processed now."""
+        self._finish_current()
+        if self._closed:
+            raise Closed("these jobs are closed; ask the queue for others")
+        if not self._begun:
+            self._begun = True
+            self._prefetch.begin()
+        deadline = None if self._timeout is None else now() + self._timeout
+        while (job := self._prefetch.take(deadline)) is not None:
+            opened = self._unpacking.opened(job)
+            if isinstance(opened, Job):
+                if self._auto:
+                    self._current = opened
+                return opened
+            self._give_back(job, opened)
+        return None
+
+    def _finish_current(self) -> None:
+        job, self._current = self._current, None
+        if job is not None and self._held(job):
+            self._said.add(self._settling.ack_one(job, watched=False))
+
+    def _give_back_current(self, reason: str) -> None:
+        job, self._current = self._current, None
+        if job is not None and self._held(job):
+            self._give_back(job, reason)
+
+    def _give_back(self, job: Job, reason: str) -> None:
+        settling = self._settling
+        head = Release(
+            settling.topic, holdings_of([job]), reason=cut_reason(reason), subscription=settling.subscription
+        )
+        self._said.add(settling.send(Kind.RELEASE, head, watched=False))
+
+    def _held(self, job: Job) -> bool:
+        """Whether nothing was said about it by the program itself."""
+        with self._settling.monitor.guard:
+            return self._settling.hand.holds(job)

@@ -1,0 +1,314 @@
+"""Leasing ahead: messages that are there when they are wanted, and at the moment they are due."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from headrace.client._sync.concurrency import Monitor, Outcome, breathe, now
+from headrace.client._sync.line import Line
+from headrace.client._sync.link import Link
+from headrace.client._sync.settling import Settling
+from headrace.client.appetite import Appetite
+from headrace.client.backoff import Backoff
+from headrace.client.exchange import Bytes
+from headrace.client.jobs import Job, holdings_of, in_requests, leased_jobs
+from headrace.client.stock import Stock
+from headrace.model.errors import ConnectionFailed, HeadraceError
+from headrace.model.leasing import Lease, Leased, LeaseStop, Release
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+logger = logging.getLogger("headrace.client")
+
+WAIT_S = 20.0
+"""How long a request waits at the broker for messages; then it is asked again."""
+AHEAD_S = 0.5
+"""How long before they are due messages are fetched."""
+_PAUSE_S = 0.05
+"""Who was given messages that are not due yet wants only such as are for so long: then there are more to be fetched."""
+_BYTES_MAX = 4 << 20
+_TOKENS_MAX = 1000
+_WITHDRAW_S = 2.0
+_STRETCH_MAX = 64
+"""After so many messages that were there at once, others have their turn: some of them answer and ask for us."""
+
+
+class Prefetch:
+    """A stock of leased messages, which is filled up before it is empty. Any number may take from it.
+
+    If an answer gets lost with its connection, the messages in it stay leased until their leases end.
+    """
+
+    def __init__(
+        self,
+        bus: "Bus",
+        settling: Settling,
+        *,
+        appetite: Appetite,
+        lease_ms: int,
+        wait_s: float = WAIT_S,
+        enduring: bool = False,
+    ) -> None:
+        self.monitor = Monitor()
+        self.stopped = False
+        self._bus = bus
+        self._settling = settling
+        self._clock = settling.clock
+        self._appetite = appetite
+        self._lease_ms = lease_ms
+        self._wait_s = min(wait_s, WAIT_S)
+        self._enduring = enduring
+        """Whatever the broker says, ask again."""
+        self._stock = Stock()
+        self._tokens: set[tuple[int, int]] = set()
+        """Partitions and leases of what was leased."""
+        self._line: Line | None = None
+        self._link: Link | None = None
+        self._asking = False
+        self._looks_ahead = True
+        """The next request is also for messages that are not due yet."""
+        self._leading = False
+        """One of the takers watches the time."""
+        self._waiting = 0
+        self._at_a_stretch = 0
+        """Messages that were taken without waiting."""
+        self._error: HeadraceError | None = None
+        self._backoff = Backoff()
+        self._pausing = False
+        self._too_late = False
+        """What comes from now on is given back."""
+
+    def begin(self) -> None:
+        """Lease the first messages."""
+        self._clock.in_use = True
+        self._line = self._bus.consuming_line()
+        self._line.measure_clock()
+        self._line.listen(self)
+
+    def take(self, deadline: float | None = None) -> Job | None:
+        """The next message, not before it is due; None when it is too late, or all is stopped."""
+        with self.monitor.guard:
+            self._waiting += 1
+            try:
+                job = self._taken(deadline)
+            finally:
+                self._waiting -= 1
+                if self._waiting and (self._stock.ready or (self._stock.kept_back and not self._leading)):
+                    self.monitor.notify(1)  # there is something for another one, or nobody watches the time
+        self._flush()
+        return job
+
+    def stop(self) -> None:
+        """Let nobody take any more."""
+        with self.monitor.guard:
+            self.stopped = True
+            self.monitor.notify()
+
+    def give_back(self) -> None:
+        """Give back what was not taken, after `stop`."""
+        self._withdraw()
+        with self.monitor.guard:
+            self._too_late = True
+            jobs = self._stock.empty()
+        for settled in self._give_back(jobs):
+            try:
+                settled.wait(self._settling.timeout)
+            except HeadraceError as error:
+                logger.warning("messages of %s were not given back: %s", self._settling.topic, error)
+
+    def close(self) -> None:
+        """Give back what was not taken, and extend no more what was."""
+        self.stop()
+        if self._line is not None:
+            self._line.forget(self)
+        self.give_back()
+        with self._settling.monitor.guard:
+            self._settling.hand.forget(self._tokens)
+
+    # What the line tells.
+
+    def link_up(self, link: Link) -> None:
+        """There is a new connection: ask over it."""
+        with self.monitor.guard:
+            self._link = link
+            self._asking = False
+            self._ask()
+        link.flush()
+
+    def link_drains(self) -> None:
+        """The broker is going; what it has given out stays with us."""
+
+    # Taking.
+
+    def _taken(self, deadline: float | None) -> Job | None:
+        while True:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self.stopped:
+                return None
+            job = self._next()
+            self._ask()
+            if job is not None:
+                self._at_a_stretch += 1
+                if self._at_a_stretch >= _STRETCH_MAX:
+                    self._at_a_stretch = 0
+                    breathe()
+                return job
+            self._at_a_stretch = 0
+            left_s = None if deadline is None else deadline - now()
+            if left_s is not None and left_s <= 0:
+                return None
+            self._flush()
+            due_s = None if self._leading else self._stock.wait_s(self._clock.surely_us())
+            if due_s is None:
+                self.monitor.wait(left_s)
+                continue
+            self._leading = True
+            try:
+                self.monitor.wait_finely(due_s if left_s is None else min(due_s, left_s))
+            finally:
+                self._leading = False
+
+    def _next(self) -> Job | None:
+        """The next one that is due and still ours."""
+        while True:
+            job = self._stock.next(self._clock.surely_us())
+            if job is None:
+                return None
+            now_us = self._clock.now_us()
+            with self._settling.monitor.guard:
+                ours = self._settling.hand.until_us(job) > now_us
+                if ours:
+                    self._settling.handed_over(job, now_us)
+            if ours:
+                return job
+            # Its lease could not be extended in time. If that comes to be after all, nobody is to wait for its end.
+            self._give_back([job])
+
+    # Filling up.
+
+    def _ask(self) -> None:
+        link = self._link
+        if self._asking or self._pausing or self.stopped or link is None or link.closed:
+            return
+        ready = self._stock.ready
+        if ready > self._appetite.size // 2:
+            return
+        messages = self._appetite.wanted(now())
+        if self._stock.kept_back >= messages:
+            self._looks_ahead = False
+        looks_ahead = self._looks_ahead
+        wait_s = self._wait_s if looks_ahead else min(self._wait_s, _PAUSE_S)
+        self._asking = True
+        head = Lease(
+            self._settling.topic,
+            self._settling.subscription,
+            messages - ready,
+            _BYTES_MAX,
+            self._lease_ms,
+            round(wait_s * 1000),
+            round(AHEAD_S * 1000) if looks_ahead else 0,
+        )
+
+        def told(answer: Any, body: Bytes) -> None:
+            self._leased(link, messages - ready, answer, body)
+
+        link.queue_request(Kind.LEASE, head, b"", told, wait_s + self._settling.timeout)
+
+    def _leased(self, link: Link, asked: int, answer: Leased | HeadraceError, body: Bytes) -> None:
+        try:
+            jobs = self._unpacked(answer, body)
+        except HeadraceError as error:
+            self._failed(link, error)
+            return
+        with self.monitor.guard:
+            if link is self._link:
+                self._asking = False
+            self._backoff.reset()
+            self._appetite.served(len(jobs) >= asked, now())
+            late = self._too_late
+            kept_back = 0
+            if jobs and not late:
+                kept_back = self._stock.add(jobs, self._clock.surely_us())
+                # Whoever watches the time must see it if there is something that is due before.
+                self.monitor.notify(None if kept_back else len(jobs))
+            if self.stopped:
+                self.monitor.notify()
+            self._looks_ahead = not kept_back
+            self._ask()
+        self._flush()
+        if late:
+            self._give_back(jobs)
+
+    def _unpacked(self, answer: Leased | HeadraceError, body: Bytes) -> list[Job]:
+        if isinstance(answer, HeadraceError):
+            raise answer
+        if not answer.portions:
+            return []
+        settling = self._settling
+        jobs = leased_jobs(settling.topic, settling.subscription, answer, body)
+        with settling.monitor.guard:
+            settling.hold(answer.portions, self._lease_ms)
+            if len(self._tokens) > _TOKENS_MAX:
+                self._tokens = {token for token in self._tokens if settling.hand.grip(*token) is not None}
+            self._tokens.update((portion.partition, portion.lease) for portion in answer.portions)
+        return jobs
+
+    def _failed(self, link: Link, error: HeadraceError) -> None:
+        with self.monitor.guard:
+            if link is self._link:
+                self._asking = False
+            if self.stopped:
+                self.monitor.notify()
+            if isinstance(error, ConnectionFailed) or self.stopped:
+                return  # the next connection asks again
+            if self._enduring or error.retryable:
+                if not error.retryable:
+                    logger.warning("nothing can be leased from %s: %s", self._settling.topic, error)
+                self._pausing = True
+                self._bus.timers.later(self._backoff.next_s(), self._go_on)
+            else:
+                self._error = error
+                self.monitor.notify()
+
+    def _go_on(self) -> None:
+        with self.monitor.guard:
+            self._pausing = False
+            self._ask()
+        self._flush()
+
+    def _withdraw(self) -> None:
+        """Let a request be answered that still waits for messages: those that come from now on are for others."""
+        link, settling = self._link, self._settling
+        if not self._asking or link is None:
+            return
+        answered: Outcome[Any] = Outcome()
+        head = LeaseStop(settling.topic, settling.subscription)
+        link.request_nowait(Kind.LEASE_STOP, head, b"", lambda answer, _: answered.settle(answer), _WITHDRAW_S)
+        if not isinstance(answered.wait(), HeadraceError):
+            deadline = now() + _WITHDRAW_S
+            with self.monitor.guard:
+                while self._asking:
+                    if not self.monitor.wait(deadline - now()):
+                        break
+
+    def _give_back(self, jobs: list[Job]) -> "list[Outcome[Any]]":
+        """Say that these were never looked at."""
+        settling = self._settling
+        with settling.monitor.guard:
+            held = settling.hand.held(jobs)
+        return [
+            settling.send(
+                Kind.RELEASE,
+                Release(settling.topic, part, 0, undelivered=True, subscription=settling.subscription),
+                watched=False,
+            )
+            for part in in_requests(holdings_of(held))
+        ]
+
+    def _flush(self) -> None:
+        link = self._link
+        if link is not None:
+            link.flush()

@@ -1,0 +1,104 @@
+"""What a client has in hand: leased messages that it has not settled yet, and when their leases must be extended."""
+
+from collections.abc import Collection, Iterable
+
+from headrace.client.jobs import Job
+from headrace.model.leasing import LeasedPortion
+
+NEVER_US = 1 << 62
+
+
+class Grip:
+    """Messages of one partition that are held under one token."""
+
+    __slots__ = ("lease", "lease_ms", "offsets", "partition", "renew_us", "until_us")
+
+    def __init__(self, portion: LeasedPortion, lease_ms: int, now_us: int) -> None:
+        self.partition = portion.partition
+        self.lease = portion.lease
+        self.lease_ms = lease_ms
+        """How long it was asked for; 0 is as long as the subscription says."""
+        self.offsets = set(portion.offsets)
+        self.extended(portion.until_us, now_us)
+
+    def extended(self, until_us: int, now_us: int) -> None:
+        """It ends then: extend it when half of the time is over."""
+        self.until_us = until_us
+        self.renew_us = now_us + (until_us - now_us) // 2
+
+
+class Hand:
+    """All that is held of a subscription. Times are the broker's."""
+
+    def __init__(self) -> None:
+        self.renew_us = NEVER_US
+        """When the first must be extended, if it is not settled before."""
+        self._grips: dict[tuple[int, int], Grip] = {}
+
+    def __len__(self) -> int:
+        return sum(len(grip.offsets) for grip in self._grips.values())
+
+    def take(self, portions: Iterable[LeasedPortion], lease_ms: int, now_us: int) -> None:
+        """These were leased just now."""
+        for portion in portions:
+            grip = Grip(portion, lease_ms, now_us)
+            before = self._grips.setdefault((portion.partition, portion.lease), grip)
+            if before is not grip:  # an answer may have several portions of a partition, under one token
+                before.offsets.update(portion.offsets)
+                before.extended(min(before.until_us, grip.until_us), now_us)
+                grip = before
+            self.renew_us = min(self.renew_us, grip.renew_us)
+
+    def drop(self, partition: int, lease: int, offsets: Collection[int]) -> None:
+        """These are settled, or lost."""
+        grip = self._grips.get((partition, lease))
+        if grip is not None:
+            grip.offsets.difference_update(offsets)
+            if not grip.offsets:
+                del self._grips[partition, lease]
+
+    def drop_one(self, partition: int, lease: int, offset: int) -> None:
+        """This one is settled, or lost."""
+        grip = self._grips.get((partition, lease))
+        if grip is not None:
+            grip.offsets.discard(offset)
+            if not grip.offsets:
+                del self._grips[partition, lease]
+
+    def holds(self, job: Job) -> bool:
+        """Whether it has not been settled yet, nor refused when its lease was to be extended."""
+        grip = self._grips.get((job.partition, job.lease))
+        return grip is not None and job.offset in grip.offsets
+
+    def until_us(self, job: Job) -> int:
+        """When its lease ends; 0 if it is not held."""
+        grip = self._grips.get((job.partition, job.lease))
+        return grip.until_us if grip is not None and job.offset in grip.offsets else 0
+
+    def held(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those of the jobs that are held."""
+        return [job for job in jobs if self.holds(job)]
+
+    def renewable(self, now_us: int) -> list[Grip]:
+        """Those that must be extended now; asked about again only when half of what is left is over, too."""
+        grips = [grip for grip in self._grips.values() if grip.renew_us <= now_us]
+        for grip in grips:
+            grip.extended(grip.until_us, now_us)
+        self.renew_us = min((grip.renew_us for grip in self._grips.values()), default=NEVER_US)
+        return grips
+
+    def ended(self, now_us: int) -> int:
+        """Forget what could not be extended in time; returns how many messages that were."""
+        over = [grip for grip in self._grips.values() if grip.until_us <= now_us]
+        for grip in over:
+            del self._grips[grip.partition, grip.lease]
+        return sum(len(grip.offsets) for grip in over)
+
+    def forget(self, tokens: Iterable[tuple[int, int]]) -> None:
+        """Extend nothing any more of what is held under these."""
+        for token in tokens:
+            self._grips.pop(token, None)
+
+    def grip(self, partition: int, lease: int) -> Grip | None:
+        """What is held under a token."""
+        return self._grips.get((partition, lease))

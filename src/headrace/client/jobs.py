@@ -1,0 +1,193 @@
+"""Messages that were leased, and what is said about them."""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+
+from headrace.client.exchange import Bytes
+from headrace.client.results import Received
+from headrace.model.batch import HEADER_BYTES, Batch, received
+from headrace.model.errors import HeadraceError, InvalidBatch, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
+from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
+from headrace.model.limits import LEASE_MESSAGES_MAX, REASON_CHARS_MAX
+
+_LENGTH = struct.Struct("<I")
+_LENGTH_AT = 40  # of a batch's header
+
+_CUT = "\n[...]\n"
+
+
+class Job(Received, frozen=True, gc=False):
+    """A message that was leased: to be acknowledged, given back or rejected before its lease ends."""
+
+    subscription: str = ""
+    lease: int = 0
+    """The token under which it is held."""
+    until: int = 0
+    """When the lease ends, by the broker's clock, unless it is extended."""
+    deliveries: int = 1
+    """How often it has been handed out, this time included."""
+    version: int = 1
+    """Rises when the message is edited."""
+    state: bytes | None = None
+    """What its last holder left for the next."""
+
+
+class PendingMessage(Received, frozen=True, gc=False):
+    """A message that a leased subscription has not settled, as it was found."""
+
+    status: str = ""
+    """`waiting`, `ready`, `leased` or `dead`."""
+    ready_us: int = 0
+    """When it will be ready, or since when it is."""
+    deliveries: int = 0
+    version: int = 1
+    holder: str = ""
+    """Who has it leased."""
+    until_us: int = 0
+    """And until when."""
+    reason: str = ""
+    """Why it is dead, or was given back."""
+
+
+def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> list[Job]:
+    """The messages of an answer to Lease."""
+    jobs: list[Job] = []
+    rest = memoryview(body)
+    for portion in answer.portions:
+        batch, rest = _first_batch(rest)
+        _check_count(batch, len(portion.offsets))
+        jobs += _portion_jobs(topic, subscription, portion, batch)
+    return jobs
+
+
+def _portion_jobs(topic: str, subscription: str, portion: LeasedPortion, batch: Batch) -> Iterator[Job]:
+    columns, states = batch.columns(), portion.states
+    return map(
+        Job,
+        portion.offsets,
+        columns.values,
+        columns.timestamps or repeat(batch.time_max),
+        columns.keys or repeat(None),
+        columns.headers or repeat(None),
+        columns.dues or repeat(None),
+        columns.priorities or repeat(None),
+        columns.expires or repeat(None),
+        repeat(topic),
+        repeat(portion.partition),
+        repeat(subscription),
+        repeat(portion.lease),
+        repeat(portion.until_us),
+        portion.deliveries or repeat(1),
+        portion.versions or repeat(1),
+        map(states.get, portion.offsets) if states else repeat(None),
+    )
+
+
+def found_messages(topic: str, answer: Found, body: Bytes) -> list[PendingMessage]:
+    """The messages of an answer to Find."""
+    if not answer.messages:
+        return []
+    batch, _ = _first_batch(memoryview(body))
+    _check_count(batch, len(answer.messages))
+    columns = batch.columns()
+    messages = answer.messages
+    return list(
+        map(
+            PendingMessage,
+            [found.offset for found in messages],
+            columns.values,
+            columns.timestamps or repeat(batch.time_max),
+            columns.keys or repeat(None),
+            columns.headers or repeat(None),
+            columns.dues or repeat(None),
+            columns.priorities or repeat(None),
+            columns.expires or repeat(None),
+            repeat(topic),
+            [found.partition for found in messages],
+            [found.status for found in messages],
+            [found.ready_us for found in messages],
+            [found.deliveries for found in messages],
+            [found.version for found in messages],
+            [found.holder for found in messages],
+            [found.until_us for found in messages],
+            [found.reason for found in messages],
+        )
+    )
+
+
+def _first_batch(view: memoryview) -> tuple[Batch, memoryview]:
+    """The batch that begins here, and what is behind it. It was made for the answer and has no place in a log."""
+    if len(view) < HEADER_BYTES:
+        raise InvalidBatch("the bytes end inside a header")
+    length: int = _LENGTH.unpack_from(view, _LENGTH_AT)[0]
+    return received(view[:length]), view[length:]
+
+
+def _check_count(batch: Batch, count: int) -> None:
+    if batch.count != count:
+        raise ProtocolError(f"the broker named {count} messages and sent {batch.count}")
+
+
+def holdings_of(jobs: Iterable[Job]) -> list[Holding]:
+    """The messages by partition and token, as settling them wants it."""
+    found: dict[tuple[int, int], Holding] = {}
+    partition = lease = -1
+    offsets: list[int] = []
+    for job in jobs:
+        if job.lease != lease or job.partition != partition:
+            partition, lease = job.partition, job.lease
+            holding = found.get((partition, lease))
+            if holding is None:
+                holding = found[partition, lease] = Holding(partition, lease, [])
+            offsets = holding.offsets
+        offsets.append(job.offset)
+    return list(found.values())
+
+
+def in_requests(holdings: Sequence[Holding], messages_max: int = LEASE_MESSAGES_MAX) -> list[list[Holding]]:
+    """The holdings, divided so that no request is about more messages than it may be."""
+    requests: list[list[Holding]] = [[]]
+    room = messages_max
+    for holding in holdings:
+        offsets = holding.offsets
+        for start in range(0, len(offsets), messages_max):
+            part = offsets[start : start + messages_max] if len(offsets) > messages_max else offsets
+            if len(part) > room:
+                requests.append([])
+                room = messages_max
+            requests[-1].append(Holding(holding.partition, holding.lease, part))
+            room -= len(part)
+    return requests if requests[0] else []
+
+
+_REFUSALS: dict[str, tuple[type[HeadraceError], str]] = {
+    "lease_expired": (LeaseExpired, "its lease is over"),
+    "not_lease_holder": (NotLeaseHolder, "it is not leased under this token, or not any more"),
+    "message_gone": (MessageGone, "it has been settled, or removed"),
+}
+
+
+def refusal_error(job: Job, code: str) -> HeadraceError:
+    """The error that tells why something was not done about a message."""
+    kind, why = _REFUSALS.get(code, (HeadraceError, code))
+    text = f"message {job.offset} of {job.topic}[{job.partition}]: {why}"
+    return kind(text, topic=job.topic, partition=job.partition, offset=job.offset)
+
+
+def refused_codes(refused: Sequence[Refusal]) -> dict[tuple[int, int], str]:
+    """Why something was not done, by partition and offset."""
+    return {(refusal.partition, refusal.offset): refusal.code for refusal in refused}
+
+
+def cut_reason(reason: str) -> str:
+    """The reason, without its middle if it is too long.
+
+    >>> len(cut_reason("a" * 10_000))
+    8000
+    """
+    if len(reason) <= REASON_CHARS_MAX:
+        return reason
+    kept = REASON_CHARS_MAX - len(_CUT)
+    # The end of a traceback says what went wrong, its beginning only how it came to that.
+    return reason[: kept // 4] + _CUT + reason[-(kept - kept // 4) :]

@@ -1,0 +1,118 @@
+"""Which messages of a leased subscription are meant, and what becomes of them, in the protocol's words."""
+
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key, checked_priority
+from headrace.client.serialising import to_bytes
+from headrace.client.times import Moment, microseconds
+from headrace.model.batch import Columns, encode
+from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import OWNER_HEADER, Change, MessageId, Selection
+
+STATUSES = ("", "waiting", "ready", "leased", "dead")
+
+
+class Placed(Protocol):
+    """A message, by where it is."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+
+class _Unchanged:
+    """Stands for what was not given, where None means something."""
+
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+UNCHANGED: Any = _Unchanged()
+
+
+class Edition(NamedTuple):
+    """A change, and the batch that goes with it."""
+
+    change: Change
+    body: bytes | bytearray | memoryview
+
+
+def selection(
+    status: str = "",
+    due_from: Moment | None = None,
+    due_to: Moment | None = None,
+    key: bytes | str | None = None,
+    owner: str = "",
+    headers: GivenHeaders | None = None,
+    messages: Iterable[Placed] = (),
+) -> Selection:
+    """A selection of messages; says what is wrong with it."""
+    if status not in STATUSES:
+        raise InvalidArgument(f"a status is 'waiting', 'ready', 'leased' or 'dead', not {status!r}")
+    return Selection(
+        status,
+        None if due_from is None else microseconds(due_from),
+        None if due_to is None else microseconds(due_to),
+        checked_key(key),
+        owner,
+        checked_headers(headers) or {},
+        [MessageId(message.partition, message.offset) for message in messages],
+    )
+
+
+def edition(
+    *,
+    due: Moment | None = None,
+    shift: float | timedelta = 0,
+    priority: int | None = None,
+    value: Any = UNCHANGED,
+    headers: GivenHeaders | None = UNCHANGED,
+    delete: bool = False,
+    owner: str = "",
+) -> Edition:
+    """A change of messages. Value and headers go together: what is not given of them is empty then."""
+    replace = value is not UNCHANGED or headers is not UNCHANGED
+    shift_us = span_us(shift)
+    if delete and (due is not None or shift_us or priority is not None or replace):
+        raise InvalidArgument("a message is deleted or changed, not both")
+    if due is not None and shift_us:
+        raise InvalidArgument("a message is moved to a time or by some time, not both")
+    if not (delete or due is not None or shift_us or priority is not None or replace):
+        raise InvalidArgument("say what is to be changed")
+    due_us = None if due is None else microseconds(due)
+    change = Change(due_us, shift_us, checked_priority(priority), replace, delete)
+    if not replace:
+        return Edition(change, b"")
+    made = checked_headers(None if headers is UNCHANGED else headers) or {}
+    if owner:
+        made.setdefault(OWNER_HEADER, owner.encode())
+    columns = Columns([None if value is UNCHANGED else to_bytes(value)], headers=[made] if made else None)
+    return Edition(change, encode(columns, time.time_ns() // 1000).data)
+
+
+def span_us(span: float | timedelta) -> int:
+    """A length of time in microseconds; a number counts seconds.
+
+    >>> span_us(1.5), span_us(timedelta(minutes=1))
+    (1500000, 60000000)
+    """
+    if isinstance(span, timedelta):
+        return span // timedelta(microseconds=1)
+    if type(span) in (int, float) and abs(span) < 1e12:
+        return round(span * 1_000_000)
+    raise InvalidArgument(f"a length of time is a number of seconds or a timedelta, not {span!r}")
+
+
+def span_ms(seconds: float | timedelta | None, what: str) -> int:
+    """A length of time in milliseconds, not negative; None is 0."""
+    if seconds is None:
+        return 0
+    ms = -(-span_us(seconds) // 1000)
+    if ms < 0:
+        raise InvalidArgument(f"{what} must not be negative")
+    return ms

@@ -1,0 +1,178 @@
+"""The contents of messages by offset, out of the batches they are stored in."""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any
+
+from headrace.engines.leased.edits import EditRecord
+from headrace.engines.leased.picking import Picker
+from headrace.engines.partition import Partition
+from headrace.model.batch import Batch, Columns
+from headrace.model.errors import CorruptBatch, InvalidBatch, OffsetOutOfRange
+
+_CACHED_BYTES = 32 << 20
+_CACHED_MIN = 8
+_FEW = 8
+"""When less than one of so many messages of a batch is wanted, it is picked out; else all are decoded."""
+_SMALL = 32
+_NO_EDITS: Mapping[int, EditRecord] = MappingProxyType({})
+_FIELDS = ("keys", "headers", "dues", "priorities", "expires")
+
+
+class _Decoded:
+    """A batch with all its messages decoded."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.base = batch.base_offset
+        self.end = batch.next_offset
+        self.columns = batch.columns()
+        if self.columns.timestamps is None:
+            self.columns.timestamps = [batch.time_max] * batch.count
+        self.places = self.columns.places
+        self.bytes = batch.raw_bytes + 100 * batch.count
+
+    def pick(self, indices: Sequence[int]) -> Columns:
+        """The messages at these places."""
+        if type(indices) is not range:
+            return self.columns.picked(indices, range(len(self.columns.values)))
+        part = slice(indices.start, indices.stop)
+        given = self.columns
+        picked = Columns(given.values[part], timestamps=given.timestamps[part])  # type: ignore[index]
+        for name in _FIELDS:
+            column = getattr(given, name)
+            if column is not None:
+                setattr(picked, name, column[part])
+        return picked
+
+
+class Contents:
+    """Reads messages of a partition; what is known of batches stays for a while, for neighbours are often next."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._cache: OrderedDict[int, _Decoded | Picker] = OrderedDict()
+        self._bases: list[int] = []
+        self._bytes = 0
+
+    def read(
+        self, offsets: Sequence[int], edits: Mapping[int, EditRecord] = _NO_EDITS
+    ) -> tuple[Columns, list[int], list[int]]:
+        """The messages in this order, edited, as columns; the offsets of those there are, and of those gone."""
+        if type(offsets) is not range and len(offsets) > 1 and not all(map(int.__lt__, offsets, offsets[1:])):
+            return self._read_sorted(offsets, edits)
+        found = Columns([], timestamps=[])
+        there: list[int] = []
+        gone: list[int] = []
+        place = 0
+        while place < len(offsets):
+            known = self._find(offsets, place)
+            if known is None:
+                gone.append(offsets[place])
+                place += 1
+                continue
+            wanted = offsets[place : bisect_left(offsets, known.end, place)]
+            place += len(wanted)
+            indices = _indices(known, wanted, gone)
+            if indices:
+                _append(found, known.pick(indices))
+                there += wanted if len(indices) == len(wanted) else [one for one in wanted if one not in gone]
+        if edits and not edits.keys().isdisjoint(there):
+            _edit(found, there, edits)
+        return found, there, gone
+
+    def _read_sorted(
+        self, offsets: Sequence[int], edits: Mapping[int, EditRecord]
+    ) -> tuple[Columns, list[int], list[int]]:
+        """The same for offsets in any order: each batch is looked at only once."""
+        columns, there, gone = self.read(sorted(set(offsets)), edits)
+        place = {offset: index for index, offset in enumerate(there)}
+        wanted = [offset for offset in offsets if offset in place]
+        picked = columns.picked([place[offset] for offset in wanted], there)
+        picked.places = None
+        return picked, wanted, gone
+
+    def _find(self, offsets: Sequence[int], place: int) -> _Decoded | Picker | None:
+        offset = offsets[place]
+        at = bisect_left(self._bases, offset + 1) - 1
+        if at >= 0:
+            known = self._cache[self._bases[at]]
+            if offset < known.end:
+                self._cache.move_to_end(known.base)
+                return known
+        try:
+            batch = self._partition.batch_at(offset)
+            if not batch.base_offset <= offset < batch.next_offset or not batch.count:
+                return None
+            wanted = bisect_left(offsets, batch.next_offset, place) - place
+            few = batch.count > _SMALL and wanted * _FEW < batch.count
+            known = Picker(batch) if few else _Decoded(batch)
+        except (OffsetOutOfRange, CorruptBatch, InvalidBatch):
+            return None
+        self._keep(known)
+        return known
+
+    def _keep(self, known: _Decoded | Picker) -> None:
+        bases = self._bases
+        # Compaction may have made other batches of the same messages.
+        for base in bases[bisect_left(bases, known.base) : bisect_left(bases, known.end)]:
+            self._forget(base)
+        self._cache[known.base] = known
+        bases.insert(bisect_left(bases, known.base), known.base)
+        self._bytes += known.bytes
+        while self._bytes > _CACHED_BYTES and len(self._cache) > _CACHED_MIN:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, base: int) -> None:
+        self._bytes -= self._cache.pop(base).bytes
+        del self._bases[bisect_left(self._bases, base)]
+
+
+def _indices(known: _Decoded | Picker, offsets: Sequence[int], gone: list[int]) -> Sequence[int]:
+    """Where messages are in a batch; adds those that are not there to those that are gone."""
+    base, places = known.base, known.places
+    if places is None:
+        first, last = offsets[0] - base, offsets[-1] - base
+        return range(first, last + 1) if last - first == len(offsets) - 1 else [offset - base for offset in offsets]
+    found = []
+    for offset in offsets:
+        index = bisect_left(places, offset - base)
+        if index < len(places) and places[index] == offset - base:
+            found.append(index)
+        else:
+            gone.append(offset)
+    return found
+
+
+def _append(whole: Columns, part: Columns) -> None:
+    """Add messages to others; a column that only one of them has is filled up."""
+    before, more = len(whole.values), len(part.values)
+    whole.values += part.values  # type: ignore[operator]
+    whole.timestamps += part.timestamps  # type: ignore[operator]
+    for name in _FIELDS:
+        column: list[Any] | None = getattr(whole, name)
+        added = getattr(part, name)
+        if added is not None or column is not None:
+            column = [None] * before if column is None else column
+            column += repeat(None, more) if added is None else added
+            setattr(whole, name, column)
+
+
+def _edit(columns: Columns, offsets: list[int], edits: Mapping[int, EditRecord]) -> None:
+    """Put what was changed in its place; the columns' lists belong to the caller."""
+    nothing = [None] * len(offsets)
+    dues, priorities = list(columns.dues or nothing), list(columns.priorities or nothing)
+    headers, values = list(columns.headers or nothing), list(columns.values)
+    for index, offset in enumerate(offsets):
+        edit = edits.get(offset)
+        if edit is None:
+            continue
+        if edit.due is not None:
+            dues[index] = edit.due
+        if edit.priority is not None:
+            priorities[index] = edit.priority
+        if edit.content is not None:
+            values[index], headers[index] = edit.content
+    columns.values, columns.headers, columns.dues, columns.priorities = values, headers, dues, priorities

@@ -1,0 +1,417 @@
+"""A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.engines.leased.contents import Contents
+from headrace.engines.leased.edits import EditRecord
+from headrace.engines.leased.intake import Intake
+from headrace.engines.leased.keys import Keys
+from headrace.engines.leased.leases import Leases
+from headrace.engines.leased.pending import Entries, Pending
+from headrace.engines.leased.statuses import (
+    BLOCKED,
+    LEASED,
+    LEAVING,
+    READY,
+    RESTING,
+    SETTLED,
+    UNKNOWN,
+    WAITING,
+    Statuses,
+)
+from headrace.engines.partition import Partition
+from headrace.model.batch import Columns
+from headrace.model.errors import LeaseExpired, MessageGone, NotLeaseHolder
+from headrace.model.subscription import SubscriptionSettings
+
+_NOTES_KEPT = 5
+_NOTE_CHARS = 200
+
+
+class Note(NamedTuple):
+    """Why a message was given back, when and by whom."""
+
+    time_us: int
+    holder: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """Messages that were taken out, to be leased."""
+
+    offsets: Sequence[int]
+    columns: Columns
+    size_bytes: int
+    """Of their values, keys and headers."""
+    deliveries: list[int]
+    """How often each has been handed out by now; empty: once, all of them."""
+    versions: list[int]
+    """Empty: 1, all of them."""
+    states: dict[int, bytes]
+    begins_us: int
+    """When the lease begins: now, or when the last one of them is due."""
+    entries: Entries
+    """Where they were, should they have to go back."""
+
+
+class LeasedIndex:
+    """The state of a subscription in a partition.
+
+    What is told with `apply_…` comes from the journal, when the broker starts, or has just been written there. Before
+    `attach` only that much is known; then the partition's log tells the rest.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.pending = Pending(start)
+        self.leases = Leases()
+        self.notes: dict[int, list[Note]] = {}
+        self.states: dict[int, bytes] = {}
+        self._keys = Keys()
+        self._settings = SubscriptionSettings()
+        self._ahead: dict[int, int] = {}
+        """When those are due that were leased before they were."""
+        self._first_offset = 0
+        """Nothing before it is there any more, as far as is known."""
+        self._intake: Intake | None = None
+
+    @property
+    def statuses(self) -> Statuses:
+        """What has become of each message."""
+        return self.pending.statuses
+
+    @property
+    def edits(self) -> Mapping[int, EditRecord]:
+        """What was changed about messages of the partition."""
+        return self.pending.edits
+
+    # Coming to life.
+
+    def attach(
+        self,
+        partition: Partition,
+        name: str,
+        settings: SubscriptionSettings,
+        ttl_us: int | None,
+        edits: Mapping[int, EditRecord],
+        end_offset: int,
+        now_us: int,
+    ) -> None:
+        """Learn from the log what is there to hand out."""
+        self._settings = settings
+        self.pending.discipline = settings.discipline
+        self.pending.edits = edits
+        self._intake = Intake(self.pending, partition, name, ttl_us)
+        if self.statuses.end > partition.next_offset:
+            # A power loss, or memory: what had those offsets is gone, and others will have them.
+            self._forget_from(partition.next_offset)
+        self.pending.attach(Contents(partition))
+        self.forget_before(partition.first_offset)
+        self._intake.read(self.statuses.unsettled(), now_us)
+        self._intake.catch_up(end_offset, now_us)
+        self._ahead = self._intake.early
+        self._occupy_keys()
+
+    def catch_up(self, end_offset: int, now_us: int) -> None:
+        """Take in what was published since."""
+        assert self._intake is not None
+        self._intake.catch_up(end_offset, now_us)
+
+    def alter(self, settings: SubscriptionSettings) -> None:
+        """Go on with other settings."""
+        before, self._settings = self._settings, settings
+        if before.ordered_by_key and not settings.ordered_by_key:
+            self.pending.make_ready(self.statuses.only(self._keys.clear(), BLOCKED))
+        if settings.ordered_by_key and not before.ordered_by_key:
+            self._occupy_keys()
+        if settings.discipline is not before.discipline:
+            self.pending.reorder(settings.discipline)
+
+    def forget_before(self, offset: int) -> None:
+        """The messages before an offset are no more."""
+        if offset <= self._first_offset:
+            return
+        self._first_offset = offset
+        floor = self.statuses.floor
+        if floor < offset:
+            self.apply_settled(range(floor, min(offset, self.statuses.end)))
+
+    def _forget_from(self, end: int) -> None:
+        gone = range(end, self.statuses.end)
+        self.statuses.forget_from(end)
+        self.leases.forget(gone)
+        for offset in gone:
+            self.notes.pop(offset, None)
+            self.states.pop(offset, None)
+
+    # Handing out.
+
+    def take(
+        self,
+        count: int,
+        bytes_max: int,
+        now_us: int,
+        ahead_us: int = 0,
+        until_key: int | None = None,
+        least: int = 1,
+    ) -> Taken | None:
+        """Take out what comes next, as leased by somebody not known yet; none with a key beyond the one given.
+
+        So many at `least` are taken however large they are.
+        """
+        entries: Entries = []
+        there: list[int] = []
+        early: set[int] = set()
+        chosen: Sequence[int] = (0,)
+        while chosen and not there:  # those that come first may be gone, or blocked
+            chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
+            assert self.pending.contents is not None
+            columns, there, gone = self.pending.contents.read(chosen, self.edits)
+            self.pending.settle(gone)
+            if self._settings.ordered_by_key:
+                columns, there = self._unblocked(columns, there, entries, early)
+        if early:
+            self.pending.put_back(early, entries)
+        kept, size = _fitting(columns, bytes_max, least)
+        if kept < len(there):
+            self.pending.put_back(set(there[kept:]), entries)
+            columns, there = columns.picked(range(kept), range(kept)), there[:kept]
+            columns.places = None
+        if not there:
+            return None
+        offsets: Sequence[int] = chosen if len(there) == len(chosen) else there
+        self.statuses.change(offsets, LEASED)
+        if self._settings.ordered_by_key:
+            self._keys.occupy(there, columns.keys)
+        return self._described(offsets, columns, size, entries, now_us)
+
+    def _described(self, offsets: Sequence[int], columns: Columns, size: int, entries: Entries, now_us: int) -> Taken:
+        edits, versions = self.edits, []
+        if edits and not edits.keys().isdisjoint(offsets):
+            versions = [edits[offset].version if offset in edits else 1 for offset in offsets]
+        deliveries = [failed + 1 for failed in self.statuses.failures(offsets)]
+        states = {offset: self.states[offset] for offset in offsets if offset in self.states} if self.states else {}
+        begins_us = now_us
+        early = [entry for entry in entries if entry[0] is not self.pending.ready and entry[1]]
+        taken = set(offsets) if early else set()
+        for _, times, entered in early:
+            self._ahead.update((at, time_us) for at, time_us in zip(entered, times, strict=True) if at in taken)
+            begins_us = max(begins_us, *(time for at, time in zip(entered, times, strict=True) if at in taken), 0)
+        return Taken(offsets, columns, size, deliveries, versions, states, begins_us, entries)
+
+    def give_back(self, taken: Taken) -> None:
+        """It could not be leased after all."""
+        self.pending.put_back(set(taken.offsets), taken.entries)
+        self._free_keys(taken.offsets)
+
+    def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
+        """The contents of messages as they are now, and the offsets of those there are."""
+        assert self.pending.contents is not None
+        columns, there, _ = self.pending.contents.read(offsets, self.edits)
+        return columns, there
+
+    def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]:
+        """When messages that are given back are ready: not before they are due, which may still be to come."""
+        ahead = self._ahead
+        return [max(time_us, ahead.get(offset, 0)) for offset, time_us in zip(offsets, wanted_us, strict=True)]
+
+    # What holders say.
+
+    def checked(
+        self, number: int, offsets: Sequence[int], *, late: bool
+    ) -> tuple[Sequence[int], list[tuple[int, str]]]:
+        """Those of these messages that are in the hands of this lease, and why the others are not.
+
+        With `late` also those that were in its hands last, if nobody has taken them since.
+        """
+        held = self.leases.common(offsets)
+        if held is not None and held.number == number and not held.over:
+            return offsets, []
+        accepted: list[int] = []
+        refused: list[tuple[int, str]] = []
+        for offset in offsets:
+            code = self._refusal(number, offset, late)
+            if code:
+                refused.append((offset, code))
+            else:
+                accepted.append(offset)
+        return accepted, refused
+
+    def _refusal(self, number: int, offset: int, late: bool) -> str:
+        status, held = self.statuses[offset], self.leases.get(offset)
+        if status in (SETTLED, UNKNOWN):
+            return MessageGone.code
+        if held is None or held.number != number:
+            return NotLeaseHolder.code
+        if held.over and (not late or status == LEAVING):
+            return LeaseExpired.code
+        return ""
+
+    def holder(self, offset: int) -> str | None:
+        """Who has a message in hand: nobody, or the broker itself (an empty name), or a consumer."""
+        if self.statuses[offset] not in (LEASED, LEAVING):
+            return None
+        held = self.leases.get(offset)
+        return held.holder if held is not None else ""
+
+    def is_due(self, now_us: int) -> bool:
+        """Whether a lease, or a message's time, may be over."""
+        end_us = self.pending.expiring.first_key
+        return self.leases.is_due(now_us) or (end_us is not None and end_us <= now_us)
+
+    def leave(self, offsets: Sequence[int]) -> None:
+        """These go to the dead ones; nobody holds them any more."""
+        self.statuses.change(offsets, LEAVING)
+        self.leases.forget(offsets)
+        self._free_keys(offsets)
+
+    # Time passes.
+
+    def ended(self, now_us: int) -> list[int]:
+        """The messages whose leases have ended: handed out in vain, and on their way back or out."""
+        back: list[int] = []
+        for offsets in self.leases.end(now_us):
+            back += [offset for offset in offsets if self.statuses[offset] == LEASED]
+        if back:
+            self.statuses.fail(back)
+            self.statuses.change(back, LEAVING)
+            self._free_keys(back)
+        return back
+
+    def stay(self, offsets: Sequence[int], now_us: int) -> None:
+        """These were leaving, or their leases have ended, and they can be handed out again, if they are due."""
+        early = {offset: self._ahead.pop(offset) for offset in offsets if offset in self._ahead} if self._ahead else {}
+        early = {offset: due_us for offset, due_us in early.items() if due_us > now_us}
+        self.pending.rest(list(early.values()), list(early))
+        self.pending.make_ready([offset for offset in offsets if offset not in early])
+        self.pending.expire_again(offsets, now_us)
+
+    def next_us(self, *, wanted: bool) -> tuple[int | None, int | None]:
+        """When there is something to do: a lease or a time ends; and when the next one is due, if it is `wanted`."""
+        pending = self.pending
+        times = [self.leases.next_end_us, pending.expiring.first_key, pending.resting.first_key if wanted else None]
+        ends_us = min((time for time in times if time is not None), default=None)
+        return ends_us, pending.waiting.first_key if wanted else None
+
+    # Messages of one key, one at a time.
+
+    def _unblocked(
+        self, columns: Columns, offsets: list[int], entries: Entries, early: set[int]
+    ) -> tuple[Columns, list[int]]:
+        """Without those whose key is busy: they are blocked until it is free; those not due yet are added to `early`."""
+        if columns.keys is None:
+            return columns, offsets
+        free, blocked = self._keys.divide(columns.keys, offsets)
+        if not blocked:
+            return columns, offsets
+        taken_out = {offset for runs, _, entered in entries if runs is not self.pending.ready for offset in entered}
+        order = {offset: key for _, keys, entered in entries for key, offset in zip(keys, entered, strict=True)}
+        for index in blocked:
+            if offsets[index] in taken_out:  # not due yet: they are not blocked by anything but time
+                early.add(offsets[index])
+            else:
+                self._keys.block(columns.keys[index] or b"", order[offsets[index]], offsets[index])
+                self.statuses.change([offsets[index]], BLOCKED)
+        picked = columns.picked(free, range(len(offsets)))
+        picked.places = None
+        return picked, [offsets[index] for index in free]
+
+    def _free_keys(self, offsets: Sequence[int]) -> None:
+        """These are not leased any more: the next of their keys may be."""
+        if self._settings.ordered_by_key:
+            following = self._keys.free(offsets, lambda offset: self.statuses[offset] == BLOCKED)
+            self.pending.make_ready(following)
+
+    def _occupy_keys(self) -> None:
+        """The keys of what is leased are busy."""
+        if self._settings.ordered_by_key and self.pending.contents is not None:
+            columns, there = self.read(list(self.statuses.with_status(LEASED)))
+            self._keys.occupy(there, columns.keys)
+
+    # What the journal says.
+
+    def apply_leased(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
+        """Somebody leased these."""
+        if self.pending.contents is None:
+            # Those that were leased before had come back, for nobody had settled them.
+            self.statuses.fail([offset for offset in offsets if self.statuses[offset] == LEASED])
+            self.statuses.change(offsets, LEASED)
+        self.leases.hold(number, holder, until_us, offsets)
+
+    def apply_extended(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
+        """A holder keeps these for longer."""
+        self.leases.extend(number, until_us, offsets)
+
+    def apply_settled(self, offsets: Sequence[int]) -> None:
+        """These are done with."""
+        self.pending.settle(offsets)
+        self.leases.forget(offsets)
+        if self.notes or self.states or self._ahead:
+            for offset in offsets:
+                self.notes.pop(offset, None)
+                self.states.pop(offset, None)
+                self._ahead.pop(offset, None)
+        self._free_keys(offsets)
+
+    def apply_returned(
+        self,
+        offsets: Sequence[int],
+        ready_us: Sequence[int],
+        counted: bool,
+        note: Note | None,
+        states: Mapping[int, bytes],
+        now_us: int,
+    ) -> None:
+        """These were given back, to be handed out again not before these times."""
+        self.leases.forget(offsets)
+        if counted:
+            self.statuses.fail(offsets)
+        for offset in offsets:
+            self._ahead.pop(offset, None)
+            if note is not None:
+                earlier = [each._replace(reason=each.reason[-_NOTE_CHARS:]) for each in self.notes.get(offset, ())]
+                self.notes[offset] = [*earlier, note][-_NOTES_KEPT:]
+        self.states.update(states)
+        later = [(time_us, offset) for time_us, offset in zip(ready_us, offsets, strict=True) if time_us > now_us]
+        self.pending.rest([time_us for time_us, _ in later], [offset for _, offset in later])
+        resting = {offset for _, offset in later}
+        self.pending.make_ready([offset for offset in offsets if offset not in resting])
+        self._free_keys(offsets)
+        self.pending.expire_again(offsets, now_us)
+
+    def apply_edit(self, offset: int, edit: EditRecord, moved: bool, now_us: int) -> None:
+        """A message that nobody holds was changed; `edits` has it already."""
+        status = self.statuses[offset]
+        if offset >= self.statuses.end or status == SETTLED:
+            return  # not published yet, as far as this subscription knows: it will see the edit then
+        if status == LEASED and self.pending.contents is None:
+            # It had come back, or it could not have been edited.
+            self.statuses.fail([offset])
+            self.statuses.change([offset], UNKNOWN)
+            status = UNKNOWN
+        if edit.deleted:
+            self.apply_settled([offset])
+        elif moved and status in (WAITING, READY, RESTING, BLOCKED):
+            self.pending.move(offset, edit.due or 0, now_us)
+        elif status == READY:
+            self.pending.add_ready([offset])
+
+
+def _fitting(columns: Columns, bytes_max: int, least: int) -> tuple[int, int]:
+    """How many of the messages have so many bytes together, so many at least, and how many bytes they have."""
+    total = sum(map(len, filter(None, columns.values)))
+    if total <= bytes_max and columns.keys is None and columns.headers is None:
+        return len(columns.values), total
+    total = 0
+    for index, value in enumerate(columns.values):
+        size = len(value or b"")
+        if columns.keys is not None:
+            size += len(columns.keys[index] or b"")
+        if columns.headers is not None:
+            size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
+        if total + size > bytes_max and index >= least:
+            return index, total
+        total += size
+    return len(columns.values), total

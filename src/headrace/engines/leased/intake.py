@@ -1,0 +1,149 @@
+"""What a partition's log tells a subscription about its messages: when they are due, how urgent, until when."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headrace.engines.leased.order import ordered
+from headrace.engines.leased.pending import Pending
+from headrace.engines.leased.runs import Runs
+from headrace.engines.leased.statuses import LEASED, READY, SETTLED, UNKNOWN, WAITING
+from headrace.engines.partition import Partition
+from headrace.model.batch import Batch, Outline
+from headrace.model.leasing import SUBSCRIPTION_HEADER
+from headrace.model.subscription import Discipline
+
+_headers_decoder = msgspec.msgpack.Decoder(list[dict[str, bytes] | None])
+_times_decoder = msgspec.msgpack.Decoder(list[int] | None)
+_MARK = SUBSCRIPTION_HEADER.encode()
+
+
+class Intake:
+    """Reads batches of a partition, without their contents, and puts their messages among the pending ones."""
+
+    def __init__(self, pending: Pending, partition: Partition, subscription: str, ttl_us: int | None) -> None:
+        self._pending = pending
+        self._partition = partition
+        self._subscription = subscription.encode()
+        self._ttl_us = ttl_us
+        self.early: dict[int, int] = {}
+        """When those are due that were leased before they were."""
+
+    def read(self, ranges: Iterable[tuple[int, int]], now_us: int) -> None:
+        """Learn of messages between offsets, as far as nothing is known of them from elsewhere."""
+        read_to = 0
+        for begin, end in ranges:
+            start = max(begin, read_to, self._partition.first_offset)
+            if start < end:
+                for batch in self._partition.batches(start, end):
+                    read_to = batch.next_offset
+                    self._take_in(batch, now_us)
+
+    def catch_up(self, end_offset: int, now_us: int) -> None:
+        """Learn of what was published since."""
+        statuses = self._pending.statuses
+        start = max(statuses.end, self._partition.first_offset)
+        if start > statuses.end:
+            statuses.begin(statuses.end, start, SETTLED)  # removed before anybody saw them
+        if start < end_offset:
+            self.read([(start, end_offset)], now_us)
+        if statuses.end < end_offset:
+            statuses.begin(statuses.end, end_offset, SETTLED)  # damaged, or removed by compaction
+
+    def _take_in(self, batch: Batch, now_us: int) -> None:
+        pending = self._pending
+        first, last = batch.base_offset, batch.next_offset
+        if first > pending.statuses.end:
+            pending.statuses.begin(pending.statuses.end, first, SETTLED)
+        outline = batch.outline()
+        offsets: Sequence[int] = range(first, last)
+        if outline.places is not None or not batch.count:
+            offsets = [first + place for place in outline.places or ()]
+        if len(offsets) < last - first:
+            missing = set(range(first, last)).difference(offsets)
+            pending.statuses.change(sorted(missing), SETTLED)
+        plain = len(offsets) == last - first and pending.statuses.is_unknown(first, last) and not pending.edits
+        plain = plain and outline.expires is None and self._ttl_us is None and _MARK not in bytes(outline.headers)
+        if plain and outline.dues is None:
+            self._take_in_ready(batch, outline)
+        elif plain and (dues := _all_later(outline.dues, now_us)) is not None:
+            self._take_in_later(offsets, dues)
+        else:
+            self._take_in_each(batch, outline, offsets, now_us)
+
+    def _take_in_ready(self, batch: Batch, outline: Outline) -> None:
+        """All are ready, and nobody has said anything about any of them."""
+        pending, offsets = self._pending, range(batch.base_offset, batch.next_offset)
+        pending.statuses.begin(offsets.start, offsets.stop, READY)
+        times = self._times(batch, outline) if pending.discipline is Discipline.DEADLINE else ()
+        pending.ready.add(*ordered(pending.discipline, offsets, outline.priorities, times))
+
+    def _take_in_later(self, offsets: Sequence[int], dues: Sequence[int]) -> None:
+        """All have to wait, and nobody has said anything about any of them."""
+        self._pending.statuses.begin(offsets[0], offsets[-1] + 1, WAITING)
+        order = sorted(range(len(dues)), key=dues.__getitem__)
+        keys, sorted_offsets = map(dues.__getitem__, order), map(offsets.__getitem__, order)
+        self._pending.waiting.add(array("q", keys), array("q", sorted_offsets))
+
+    def _take_in_each(self, batch: Batch, outline: Outline, offsets: Sequence[int], now_us: int) -> None:
+        pending = self._pending
+        pending.statuses.change(self._not_ours(outline, offsets), SETTLED)
+        nothing = [None] * len(offsets)
+        dues, priorities = outline.dues or nothing, outline.priorities or nothing
+        times = self._times(batch, outline)
+        ready: list[tuple[int, int | None, int]] = []
+        waits: list[tuple[int, int]] = []
+        for offset, given, priority, published in zip(offsets, dues, priorities, times, strict=True):
+            status, due = pending.statuses[offset], pending.due(offset, given)
+            if status == LEASED and due is not None and due > now_us:
+                self.early[offset] = due
+            elif status == UNKNOWN:
+                if due is not None and due > now_us:
+                    waits.append((due, offset))
+                else:
+                    ready.append((offset, pending.priority(offset, priority), published if due is None else due))
+        self._expect_expiry(batch, outline, offsets)
+        pending.statuses.change([offset for _, offset in waits], WAITING)
+        _add_sorted(pending.waiting, waits)
+        if ready:
+            chosen, ranks, since = ([one[part] for one in ready] for part in range(3))
+            pending.statuses.change(chosen, READY)  # type: ignore[arg-type]
+            pending.ready.add(*ordered(pending.discipline, chosen, ranks, since))  # type: ignore[arg-type]
+
+    def _not_ours(self, outline: Outline, offsets: Sequence[int]) -> list[int]:
+        """Those that were deleted, or are meant for another subscription."""
+        edits = self._pending.edits
+        found = [offset for offset in offsets if edits and offset in edits and edits[offset].deleted]
+        if _MARK in bytes(outline.headers):
+            for offset, each in zip(offsets, _headers_decoder.decode(outline.headers), strict=True):
+                meant = (each or {}).get(SUBSCRIPTION_HEADER)
+                if meant is not None and meant != self._subscription:
+                    found.append(offset)
+        return found
+
+    def _times(self, batch: Batch, outline: Outline) -> Sequence[int]:
+        """When each was published."""
+        return _times_decoder.decode(outline.timestamps) or [batch.time_max] * batch.count
+
+    def _expect_expiry(self, batch: Batch, outline: Outline, offsets: Sequence[int]) -> None:
+        limit = None if self._ttl_us is None else batch.append_time + self._ttl_us
+        if outline.expires is None and limit is None:
+            return
+        ends: list[tuple[int, int]] = []
+        for offset, own in zip(offsets, outline.expires or [None] * len(offsets), strict=True):
+            times = [time for time in (own, limit) if time is not None]
+            if times:
+                ends.append((min(times), offset))
+        _add_sorted(self._pending.expiring, ends)
+
+
+def _all_later(dues: Sequence[int | None] | None, now_us: int) -> Sequence[int] | None:
+    """The times, if all messages have one and all are to come."""
+    given = [due for due in dues or () if due is not None]
+    return given if dues and len(given) == len(dues) and min(given) > now_us else None
+
+
+def _add_sorted(runs: Runs, entries: list[tuple[int, int]]) -> None:
+    entries.sort()
+    runs.add(array("q", [key for key, _ in entries]), array("q", [offset for _, offset in entries]))

@@ -1,0 +1,109 @@
+"""Who holds which messages, under which token, and until when."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import repeat
+
+
+class Held:
+    """Messages that were leased together. When it is over it is still known, until somebody else takes them."""
+
+    __slots__ = ("holder", "number", "offsets", "over", "until_us")
+
+    def __init__(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
+        self.number = number
+        self.holder = holder
+        self.until_us = until_us
+        self.offsets = offsets
+        """Those that were leased; some may have been settled since."""
+        self.over = False
+
+
+class Leases:
+    """All leases of a subscription in a partition."""
+
+    def __init__(self) -> None:
+        self._by_offset: dict[int, Held] = {}
+        self._ends: list[tuple[int, int, Held]] = []
+        self._serial = 0
+
+    def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> Held:
+        """These are leased from now on."""
+        held = Held(number, holder, until_us, offsets)
+        self._by_offset.update(zip(offsets, repeat(held)))
+        self._expect_end(held)
+        return held
+
+    def remember(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
+        """These were leased, and nobody has taken them since."""
+        held = Held(number, holder, until_us, ())
+        held.over = True
+        self._by_offset.update(zip(offsets, repeat(held)))
+
+    def reserve(self, offsets: Sequence[int]) -> list[tuple[Held, list[int]]]:
+        """What was said about these is being written down: their holders have no more to say about them."""
+        reserved: dict[Held, list[int]] = {}
+        for offset in offsets:
+            held = self._by_offset.pop(offset, None)
+            if held is not None:
+                reserved.setdefault(held, []).append(offset)
+        return list(reserved.items())
+
+    def restore(self, reserved: list[tuple[Held, list[int]]]) -> None:
+        """It could not be written down."""
+        for held, offsets in reserved:
+            hold = self.remember if held.over else self.hold
+            hold(held.number, held.holder, held.until_us, offsets)
+
+    def extend(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
+        """Those of them that are leased under this number are leased until then."""
+        by_offset = self._by_offset
+        kept = [offset for offset in offsets if (held := by_offset.get(offset)) is not None and held.number == number]
+        if kept:
+            self.hold(number, by_offset[kept[0]].holder, until_us, kept)
+
+    def get(self, offset: int) -> Held | None:
+        """Who has a message, or had it last."""
+        return self._by_offset.get(offset)
+
+    def common(self, offsets: Sequence[int]) -> Held | None:
+        """The lease that all of these are under, if there is one."""
+        found = set(map(self._by_offset.get, offsets))
+        return found.pop() if len(found) == 1 else None
+
+    def forget(self, offsets: Sequence[int]) -> None:
+        """These are settled, or given back."""
+        deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
+
+    def end(self, now_us: int) -> Iterator[list[int]]:
+        """End the leases whose time is over; yields their messages, settled ones left out."""
+        while self._ends and self._ends[0][0] <= now_us:
+            held = heappop(self._ends)[2]
+            held.over = True
+            offsets = [offset for offset in held.offsets if self._by_offset.get(offset) is held]
+            held.offsets = ()
+            if offsets:
+                yield offsets
+
+    def is_due(self, now_us: int) -> bool:
+        """Whether a lease may have ended."""
+        return bool(self._ends) and self._ends[0][0] <= now_us
+
+    @property
+    def next_end_us(self) -> int | None:
+        """When the next lease ends."""
+        while self._ends and self._ends[0][2] not in map(self._by_offset.get, self._ends[0][2].offsets):
+            heappop(self._ends)
+        return self._ends[0][0] if self._ends else None
+
+    def current(self) -> Iterator[tuple[Held, list[int]]]:
+        """All that are not over, or over and not taken by others, with their messages."""
+        held_offsets: dict[Held, list[int]] = {}
+        for offset, held in self._by_offset.items():
+            held_offsets.setdefault(held, []).append(offset)
+        yield from held_offsets.items()
+
+    def _expect_end(self, held: Held) -> None:
+        self._serial += 1
+        heappush(self._ends, (held.until_us, self._serial, held))

@@ -1,0 +1,260 @@
+"""The messages that a subscription has not settled in a partition: which are ready, in which order, and which wait."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from headrace.engines.leased.contents import Contents
+from headrace.engines.leased.edits import EditRecord
+from headrace.engines.leased.order import ordered, rank_of, ranked
+from headrace.engines.leased.runs import Runs
+from headrace.engines.leased.statuses import (
+    BLOCKED,
+    LEASED,
+    LEAVING,
+    READY,
+    RESTING,
+    SETTLED,
+    UNKNOWN,
+    WAITING,
+    Statuses,
+    follow,
+)
+from headrace.model.subscription import Discipline
+
+_EVER_US = 1 << 62
+_AT_ONCE = 4096
+"""Messages that are made ready at a time."""
+
+Entries = list[tuple[Runs, list[int], list[int]]]
+"""Where messages were taken from, with keys and offsets."""
+
+
+class Pending:
+    """The status of each message tells what counts; entries that a message left behind elsewhere are passed over."""
+
+    def __init__(self, start: int) -> None:
+        self.statuses = Statuses(start)
+        self.waiting = Runs()
+        """By `due`."""
+        self.resting = Runs()
+        """Given back, by the time until when."""
+        self.ready = Runs()
+        """By the discipline's key."""
+        self.expiring = Runs()
+        """By `expires`."""
+        self.edits: Mapping[int, EditRecord] = {}
+        self.discipline = Discipline.FIFO
+        self.contents: Contents | None = None
+        """Not there as long as only the journal has been heard."""
+        self._rests: dict[int, int] = {}
+        """Until when messages rest, as long as only the journal has been heard: the last word counts."""
+        self._former_rests: dict[int, int | None] = {}
+        """Have entries among the resting ones that do not count, and perhaps one that does, at this time."""
+        self._overdue: set[int] = set()
+        """Expired while they were leased."""
+
+    def attach(self, contents: Contents) -> None:
+        """The journal has been heard: from now on the log can be read."""
+        self.contents = contents
+        rests, self._rests = self._rests, {}
+        for offset in self.statuses.with_status(RESTING):
+            self.resting.push(rests[offset], offset)
+
+    # Time passes.
+
+    def advance(self, now_us: int) -> None:
+        """What is due by now is ready."""
+        for runs, status in ((self.waiting, WAITING), (self.resting, RESTING)):
+            while (first := runs.first_key) is not None and first <= now_us:
+                times, offsets = self._valid(status, *runs.take(_AT_ONCE, now_us))
+                self.statuses.change(offsets, READY)
+                if self.discipline is Discipline.DEADLINE and status == WAITING:
+                    self.ready.add(times, offsets)
+                else:
+                    self.add_ready(offsets)
+
+    def expired(self, now_us: int) -> list[int]:
+        """The messages whose time is over and that nobody holds: they are on their way out."""
+        _, offsets = self.expiring.take(len(self.expiring), now_us)
+        gone = []
+        for offset in offsets:
+            status = self.statuses[offset]
+            if status == LEASED:
+                self._overdue.add(offset)
+            elif status in (WAITING, READY, RESTING, BLOCKED):
+                gone.append(offset)
+        self.statuses.change(gone, LEAVING)
+        return gone
+
+    def expire_later(self, offsets: Sequence[int]) -> None:
+        """These could not be got rid of: try again."""
+        self.make_ready(list(offsets))
+        for offset in offsets:
+            self.expiring.push(0, offset)
+
+    def expire_again(self, offsets: Iterable[int], now_us: int) -> None:
+        """These are not leased any more: those of them whose time was over meanwhile can go."""
+        for offset in self._overdue.intersection(offsets) if self._overdue else ():
+            self._overdue.discard(offset)
+            self.expiring.push(now_us, offset)
+
+    # Messages become ready, or have to wait.
+
+    def make_ready(self, offsets: list[int]) -> None:
+        """These can be handed out."""
+        if self.contents is None:
+            self.statuses.change(offsets, UNKNOWN)  # the log will tell
+        elif offsets:
+            self.statuses.change(offsets, READY)
+            self.add_ready(self.statuses.only(offsets, READY))
+
+    def rest(self, times_us: Sequence[int], offsets: Sequence[int]) -> None:
+        """These can be handed out at these times."""
+        self.statuses.change(offsets, RESTING)
+        if self.contents is None:
+            self._rests.update(zip(offsets, times_us, strict=True))
+            return
+        for time_us, offset in zip(times_us, offsets, strict=True):
+            self.resting.push(time_us, offset)
+            if offset in self._former_rests:
+                self._former_rests[offset] = time_us
+
+    def rests_until(self, offset: int, time_us: int) -> bool:
+        """Whether an entry among the resting ones counts."""
+        return self.statuses[offset] == RESTING and self._former_rests.get(offset, time_us) == time_us
+
+    def rests(self) -> list[tuple[int, int]]:
+        """Until when messages rest, and which."""
+        if self.contents is None:
+            return sorted((self._rests[offset], offset) for offset in self.statuses.with_status(RESTING))
+        entries = self.resting.between(-_EVER_US, _EVER_US)
+        return [(time_us, offset) for time_us, offset in dict.fromkeys(entries) if self.rests_until(offset, time_us)]
+
+    def move(self, offset: int, due_us: int, now_us: int) -> None:
+        """A message that nobody holds is due at another time."""
+        status = self.statuses[offset]
+        if self.contents is None:
+            self.statuses.change([offset], UNKNOWN)
+            return
+        if status == RESTING:
+            self._former_rests[offset] = None
+        if due_us > now_us:
+            self.statuses.change([offset], WAITING)
+            self.waiting.push(due_us, offset)
+        elif status != BLOCKED:
+            self.make_ready([offset])
+
+    def settle(self, offsets: Sequence[int]) -> None:
+        """These are done with."""
+        self.statuses.change(offsets, SETTLED)
+        if self._overdue:
+            self._overdue.difference_update(offsets)
+        if self._former_rests:
+            for offset in offsets:
+                self._former_rests.pop(offset, None)
+
+    def reorder(self, discipline: Discipline) -> None:
+        """Hand out in another order from now on."""
+        self.discipline = discipline
+        self.ready = Runs()
+        self.add_ready(list(self.statuses.with_status(READY)))
+
+    def add_ready(self, offsets: list[int]) -> None:
+        """Put messages whose status says that they are ready into the order; what has to be known of them is read."""
+        for place in range(0, len(offsets), _AT_ONCE):
+            self._add_some(offsets[place : place + _AT_ONCE])
+
+    def _add_some(self, offsets: list[int]) -> None:
+        assert self.contents is not None
+        priorities: Sequence[int | None] | None = None
+        times: Sequence[int] = ()
+        if self.discipline in (Discipline.DEADLINE, Discipline.PRIORITY):
+            columns, offsets, gone = self.contents.read(offsets, self.edits)
+            self.statuses.change(gone, SETTLED)
+            priorities, times = columns.priorities, columns.timestamps or ()
+            if columns.dues is not None:
+                times = [time if due is None else due for due, time in zip(columns.dues, times, strict=True)]
+        self.ready.add(*ordered(self.discipline, offsets, priorities, times))
+
+    # Messages are taken out.
+
+    def first(self, now_us: int, ahead_us: int) -> int | None:
+        """The key of what would be taken out next, if there is anything; not quite sure."""
+        self.advance(now_us)
+        if self.ready:
+            return self.ready.first_key
+        soon_us = self.waiting.first_key
+        # After all that are ready, whatever their keys are.
+        return soon_us + (1 << 62) if soon_us is not None and soon_us <= now_us + ahead_us else None
+
+    def take(self, count: int, now_us: int, ahead_us: int, until_key: int | None, entries: Entries) -> Sequence[int]:
+        """Take out what is ready, then what is due soon; tells where it was. Their statuses stay for now.
+
+        What rests is not taken before its time: only we know when that is.
+        """
+        self.advance(now_us)
+        chosen: list[int] = []
+        while len(chosen) < count and (first := self.ready.first_key) is not None:
+            if until_key is not None and first > until_key:
+                break
+            keys, offsets = self._valid_ready(*self.ready.take(count - len(chosen), until_key))
+            entries.append((self.ready, keys, offsets))
+            chosen = _together(chosen, offsets)
+        until_us = now_us + ahead_us
+        while ahead_us and len(chosen) < count and (first := self.waiting.first_key) is not None and first <= until_us:
+            times, offsets = self._valid(WAITING, *self.waiting.take(count - len(chosen), until_us))
+            entries.append((self.waiting, times, offsets))
+            chosen = _together(chosen, offsets)
+        return range(chosen[0], chosen[-1] + 1) if chosen and follow(chosen) else chosen
+
+    def put_back(self, offsets: set[int], entries: Entries) -> None:
+        """These were taken out in vain."""
+        for runs, keys, entered in entries:
+            status = WAITING if runs is self.waiting else READY
+            for key, offset in zip(keys, entered, strict=True):
+                if offset in offsets:
+                    runs.push(key, offset)
+                    self.statuses.change([offset], status)
+
+    def due(self, offset: int, given: int | None) -> int | None:
+        """When a message is due, edits considered."""
+        edit = self.edits.get(offset)
+        return given if edit is None or edit.due is None else edit.due
+
+    def priority(self, offset: int, given: int | None) -> int | None:
+        """A message's priority, edits considered."""
+        edit = self.edits.get(offset)
+        return given if edit is None or edit.priority is None else edit.priority
+
+    def _valid(self, status: int, times: list[int], offsets: list[int]) -> tuple[list[int], list[int]]:
+        """Those entries of waiting or resting messages that count."""
+        if not self.edits and self.statuses.all_have(offsets, status):
+            return times, offsets
+        kept_times: list[int] = []
+        kept: list[int] = []
+        for time_us, offset in zip(times, offsets, strict=True):
+            waits = self.statuses[offset] == WAITING and self.due(offset, time_us) == time_us
+            if waits if status == WAITING else self.rests_until(offset, time_us):
+                kept_times.append(time_us)
+                kept.append(offset)
+        return kept_times, kept
+
+    def _valid_ready(self, keys: list[int], offsets: list[int]) -> tuple[list[int], list[int]]:
+        """Those entries of ready messages that count."""
+        edits = self.edits if self.discipline is Discipline.PRIORITY else {}
+        if not edits and self.statuses.all_have(offsets, READY):
+            return keys, offsets
+        kept_keys: list[int] = []
+        kept: list[int] = []
+        for key, offset in zip(keys, offsets, strict=True):
+            edit = edits.get(offset)
+            old = edit is not None and edit.priority is not None and rank_of(ranked(edit.priority, 0)) != rank_of(key)
+            if self.statuses[offset] == READY and not old:
+                kept_keys.append(key)
+                kept.append(offset)
+        return kept_keys, kept
+
+
+def _together(chosen: list[int], more: list[int]) -> list[int]:
+    """Each once: a message that was moved may have left an entry behind where it was."""
+    chosen += more
+    return chosen if len(set(chosen)) == len(chosen) else list(dict.fromkeys(chosen))

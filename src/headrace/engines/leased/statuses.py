@@ -1,0 +1,279 @@
+"""What has become of each message of a partition, for one subscription: a byte each, until all around is settled."""
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+UNKNOWN, WAITING, READY, LEASED, RESTING, BLOCKED, LEAVING, SETTLED = range(8)
+"""Waiting for its `due`; resting before it is tried again; blocked by another one of its key; leaving for the dead."""
+
+_BITS = 12
+_CHUNK = 1 << _BITS
+_MASK = _CHUNK - 1
+_DONE = bytes([SETTLED])
+_SETTLED_RUN = re.compile(_DONE + b"+")
+_TABLES = [bytes([status]) * _CHUNK for status in range(8)]
+
+Offsets = Sequence[int]
+
+
+class Statuses:
+    """The status of each offset. Everything before the first chunk that is left is settled.
+
+    >>> statuses = Statuses(3)
+    >>> statuses.begin(3, 10, READY)
+    >>> statuses.change(range(3, 9), SETTLED)
+    >>> statuses.floor, statuses.counts[READY]
+    (9, 1)
+    """
+
+    def __init__(self, start: int) -> None:
+        self.end = start
+        """Nothing is known from here on."""
+        self.counts = [0] * 8
+        """How many messages have which status; those that are settled are not counted."""
+        self._chunks: dict[int, bytearray] = {}
+        self._failed: dict[int, bytearray] = {}
+        self._fill(start)
+
+    def __getitem__(self, offset: int) -> int:
+        chunk = self._chunks.get(offset >> _BITS)
+        if chunk is None:
+            return SETTLED if offset < self.end else UNKNOWN
+        return chunk[offset & _MASK]
+
+    @property
+    def floor(self) -> int:
+        """Everything before is settled."""
+        if not self._chunks:
+            return self.end
+        number = min(self._chunks)
+        chunk = self._chunks[number]
+        return min((number << _BITS) + _CHUNK - len(chunk.lstrip(_DONE)), max(self.end, number << _BITS))
+
+    def begin(self, start: int, end: int, status: int) -> None:
+        """Offsets that were unknown so far have this status."""
+        self._reach(end)
+        for number, low, high in _parts(start, end):
+            chunk = self._chunk(number)
+            chunk[low:high] = _TABLES[status][low:high]
+        if status != SETTLED:
+            self.counts[status] += end - start
+        if status == SETTLED:
+            self._drop({number for number, _, _ in _parts(start, end)})
+
+    def is_unknown(self, start: int, end: int) -> bool:
+        """Whether nothing is known of any of these."""
+        for number, low, high in _parts(start, end):
+            chunk = self._chunks.get(number)
+            if chunk is not None and chunk.count(UNKNOWN, low, high) != high - low:
+                return False
+            if chunk is None and (number << _BITS) + low < self.end:
+                return False
+        return True
+
+    def change(self, offsets: Offsets, status: int) -> None:
+        """These have this status from now on; what is settled stays so."""
+        if not offsets:
+            return
+        counts = self.counts
+        chunks = self._chunks
+        contiguous = type(offsets) is range and offsets.step == 1 and len(offsets) > 1
+        self._reach(offsets[-1] + 1 if contiguous else max(offsets) + 1)
+        if contiguous:
+            self._change_range(offsets[0], offsets[-1] + 1, status)
+        else:
+            changed = 0
+            for offset in offsets:
+                chunk = chunks.get(offset >> _BITS)
+                if chunk is None:
+                    continue  # settled long ago
+                before = chunk[offset & _MASK]
+                if before != SETTLED:
+                    counts[before] -= 1
+                    chunk[offset & _MASK] = status
+                    changed += 1
+            counts[status] += changed
+        counts[UNKNOWN] = counts[SETTLED] = 0
+        if status == SETTLED:
+            self._drop({offset >> _BITS for offset in offsets} if type(offsets) is not range else _numbers(offsets))
+
+    def _change_range(self, start: int, stop: int, status: int) -> None:
+        for number, low, high in _parts(start, stop):
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                continue  # settled long ago
+            part = chunk[low:high]
+            if part.count(part[0]) == high - low:  # nearly always
+                if part[0] != SETTLED:
+                    self.counts[part[0]] -= high - low
+                    self.counts[status] += high - low
+                    chunk[low:high] = _TABLES[status][low:high]
+            else:
+                self.change([(number << _BITS) + at for at in range(low, high)], status)
+
+    def all_have(self, offsets: Offsets, status: int) -> bool:
+        """Whether all of them have this status."""
+        if not offsets:
+            return True
+        if not follow(offsets):
+            return len(self.only(offsets, status)) == len(offsets)
+        for number, low, high in _parts(offsets[0], offsets[-1] + 1):
+            chunk = self._chunks.get(number)
+            if chunk is None or chunk.count(status, low, high) != high - low:
+                return False
+        return True
+
+    def only(self, offsets: Offsets, status: int) -> list[int]:
+        """Those that have this status."""
+        chunks = self._chunks
+        found = []
+        for offset in offsets:
+            chunk = chunks.get(offset >> _BITS)
+            if chunk is not None and chunk[offset & _MASK] == status:
+                found.append(offset)
+        return found
+
+    def forget_from(self, end: int) -> None:
+        """Nothing is known from here on any more."""
+        for number in [number for number in self._chunks if (number + 1) << _BITS > end]:
+            if number << _BITS >= end:
+                chunk = self._chunks.pop(number)
+                self._failed.pop(number, None)
+            else:
+                chunk = self._chunks[number][end & _MASK :]
+                self._chunks[number][end & _MASK :] = bytes(len(chunk))
+                if number in self._failed:
+                    self._failed[number][end & _MASK :] = bytes(len(chunk))
+            for status in range(WAITING, SETTLED):
+                self.counts[status] -= chunk.count(status)
+        self.end = min(self.end, end)
+        if self.end & _MASK and self.end >> _BITS not in self._chunks:
+            self._fill(self.end)  # what came before was settled, and its chunk dropped
+
+    def with_status(self, status: int, start: int = 0) -> Iterator[int]:
+        """The offsets that have this status, in order; nothing may be changed meanwhile."""
+        for number in sorted(self._chunks):
+            base, chunk = number << _BITS, self._chunks[number]
+            at = chunk.find(status, max(start - base, 0)) if start < base + _CHUNK else -1
+            while at >= 0:
+                yield base + at
+                at = chunk.find(status, at + 1)
+
+    def unsettled(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Ranges of offsets below the end that may hold some that are not settled, in order."""
+        for number in sorted(self._chunks):
+            low = max(number << _BITS, start)
+            high = min((number + 1) << _BITS, self.end)
+            if low < high and self._chunks[number].count(SETTLED, low & _MASK, low - (number << _BITS) + high - low) < (
+                high - low
+            ):
+                yield low, high
+
+    def settled_now(self) -> Callable[[int], bool]:
+        """Tells, on any thread and later too, which messages are settled as of now."""
+        chunks = {number: bytes(chunk) for number, chunk in self._chunks.items()}
+        end = self.end
+
+        def is_settled(offset: int) -> bool:
+            chunk = chunks.get(offset >> _BITS)
+            return offset < end if chunk is None else chunk[offset & _MASK] == SETTLED
+
+        return is_settled
+
+    # How often messages were handed out in vain.
+
+    def fail(self, offsets: Iterable[int]) -> None:
+        """These were handed out in vain."""
+        for offset in offsets:
+            chunk = self._failed.get(offset >> _BITS)
+            if chunk is None:
+                chunk = self._failed[offset >> _BITS] = bytearray(_CHUNK)
+            if chunk[offset & _MASK] < 255:
+                chunk[offset & _MASK] += 1
+
+    def failures(self, offsets: Offsets) -> list[int]:
+        """How often each was handed out in vain; an empty list if none ever was."""
+        if not self._failed:
+            return []
+        found = []
+        for offset in offsets:
+            chunk = self._failed.get(offset >> _BITS)
+            found.append(0 if chunk is None else chunk[offset & _MASK])
+        return found if any(found) else []
+
+    # For snapshots.
+
+    def saved(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """What has to be remembered of each chunk: its number, its settled runs, its failures."""
+        for number, chunk in sorted(self._chunks.items()):
+            runs = array("H")
+            for found in _SETTLED_RUN.finditer(chunk):
+                runs.extend((found.start(), found.end() - 1))
+            failed = self._failed.get(number)
+            yield number, runs.tobytes(), bytes(failed) if failed is not None and any(failed) else b""
+
+    def load(self, end: int) -> None:
+        """Begin to take back what was saved of a subscription that had come to this end: all not told of is settled."""
+        self.__init__(0)  # type: ignore[misc]
+        self.end = end
+        self._chunks.clear()
+
+    def load_chunk(self, number: int, runs: bytes, failed: bytes) -> None:
+        """Take back a chunk."""
+        chunk = self._chunks[number] = bytearray(_CHUNK)
+        bounds = array("H", runs)
+        for begin, last in zip(bounds[::2], bounds[1::2], strict=True):
+            chunk[begin : last + 1] = _TABLES[SETTLED][begin : last + 1]
+        if failed:
+            self._failed[number] = bytearray(failed)
+
+    def _fill(self, start: int) -> None:
+        """What comes before the start of the subscription is none of its business."""
+        if start & _MASK:
+            chunk = self._chunk(start >> _BITS)
+            chunk[: start & _MASK] = _TABLES[SETTLED][: start & _MASK]
+
+    def _reach(self, end: int) -> None:
+        """Know of offsets up to this one: a chunk that is missing would count as settled."""
+        if end > self.end:
+            for number in range(self.end >> _BITS, ((end - 1) >> _BITS) + 1):
+                self._chunk(number)
+            self.end = end
+
+    def _chunk(self, number: int) -> bytearray:
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._chunks[number] = bytearray(_CHUNK)
+        return chunk
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Forget chunks in which everything is settled."""
+        for number in numbers:
+            chunk = self._chunks.get(number)
+            if chunk is not None and chunk.count(SETTLED) == _CHUNK:
+                del self._chunks[number]
+                self._failed.pop(number, None)
+
+
+def follow(offsets: Offsets) -> bool:
+    """Whether the offsets follow each other without a gap."""
+    if type(offsets) is range:
+        return offsets.step == 1
+    if len(offsets) == 1:
+        return True
+    first, last = offsets[0], offsets[-1]
+    return last - first == len(offsets) - 1 and list(offsets) == list(range(first, last + 1))
+
+
+def _parts(start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The chunks of a range of offsets, with the part of each."""
+    while start < end:
+        number = start >> _BITS
+        high = min(end - (number << _BITS), _CHUNK)
+        yield number, start & _MASK, high
+        start = (number << _BITS) + high
+
+
+def _numbers(offsets: range) -> Iterable[int]:
+    return range(offsets.start >> _BITS, ((offsets.stop - 1) >> _BITS) + 1) if offsets else ()

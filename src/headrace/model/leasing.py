@@ -1,0 +1,382 @@
+"""What can be asked of leased subscriptions, and what is answered. See requests.py."""
+
+from typing import Any
+
+import msgspec
+
+from headrace.model.requests import Words
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+
+OWNER_HEADER = "headrace-owner"
+"""The header that names the producer group a message belongs to: only in its name can the message be edited."""
+SUBSCRIPTION_HEADER = "headrace-subscription"
+"""The header of a message that is only for the leased subscription it names: one that was redriven."""
+
+# Subscriptions.
+
+
+class SubscriptionCreate(Words):
+    """Make a leased subscription of a topic."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    settings: dict[str, Any] = {}
+    """Plain values by the names of SubscriptionSettings."""
+    start: str = "earliest"
+    """Which messages it has: all there are (`earliest`), those to come (`latest`), from an `offset` or a `time` on."""
+    start_offset: int = 0
+    start_us: int = 0
+    exist_ok: bool = False
+    """Fine if it exists, whatever its settings are."""
+
+
+class SubscriptionAlter(Words):
+    """Change settings of a subscription while it is in use."""
+
+    topic: str
+    settings: dict[str, Any]
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class SubscriptionDelete(Words):
+    """Forget a subscription; the topic keeps its messages."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class SubscriptionDescribe(Words):
+    """What is there to know about a subscription?"""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class SubscriptionList(Words):
+    """Which leased subscriptions are there?"""
+
+    topic: str = ""
+    """Of this topic; empty: of all topics of the tenant."""
+    tenant: str = ""
+
+
+class Timing(Words):
+    """How late messages with a `due` were handed over: how many by at most how many microseconds."""
+
+    bounds_us: list[int] = []
+    counts: list[int] = []
+    """One more than bounds: the last counts what was later than all of them."""
+    early: int = 0
+    """Handed over before they were due: must be 0."""
+
+
+class SubscriptionInfo(Words):
+    """A leased subscription as it is now; the answer to all but the list and the deletion."""
+
+    topic: str
+    subscription: str
+    created_us: int
+    settings: dict[str, Any]
+    waiting: int = 0
+    """Not ready yet: `due` in the future, or given back until later."""
+    ready: int = 0
+    leased: int = 0
+    dead: int = 0
+    """In the dead letter topic, and not redriven."""
+    ready_since_us: int = 0
+    """The publishing time of the oldest message that is ready, 0 if there is none."""
+    next_ready_us: int = 0
+    """When the next one will be ready, 0 if none is waiting."""
+    delivered: int = 0
+    acked: int = 0
+    released: int = 0
+    expired_leases: int = 0
+    """These four count since the broker was started."""
+    timing: Timing = msgspec.field(default_factory=Timing)
+    """Also since the broker was started."""
+
+
+class Subscriptions(Words):
+    """The answer to SubscriptionList."""
+
+    subscriptions: list[SubscriptionInfo]
+
+
+# Leases.
+
+
+class Lease(Words):
+    """Hand out messages, to be settled before the lease ends; else they are handed out again."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    messages_max: int = 1
+    bytes_max: int = 1 << 20
+    """Of values, keys and headers; one message is handed out in any case."""
+    lease_ms: int = 0
+    """How long the lease lasts; 0: as the subscription's settings say."""
+    wait_ms: int = 0
+    """How long to wait for a message when there is none. The answer may then have none."""
+    ahead_ms: int = 0
+    """Also hand out what is due within so long: the holder keeps it back until then, when its lease begins."""
+    create: bool = True
+    """Make the subscription, with its defaults and with all messages, if the topic has none of that name."""
+
+
+class LeaseStop(Words):
+    """Answer the leases of this connection that wait for messages of a subscription, with none. Said before giving back
+    what was not begun, which would otherwise come again.
+    """
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class LeasedPortion(Words):
+    """Messages of one partition under one lease; the answer's body has a batch with their contents."""
+
+    partition: int
+    lease: int
+    """The token: to be given with whatever is said about these messages."""
+    until_us: int
+    """When the lease ends, by the broker's clock."""
+    offsets: list[int]
+    """In the order in which the subscription hands them out; the batch's messages are in the same order."""
+    deliveries: list[int] = []
+    """How often each has been handed out by now; empty: for the first time, all of them."""
+    versions: list[int] = []
+    """The version of each, which rises when a message is edited; empty: 1, all of them."""
+    states: dict[int, bytes] = {}
+    """What the last holder left for the next, by offset."""
+
+
+class Leased(Words):
+    """The answer to Lease. The body has a batch for each portion, in the same order; none when there is nothing."""
+
+    portions: list[LeasedPortion]
+
+
+class Holding(Words):
+    """Messages of a partition that were leased under one token."""
+
+    partition: int
+    lease: int
+    offsets: list[int]
+
+
+class Ack(Words):
+    """These are done. Accepted also after the lease ended, if nobody else has taken the message since."""
+
+    topic: str
+    holdings: list[Holding]
+    subscription: str = DEFAULT_SUBSCRIPTION
+    late_us: list[int] = []
+    """How late messages with a `due` were handed over, in microseconds, for the statistics."""
+
+
+class Extend(Words):
+    """Keep these for longer: from now on for so long."""
+
+    topic: str
+    holdings: list[Holding]
+    lease_ms: int = 0
+    """0: as the subscription's settings say."""
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Release(Words):
+    """Give these back. Without delay_ms and until_us the subscription's retry policy says until when they rest."""
+
+    topic: str
+    holdings: list[Holding]
+    delay_ms: int | None = None
+    """For so long; 0: they can be handed out again at once."""
+    until_us: int | None = None
+    """Until this time."""
+    reason: str = ""
+    """Kept for the dead letter, should it come to that."""
+    states: dict[int, bytes] = {}
+    """What the next holder should know, by offset (of the first holding)."""
+    undelivered: bool = False
+    """They were never looked at: the delivery does not count."""
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Reject(Words):
+    """These cannot be processed: they go to the dead letter topic."""
+
+    topic: str
+    holdings: list[Holding]
+    reason: str = ""
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Refusal(Words):
+    """A message about which what was asked was not done."""
+
+    partition: int
+    offset: int
+    code: str
+    """`lease_expired`, `not_lease_holder` or `message_gone`."""
+
+
+class Settlement(Words):
+    """The answer to Ack, Extend, Release and Reject: done for all messages but these."""
+
+    refused: list[Refusal] = []
+    until_us: int = 0
+    """When the lease ends now, after Extend."""
+
+
+# Looking at messages, and changing them.
+
+
+class MessageId(Words):
+    """A message, and the version in which it was seen; None: whichever it has."""
+
+    partition: int
+    offset: int
+    version: int | None = None
+
+
+class Selection(Words):
+    """Some of the messages that a subscription has not settled: those to which all of this applies."""
+
+    status: str = ""
+    """`waiting`, `ready`, `leased`, `dead`; empty: all but dead."""
+    due_from_us: int | None = None
+    due_to_us: int | None = None
+    """Ready from the first to before the second: without `due` since it was published, a dead one since it died."""
+    key: bytes | None = None
+    owner: str = ""
+    headers: dict[str, bytes] = {}
+    messages: list[MessageId] = []
+    """Only these; of dead ones, their places in the dead letter topic."""
+
+
+class Find(Words):
+    """Which messages are there? In the order of partition and offset; of waiting ones in the order of their time."""
+
+    topic: str
+    selection: Selection = msgspec.field(default_factory=Selection)
+    subscription: str = DEFAULT_SUBSCRIPTION
+    messages_max: int = 100
+    after: str = ""
+    """Where the page before ended."""
+
+
+class FoundMessage(Words):
+    """A message as a subscription has it now."""
+
+    partition: int
+    offset: int
+    status: str
+    ready_us: int = 0
+    """When it will be ready, or since when it is."""
+    deliveries: int = 0
+    version: int = 1
+    holder: str = ""
+    """Who has it leased, and until when."""
+    until_us: int = 0
+    reason: str = ""
+    """Why it is dead, or was given back."""
+
+
+class Found(Words):
+    """The answer to Find, with a batch of the messages' contents in the body, in the same order."""
+
+    messages: list[FoundMessage]
+    after: str = ""
+    """For the next page; empty when this is the last."""
+
+
+class Forecast(Words):
+    """How many messages come due when?"""
+
+    topic: str
+    from_us: int
+    bucket_us: int
+    buckets: int = 24
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Forecasted(Words):
+    """The answer to Forecast: messages in each bucket of time, and before and after all of them."""
+
+    counts: list[int]
+    before: int = 0
+    """Waiting or ready, and due before the first bucket."""
+    after: int = 0
+
+
+class Change(Words):
+    """What becomes of messages. A new value comes in the body: a batch of one message with that value and headers."""
+
+    due_us: int | None = None
+    shift_us: int = 0
+    """Move it by so much, instead of to a time."""
+    priority: int | None = None
+    replace: bool = False
+    """Replace value and headers by those in the body."""
+    delete: bool = False
+
+
+class Edit(Words):
+    """Change messages that no leased subscription of the topic has in hand, and that not all of them are done with."""
+
+    topic: str
+    messages: list[MessageId]
+    change: Change
+    owner: str = ""
+    """In whose name: a message with an owner is changed in no other."""
+
+
+class EditMatching(Words):
+    """The same for all messages that are selected, up to a number of them."""
+
+    topic: str
+    selection: Selection
+    change: Change
+    subscription: str = DEFAULT_SUBSCRIPTION
+    owner: str = ""
+    messages_max: int = 1000
+    after: str = ""
+    """Where the last such request ended."""
+
+
+class Outcome(Words):
+    """What became of an edit of a message."""
+
+    partition: int
+    offset: int
+    outcome: str
+    """`applied`, `stale_version`, `message_leased`, `message_gone` or `not_owner`."""
+    version: int = 0
+    """The one it has now."""
+    holder: str = ""
+    """Who has it leased."""
+
+
+class Edited(Words):
+    """The answer to Edit and EditMatching."""
+
+    outcomes: list[Outcome]
+    after: str = ""
+    """Where to go on; empty when all that match have been looked at."""
+
+
+class Redrive(Words):
+    """Put dead messages back where they died, to be handed out anew."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    selection: Selection = msgspec.field(default_factory=Selection)
+    messages_max: int = 1000
+
+
+class Redriven(Words):
+    """The answer to Redrive."""
+
+    messages: int
+    more: bool = False
+    """There are more that match."""

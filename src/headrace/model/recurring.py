@@ -1,0 +1,107 @@
+"""What can be asked about recurrences (cron entries), and what is answered. See requests.py."""
+
+import msgspec
+
+from headrace.model.requests import Words
+
+CRON_HEADER = "headrace-cron"
+"""The header with the name of the recurrence that a message is from."""
+RUN_HEADER = "headrace-run"
+"""The header with the time for which it was published, in microseconds since 1970."""
+
+
+class Recurrence(Words):
+    """Publish a message again and again."""
+
+    name: str
+    topic: str
+    when: str
+    """A crontab expression of five or six fields (seconds first), a nickname such as `@daily`, or `every 90s`."""
+    value: bytes = b""
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    partition: int | None = None
+    """By default by key, or the first."""
+    zone: str = "UTC"
+    """The time zone of the expression, such as `Europe/Berlin`."""
+    start_us: int | None = None
+    """No run before."""
+    end_us: int | None = None
+    """No run at or after."""
+    runs_max: int | None = None
+    """No more runs than this."""
+    missed: str = "once"
+    """What becomes of runs missed while the broker was down: `skip`, `once` (one for all of them) or `all`."""
+    overlap: str = "allow"
+    """`allow`, or `skip`: no run while a leased subscription of the topic has not settled the last one."""
+    paused: bool = False
+
+
+class CronSet(Words):
+    """Make a recurrence, or replace the one of that name."""
+
+    recurrence: Recurrence
+    replace: bool = True
+
+
+class CronInfo(Words):
+    """A recurrence as it is now; the answer to CronSet, CronPause and CronRun."""
+
+    recurrence: Recurrence
+    created_us: int
+    next_us: int = 0
+    """When the next run is; 0 when there is none."""
+    last_us: int = 0
+    """For which time the last run was; 0 before the first."""
+    runs: int = 0
+    skipped: int = 0
+    """Runs left out because of `missed` or `overlap`, since the broker was started."""
+
+
+class CronList(Words):
+    """Which recurrences are there?"""
+
+    topic: str = ""
+    """For this topic; empty: all."""
+    tenant: str = ""
+
+
+class Crons(Words):
+    """The answer to CronList."""
+
+    crons: list[CronInfo]
+
+
+class CronRemove(Words):
+    """Forget a recurrence; messages it published stay."""
+
+    name: str
+
+
+class CronPause(Words):
+    """Let a recurrence rest, or go on. Runs that fall into the pause are left out."""
+
+    name: str
+    paused: bool = True
+
+
+class CronRun(Words):
+    """Publish its message now, besides its regular runs."""
+
+    name: str
+
+
+class CronNext(Words):
+    """When are the next runs? Of a recurrence there is, or of one that is only tried out."""
+
+    name: str = ""
+    recurrence: Recurrence | None = None
+    runs: int = 5
+    from_us: int | None = None
+    """After this time; by default now."""
+
+
+class CronRuns(Words):
+    """The answer to CronNext."""
+
+    times_us: list[int] = msgspec.field(default_factory=list)

@@ -1,0 +1,113 @@
+"""Leased subscriptions: every setting one can have."""
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from headrace.model.errors import InvalidArgument
+from headrace.model.limits import DELIVERIES_MAX, LEASE_SECONDS_MAX
+from headrace.model.topic import checked_name, parse_topic
+
+DEFAULT_SUBSCRIPTION = "default"
+"""The subscription of a topic that is meant when none is named."""
+
+
+class Discipline(Enum):
+    """In which order a subscription hands out the messages that are ready."""
+
+    FIFO = "fifo"
+    """The one published first."""
+    LIFO = "lifo"
+    """The one published last."""
+    PRIORITY = "priority"
+    """The one with the greatest priority, 0 where none was given; among equals the one published first."""
+    DEADLINE = "deadline"
+    """The one that was due first; a message without `due` was due when it was published."""
+
+
+class Retry(Enum):
+    """How the delay grows from one attempt at a message to the next."""
+
+    FIXED = "fixed"
+    """Always retry_seconds."""
+    LINEAR = "linear"
+    """retry_seconds more each time."""
+    EXPONENTIAL = "exponential"
+    """Twice as long each time."""
+
+
+class Expired(Enum):
+    """What becomes of messages that were not settled before they expired."""
+
+    DROP = "drop"
+    DEAD = "dead"
+    """They go to the dead letter topic."""
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of a leased subscription; all can be changed while it is in use."""
+
+    discipline: Discipline = Discipline.FIFO
+    """`fifo`, `lifo`, `priority` or `deadline`."""
+    lease_seconds: float = 30.0
+    """How long a lease lasts if whoever takes it does not say."""
+    deliveries_max: int = 20
+    """A message that was handed out so often without success is dead; 0 for no limit."""
+    dead_letter_topic: str = ""
+    """Where dead messages go; by default the topic's own name with `.dead` behind it."""
+    expired: Expired = Expired.DROP
+    """What becomes of expired messages: `drop` or `dead`."""
+    retry: Retry = Retry.EXPONENTIAL
+    """How the delay before the next attempt grows: `fixed`, `linear` or `exponential`."""
+    retry_seconds: float = 1.0
+    """The delay after the first attempt, when the holder gives a message back without saying until when."""
+    retry_seconds_max: float = 3600.0
+    """No delay is longer."""
+    retry_jitter: float = 0.1
+    """Each delay is longer or shorter by a random part of itself, up to this."""
+    ordered_by_key: bool = False
+    """At most one message of a key is leased at a time; those without a key are not bound by that."""
+    paused: bool = False
+    """Nothing is handed out; what is leased can be settled."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lease_seconds <= LEASE_SECONDS_MAX:
+            raise InvalidArgument(f"lease_seconds must be more than 0 and at most {LEASE_SECONDS_MAX}")
+        if not 0 <= self.deliveries_max <= DELIVERIES_MAX:
+            raise InvalidArgument(f"deliveries_max must be 0 to {DELIVERIES_MAX}, not {self.deliveries_max}")
+        if not 0 <= self.retry_seconds <= self.retry_seconds_max <= 1e8:
+            raise InvalidArgument("retry_seconds and retry_seconds_max must be at least 0, the second not the smaller")
+        if not 0 <= self.retry_jitter <= 1:
+            raise InvalidArgument(f"retry_jitter must be 0 to 1, not {self.retry_jitter}")
+        if self.dead_letter_topic:
+            parse_topic(self.dead_letter_topic)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings by name, in plain values."""
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        return content
+
+    def retry_us(self, deliveries: int, luck: float) -> int:
+        """How long a message that was handed out so often waits for the next attempt; `luck` is 0 to 1.
+
+        >>> SubscriptionSettings(retry_seconds=2, retry_jitter=0).retry_us(3, 0.5)
+        8000000
+        """
+        nth = min(max(deliveries, 1), 64)
+        factor: int = {Retry.FIXED: 1, Retry.LINEAR: nth}.get(self.retry, 1 << (nth - 1))
+        seconds = min(self.retry_seconds * factor, self.retry_seconds_max)
+        return round(seconds * (1 + self.retry_jitter * (2 * luck - 1)) * 1e6)
+
+
+def subscription_settings(given: dict[str, Any], base: SubscriptionSettings | None = None) -> SubscriptionSettings:
+    """Settings from plain values by name, over those of `base`; says which one is wrong."""
+    try:
+        return msgspec.convert({**(base or SubscriptionSettings()).as_dict(), **given}, SubscriptionSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"a subscription's settings are wrong: {error.__cause__ or error}") from error
+
+
+def checked_subscription(name: str) -> str:
+    """The name, if it may be a subscription's."""
+    return checked_name(name, "subscription")

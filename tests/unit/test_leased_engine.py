@@ -1,0 +1,245 @@
+"""The parts of leased subscriptions that know no broker: each against the simplest thing that does the same."""
+
+from array import array
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from headrace.engines.leased.order import ordered
+from headrace.engines.leased.packing import packed, unpacked
+from headrace.engines.leased.runs import Runs
+from headrace.engines.leased.statuses import LEASED, READY, RESTING, SETTLED, UNKNOWN, WAITING, Statuses
+from headrace.model.errors import InvalidArgument
+from headrace.model.subscription import Discipline, SubscriptionSettings, subscription_settings
+
+small = st.integers(0, 40)
+
+
+class RunsAgainstAList(RuleBasedStateMachine):
+    """Runs give out what a sorted list would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = Runs()
+        self.plain: list[tuple[int, int]] = []
+        self.offset = 0
+
+    @rule(key=small)
+    def push(self, key: int) -> None:
+        self.runs.push(key, self.offset)
+        self.plain.append((key, self.offset))
+        self.offset += 1
+
+    @rule(keys=st.lists(small, max_size=12))
+    def add(self, keys: list[int]) -> None:
+        keys.sort()
+        offsets = range(self.offset, self.offset + len(keys))
+        self.runs.add(array("q", keys), array("q", offsets))
+        self.plain += zip(keys, offsets, strict=True)
+        self.offset += len(keys)
+
+    @rule(count=st.integers(1, 3000))
+    def add_range(self, count: int) -> None:
+        offsets = range(self.offset, self.offset + count)
+        self.runs.add(offsets, offsets)
+        self.plain += zip(offsets, offsets, strict=True)
+        self.offset += count
+
+    @rule(times=st.integers(30, 80), key=small)
+    def add_many_small_runs(self, times: int, key: int) -> None:
+        for turn in range(times):
+            self.add([key + turn % 7, key + turn % 5])
+
+    @rule(count=st.integers(1, 1500), until=st.none() | small)
+    def take(self, count: int, until: int | None) -> None:
+        keys, offsets = self.runs.take(count, until)
+        self.plain.sort()
+        expected = [one for one in self.plain if until is None or one[0] <= until][:count]
+        assert keys == [key for key, _ in expected]
+        taken = list(zip(keys, offsets, strict=True))
+        # Among equal keys any order will do.
+        left = {key: [] for key in keys}
+        for key, offset in self.plain:
+            if key in left:
+                left[key].append(offset)
+        assert all(offset in left[key] for key, offset in taken)
+        assert len(set(offsets)) == len(offsets)
+        gone = set(taken)
+        self.plain = [one for one in self.plain if one not in gone]
+
+    @rule(least=small, width=small)
+    def look(self, least: int, width: int) -> None:
+        found = list(self.runs.between(least, least + width))
+        assert sorted(found) == sorted(one for one in self.plain if least <= one[0] < least + width)
+        assert [key for key, _ in found] == sorted(key for key, _ in found)
+
+    @rule(bounds=st.lists(small, min_size=1, max_size=4, unique=True))
+    def count(self, bounds: list[int]) -> None:
+        bounds.sort()
+        edges = [-1, *bounds, 1 << 60]
+        expected = [sum(low <= key < high for key, _ in self.plain) for low, high in pairwise(edges)]
+        assert self.runs.counts(bounds) == expected
+
+    @invariant()
+    def knows_how_many(self) -> None:
+        assert len(self.runs) == len(self.plain)
+        assert self.runs.first_key == min((key for key, _ in self.plain), default=None)
+
+
+RunsAgainstAList.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+test_runs_against_a_list = RunsAgainstAList.TestCase
+
+near = st.integers(0, 3 * 4096)
+
+
+class StatusesAgainstADict(RuleBasedStateMachine):
+    """Statuses tell what a dict would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = 4000
+        self.statuses = Statuses(self.start)
+        self.plain: dict[int, int] = dict.fromkeys(range(self.start), SETTLED)
+        self.failed: dict[int, int] = {}
+
+    @property
+    def end(self) -> int:
+        return len(self.plain)
+
+    @rule(count=st.integers(1, 6000), status=st.sampled_from([READY, WAITING, SETTLED]))
+    def begin(self, count: int, status: int) -> None:
+        if self.end > 5 * 4096:
+            return
+        end = self.end
+        self.statuses.begin(end, end + count, status)
+        self.plain.update(dict.fromkeys(range(end, end + count), status))
+
+    @rule(share=st.floats(0, 1), count=st.integers(1, 5000), status=st.sampled_from([READY, LEASED, RESTING, SETTLED]))
+    def change_range(self, share: float, count: int, status: int) -> None:
+        start = int(share * self.end)
+        self.change(range(start, min(start + count, self.end)), status)
+
+    @rule(shares=st.lists(st.floats(0, 0.999)), status=st.sampled_from([READY, LEASED, WAITING, SETTLED]))
+    def change_some(self, shares: list[float], status: int) -> None:
+        self.change(list({int(share * self.end) for share in shares}), status)
+
+    def change(self, offsets: list[int] | range, status: int) -> None:
+        self.statuses.change(offsets, status)
+        for offset in offsets:
+            if self.plain[offset] != SETTLED:
+                self.plain[offset] = status
+
+    @rule(shares=st.lists(st.floats(0, 0.999), max_size=5))
+    def fail(self, shares: list[float]) -> None:
+        offsets = [at for share in shares if self.plain[at := int(share * self.end)] != SETTLED]
+        self.statuses.fail(offsets)
+        for offset in offsets:
+            self.failed[offset] = self.failed.get(offset, 0) + 1
+
+    @rule(share=st.floats(0.5, 1))
+    def forget_from(self, share: float) -> None:
+        end = max(int(share * self.end), self.start)
+        self.statuses.forget_from(end)
+        self.plain = {offset: status for offset, status in self.plain.items() if offset < end}
+        self.failed = {offset: times for offset, times in self.failed.items() if offset < end}
+
+    @rule()
+    def save_and_load(self) -> None:
+        self.statuses = reloaded(self.statuses)
+        self.mark_again()
+
+    def mark_again(self) -> None:
+        """A snapshot keeps what is settled; the rest comes from elsewhere."""
+        for status in (READY, LEASED, RESTING, WAITING):
+            self.statuses.change([at for at, each in self.plain.items() if each == status], status)
+
+    @invariant()
+    def tells_the_same(self) -> None:
+        statuses = self.statuses
+        assert statuses.end == self.end
+        for status in (READY, LEASED, RESTING, WAITING):
+            having = [offset for offset, each in self.plain.items() if each == status]
+            assert list(statuses.with_status(status)) == having
+            assert statuses.counts[status] == len(having)
+            assert statuses.only(having, status) == having
+        unsettled = [offset for offset, each in self.plain.items() if each != SETTLED]
+        assert statuses.floor == min(unsettled, default=self.end)
+        ranges = list(statuses.unsettled())
+        assert all(any(low <= offset < high for low, high in ranges) for offset in unsettled)
+        settled = statuses.settled_now()
+        assert [offset for offset in self.plain if not settled(offset)] == unsettled
+        assert statuses[self.end] == UNKNOWN
+        some = [offset for offset in self.failed if self.plain[offset] != SETTLED]
+        assert statuses.failures(some) == ([self.failed[offset] for offset in some] if some else [])
+
+
+def reloaded(statuses: Statuses) -> Statuses:
+    again = Statuses(0)
+    again.load(statuses.end)
+    for number, settled, failed in statuses.saved():
+        again.load_chunk(number, settled, failed)
+    return again
+
+
+StatusesAgainstADict.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
+test_statuses_against_a_dict = StatusesAgainstADict.TestCase
+
+
+@given(st.lists(st.integers(0, 1 << 46), min_size=1))
+def test_offsets_survive_packing(offsets: list[int]) -> None:
+    assert list(unpacked(packed(offsets))) == offsets
+
+
+def test_offsets_that_follow_each_other_take_few_bytes() -> None:
+    assert len(packed(range(1000, 2000))) == len(packed([5])) == len(packed(list(range(7, 9000))))
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.integers(0, 9)), min_size=1))
+def test_every_discipline_has_its_order(messages: list[tuple[int | None, int]]) -> None:
+    offsets = range(100, 100 + len(messages))
+    priorities, times = [priority for priority, _ in messages], [time for _, time in messages]
+    rank = dict(zip(offsets, [-(priority or 0) for priority in priorities], strict=True))
+    time = dict(zip(offsets, times, strict=True))
+    expected = {
+        Discipline.FIFO: list(offsets),
+        Discipline.LIFO: list(reversed(offsets)),
+        Discipline.PRIORITY: sorted(offsets, key=lambda offset: (rank[offset], offset)),
+        Discipline.DEADLINE: sorted(offsets, key=lambda offset: (time[offset], offset)),
+    }
+    for discipline, right in expected.items():
+        for given_offsets in (offsets, list(offsets)):
+            keys, found = ordered(discipline, given_offsets, priorities, times)
+            assert list(found) == right
+            assert list(keys) == sorted(keys)
+
+
+def test_retries_grow_as_the_policy_says() -> None:
+    def delays(**given: object) -> list[float]:
+        policy = subscription_settings({"retry_jitter": 0.0, **given})
+        return [policy.retry_us(times, 0.5) / 1e6 for times in (1, 2, 3, 10)]
+
+    assert delays(retry="fixed", retry_seconds=5) == [5, 5, 5, 5]
+    assert delays(retry="linear", retry_seconds=5) == [5, 10, 15, 50]
+    assert delays(retry="exponential", retry_seconds=1, retry_seconds_max=60) == [1, 2, 4, 60]
+    jittered = SubscriptionSettings(retry_seconds=10, retry_jitter=0.5)
+    assert [jittered.retry_us(1, luck) for luck in (0, 0.5, 1)] == [5_000_000, 10_000_000, 15_000_000]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"discipline": "random"}, "discipline"),
+        ({"lease_seconds": 0}, "lease_seconds"),
+        ({"deliveries_max": 256}, "deliveries_max"),
+        ({"retry_seconds": 10, "retry_seconds_max": 1}, "retry_seconds"),
+        ({"retry_jitter": 2}, "retry_jitter"),
+        ({"dead_letter_topic": "no spaces"}, "no spaces"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_word_on_which(given: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        subscription_settings(given)
