@@ -19,7 +19,7 @@ from headrace.client.selecting import edition, selection, span_ms, span_us
 from headrace.client.stock import Stock
 from headrace.client.unpacking import Unpacking
 from headrace.client.verdicts import Reject, Retry
-from headrace.model.batch import Columns, encode, received
+from headrace.model.batch import Batch, Columns, encode, received
 from headrace.model.leasing import Found, FoundMessage, Holding, Leased, LeasedPortion, MessageId, Outcome
 from headrace.model.limits import REASON_CHARS_MAX
 
@@ -166,9 +166,16 @@ def test_nothing_is_early_and_nothing_is_lost(plan: list[tuple[int | None, int]]
 # Answers.
 
 
+def answered(columns: Columns, time_us: int) -> Batch:
+    """A batch as it comes in an answer."""
+    batch = encode(columns, time_us)
+    batch.place(0, time_us, 0)
+    return batch
+
+
 def test_an_answer_becomes_jobs() -> None:
-    first = encode(Columns([b"a", b"b"], keys=[b"k", None], dues=[None, 7], headers=[{"h": b"1"}, None]), 50)
-    second = encode(Columns([b"c"], timestamps=[9]), 60)
+    first = answered(Columns([b"a", b"b"], keys=[b"k", None], dues=[None, 7], headers=[{"h": b"1"}, None]), 50)
+    second = answered(Columns([b"c"], timestamps=[9]), 60)
     answer = Leased(
         [
             LeasedPortion(1, 70, 1000, [5, 3], [1, 4], [1, 2], {3: b"half"}),
@@ -182,7 +189,7 @@ def test_an_answer_becomes_jobs() -> None:
 
 
 def test_an_answer_that_contradicts_itself_is_refused() -> None:
-    batch = encode(Columns([b"a", b"b"]), 1)
+    batch = answered(Columns([b"a", b"b"]), 1)
     with pytest.raises(errors.ProtocolError, match="named 1 messages and sent 2"):
         leased_jobs("t", "s", Leased([LeasedPortion(0, 1, 1, [5])]), batch.data)
     with pytest.raises(errors.InvalidBatch):
@@ -192,7 +199,7 @@ def test_an_answer_that_contradicts_itself_is_refused() -> None:
 
 
 def test_found_messages_have_their_contents() -> None:
-    batch = encode(Columns([b"a"], keys=[b"k"], priorities=[3]), 50)
+    batch = answered(Columns([b"a"], keys=[b"k"], priorities=[3]), 50)
     found = Found([FoundMessage(2, 17, "leased", 5, 3, 2, "ann", 99, "why")])
     (message,) = found_messages("t", found, batch.data)
     assert (message.value, message.key, message.priority, message.topic, message.partition) == (b"a", b"k", 3, "t", 2)

@@ -24,10 +24,12 @@ from headrace.model.leasing import (
     Lease,
     Leased,
     LeasedPortion,
+    LeaseStop,
     Refusal,
     Release,
     Settlement,
 )
+from headrace.model.requests import Done
 from headrace.wire.native import Kind
 
 
@@ -114,7 +116,9 @@ def run(story: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
 
 
 def body(*offsets: int, dues: list[int | None] | None = None) -> bytes:
-    return bytes(encode(Columns([b"%d" % offset for offset in offsets], dues=dues), 1).data)
+    batch = encode(Columns([b"%d" % offset for offset in offsets], dues=dues), 1)
+    batch.place(0, 1, 0)
+    return bytes(batch.data)
 
 
 def job(offset: int, lease: int = 1, partition: int = 0) -> Job:
@@ -357,11 +361,11 @@ def test_what_was_not_taken_is_given_back() -> None:
         assert await prefetch.take(0)
         closing = asyncio.create_task(prefetch.close())
         await turns()
-        (_, waiting, comes_late), (_, withdrawn, _) = stand.wire.asked
-        assert (waiting.messages_max, withdrawn.messages_max) == (1, 0)
+        (_, waiting, comes_late), _ = stand.wire.asked
+        assert waiting.messages_max == 1
         comes_late(stand.portion(3, lease=2), body(3))
         stand.wire.asked.pop(0)
-        stand.wire.answer(Leased([]))
+        assert stand.wire.answer(Done()) == LeaseStop("t", "s")
         await turns()
         given_back = stand.wire.answer(Settlement())
         assert given_back == Release(
@@ -381,7 +385,7 @@ def test_a_broker_that_cannot_withdraw_is_not_waited_for() -> None:
         await turns()
         (_, _, comes_late), (_, _, refused) = stand.wire.asked
         stand.wire.asked.clear()
-        refused(errors.InvalidArgument("messages_max is 1 at least"), b"")
+        refused(errors.UnsupportedOperation("what is that?"), b"")
         await closing
         comes_late(stand.portion(3), body(3))
         ((kind, head, _),) = stand.wire.asked

@@ -199,9 +199,14 @@ class Leasing:
                 if chosen is None:
                     break
                 partition, until_key = chosen
-                least = 0 if portions else 1
+                least, pending = 0 if portions else 1, indexes[partition].pending
+                first = pending.first(now_us, early_us)
                 taken = indexes[partition].take(count, bytes_max, now_us, early_us, until_key, least)
                 if taken is None:
+                    if pending.first(now_us, early_us) != first:
+                        continue  # what came first did not count, or is blocked
+                    if not early_us:
+                        return portions  # what comes next is too large, and nothing may pass it
                     left.discard(partition)
                     continue
                 portions.append((partition, taken))

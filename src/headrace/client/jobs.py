@@ -1,18 +1,14 @@
 """Messages that were leased, and what is said about them."""
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
 from headrace.client.exchange import Bytes
 from headrace.client.results import Received
-from headrace.model.batch import HEADER_BYTES, Batch, received
-from headrace.model.errors import HeadraceError, InvalidBatch, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
+from headrace.model.batch import Batch, parse
+from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
 from headrace.model.limits import LEASE_MESSAGES_MAX, REASON_CHARS_MAX
-
-_LENGTH = struct.Struct("<I")
-_LENGTH_AT = 40  # of a batch's header
 
 _CUT = "\n[...]\n"
 
@@ -117,11 +113,10 @@ def found_messages(topic: str, answer: Found, body: Bytes) -> list[PendingMessag
 
 
 def _first_batch(view: memoryview) -> tuple[Batch, memoryview]:
-    """The batch that begins here, and what is behind it. It was made for the answer and has no place in a log."""
-    if len(view) < HEADER_BYTES:
-        raise InvalidBatch("the bytes end inside a header")
-    length: int = _LENGTH.unpack_from(view, _LENGTH_AT)[0]
-    return received(view[:length]), view[length:]
+    """The batch that begins here, and what is behind it."""
+    batch = parse(view)
+    batch.verify()
+    return batch, view[batch.length :]
 
 
 def _check_count(batch: Batch, count: int) -> None:

@@ -390,6 +390,7 @@ class LeasedIndex:
             # It had come back, or it could not have been edited.
             self.statuses.fail([offset])
             self.statuses.change([offset], UNKNOWN)
+            self.leases.end_early(offset)
             status = UNKNOWN
         if edit.deleted:
             self.apply_settled([offset])

@@ -41,6 +41,12 @@ class Leases:
         held.over = True
         self._by_offset.update(zip(offsets, repeat(held)))
 
+    def end_early(self, offset: int) -> None:
+        """A message's lease is over, as what happened to it later shows."""
+        held = self._by_offset.get(offset)
+        if held is not None:
+            self.remember(held.number, held.holder, held.until_us, [offset])
+
     def reserve(self, offsets: Sequence[int]) -> list[tuple[Held, list[int]]]:
         """What was said about these is being written down: their holders have no more to say about them."""
         reserved: dict[Held, list[int]] = {}
