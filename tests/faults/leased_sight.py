@@ -70,9 +70,10 @@ def differs(one: Subscription, at: Id, entry: Entry | None, message: Message, se
     """In what a subscription has another idea of a message than it should have."""
     found = seen.pending.get(at)
     view = World({at: message}, {one.name: one})
+    if entry is not None and entry.fate == "pending" and view.stale(at, now_us) and not entry.leased(now_us):
+        return None  # it may go at any moment
     if entry is not None and entry.fate == "pending" and found is None:
-        stale = view.stale(at, now_us) and not entry.leased(now_us)
-        return None if stale else "it is not there"
+        return "it is not there"
     if (entry is not None and entry.fate == "dead") != (at in seen.dead):
         return f"dead is {at in seen.dead}"
     if entry is None or entry.fate != "pending" or found is None:

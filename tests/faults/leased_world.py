@@ -202,12 +202,13 @@ class World:
             return {"message_gone", "not_lease_holder"}  # the second while it is on its way
         if entry is None or entry.fate != "pending":
             return {"message_gone"}
+        leaving = self.stale(at, now_us) and not entry.leased(now_us)
         if entry.token != token:
-            return {"not_lease_holder", "lease_expired"}
+            return {"not_lease_holder", "lease_expired"} | ({"message_gone"} if leaving else set())
+        if leaving:
+            return {"message_gone", "lease_expired", ""}
         if entry.leased(now_us):
             return set()
-        if self.stale(at, now_us):
-            return {"message_gone", "lease_expired", ""}
         return set() if ack else {"lease_expired"}
 
     # Looking.
@@ -216,8 +217,9 @@ class World:
         """Whether a message is selected; None: it is not said."""
         entry, message = self.subscriptions[name].entries[at], self.messages[at]
         status = self.status(at, entry, now_us)
+        leaving = self.stale(at, now_us) and status != "leased"
         sure = [
-            not selection.status or selection.status == status,
+            not selection.status or selection.status == status or leaving,
             selection.key is None or selection.key == message.key,
             not selection.owner or selection.owner == message.owner,
             all(message.headers.get(name) == value for name, value in selection.headers.items()),
@@ -225,7 +227,7 @@ class World:
         ]
         if not all(sure):
             return False
-        if self.stale(at, now_us) and status != "leased":
+        if leaving:
             return None
         ready_us = self.ready_us(at, entry)
         low, high = selection.due_from_us, selection.due_to_us

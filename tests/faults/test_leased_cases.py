@@ -8,101 +8,21 @@ from typing import Any
 
 import pytest
 from tests.faults.broker_books import MEMORY
-from tests.faults.leased_sight import contents
+from tests.faults.leased_queue import SECOND_US, Queue
 
-from headrace.broker.later import Later, WithBody
+from headrace.broker.later import Later
 from headrace.broker.settings import BrokerSettings
-from headrace.model.batch import Columns, encode
 from headrace.model.leasing import (
     Ack,
-    Change,
-    Edit,
     Extend,
-    Find,
     Forecast,
-    Holding,
-    Lease,
-    MessageId,
     Redrive,
     Reject,
     Release,
-    Selection,
     SubscriptionAlter,
     SubscriptionCreate,
-    SubscriptionDescribe,
 )
-from headrace.model.requests import Publish, TopicCreate
-from headrace.testing import FaultyDisk
-from headrace.testing.workbench import START_US, Workbench
-
-SECOND_US = 1_000_000
-
-
-class Queue:
-    """The default subscription of the topic `jobs`, spoken to in a few words."""
-
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self.directory = str(directory / "data")
-        self.disk = FaultyDisk()
-        self.broker_settings = BrokerSettings(journal_bytes=300)
-        self.bench = self.started(START_US)
-        self.bench.ask(TopicCreate("jobs", {"partitions": settings.pop("partitions", 1)}))
-        self.bench.ask(SubscriptionCreate("jobs", settings={"retry_jitter": 0, **settings}))
-
-    def started(self, now_us: int) -> Workbench:
-        return Workbench(self.directory, disk=self.disk, settings=self.broker_settings, now_us=now_us)
-
-    def restart(self) -> None:
-        """The broker dies, and comes back."""
-        self.bench = self.started(self.bench.now_us)
-        self.bench.tick()
-
-    def publish(self, *values: str, partition: int = 0, **columns: Any) -> None:
-        """Publish messages that share all but their values; times are seconds from now."""
-        for name in ("dues", "expires"):
-            if name in columns:
-                columns[name] = self.bench.now_us + round(columns[name] * SECOND_US)
-        shared = {name: [value] * len(values) for name, value in columns.items()}
-        made = encode(Columns([value.encode() for value in values], **shared), self.bench.now_us)
-        self.bench.ask(Publish("jobs", partition), made.data)
-
-    def lease(self, most: int = 1, subscription: str = "default", **more: Any) -> dict[str, Any]:
-        """Lease messages: values to what is held, with the time when the lease ends."""
-        words, body = parts(self.bench.ask(Lease("jobs", subscription, most, **more)))
-        held, reads = {}, contents(body)
-        for portion in words.portions:
-            for offset in portion.offsets:
-                value = (reads.pop(0).value or b"").decode()
-                held[value] = Holding(portion.partition, portion.lease, [offset]), portion.until_us
-        return held
-
-    def settle(self, kind: Any, *held: Any, **more: Any) -> list[str]:
-        """What is refused, and why."""
-        answer = self.bench.ask(kind("jobs", [holding for holding, _ in held], **more))
-        return [one.code for one in answer.refused]
-
-    def find(self, status: str = "", subscription: str = "default", **selection: Any) -> dict[str, Any]:
-        """Values to what is said about them."""
-        answer = self.bench.ask(Find("jobs", Selection(status=status, **selection), subscription))
-        words, body = parts(answer)
-        reads = contents(body)
-        return {(read.value or b"").decode(): one for one, read in zip(words.messages, reads, strict=True)}
-
-    def edit(self, offset: int, **change: Any) -> str:
-        """Change a message of the first partition."""
-        answer = self.bench.ask(Edit("jobs", [MessageId(0, offset)], Change(**change)))
-        return str(answer.outcomes[0].outcome)
-
-    def info(self, subscription: str = "default") -> Any:
-        return self.bench.ask(SubscriptionDescribe("jobs", subscription))
-
-    def in_seconds(self, seconds: float) -> int:
-        return self.bench.now_us + round(seconds * SECOND_US)
-
-
-def parts(answer: Any) -> tuple[Any, Any]:
-    """The words and the body of an answer."""
-    return answer if isinstance(answer, WithBody) else (answer, b"")
+from headrace.testing.workbench import START_US
 
 
 @pytest.fixture
@@ -211,6 +131,26 @@ def test_bytes_are_bounded_over_all_partitions(place: Path) -> None:
     assert len(queue.lease(10, bytes_max=900)) == 1
 
 
+def test_nothing_passes_a_message_that_is_too_large(place: Path) -> None:
+    queue = Queue(place, partitions=2, discipline="deadline")
+    queue.publish("a", dues=-9)
+    queue.publish("b" * 900, dues=-8)
+    queue.publish("c", dues=-7, partition=1)
+    queue.publish("d", dues=1, partition=1)
+    assert list(queue.lease(10, bytes_max=100, ahead_ms=2000)) == ["a"]
+
+
+def test_what_was_leased_and_moved_leaves_the_order_of_partitions_alone(place: Path) -> None:
+    queue = Queue(place, partitions=2, discipline="deadline")
+    queue.publish("a", dues=-9)
+    queue.publish("d", dues=-6)
+    queue.publish("b", dues=-8, partition=1)
+    queue.publish("e", dues=-5, partition=1)
+    assert queue.edit(0, due_us=queue.in_seconds(-10)) == "applied"  # its first place is still in the order
+    assert list(queue.lease()) == ["a"]
+    assert list(queue.lease(10)) == ["b", "d", "e"]
+
+
 def test_what_was_not_handed_out_does_not_make_a_lease_longer(place: Path) -> None:
     queue = Queue(place, lease_seconds=30)
     queue.publish("a")
@@ -236,7 +176,7 @@ def test_a_deleted_message_does_not_come_back_to_a_new_subscription(place: Path)
     assert list(queue.lease(10, "other")) == ["b"]
 
 
-@pytest.mark.parametrize("first_s, second_s", [(60, 5), (5, 60), (5, 5)])
+@pytest.mark.parametrize(("first_s", "second_s"), [(60, 5), (5, 60), (5, 5)])
 def test_a_message_that_was_moved_out_of_its_rest_rests_as_long_as_it_is_told_then(
     place: Path, first_s: int, second_s: int
 ) -> None:
@@ -289,6 +229,18 @@ def test_a_message_moved_after_its_lease_ended_is_not_early_after_a_restart(plac
     assert not queue.lease()
 
 
+def test_a_lease_that_ended_before_an_edit_counts_once_after_two_restarts(place: Path) -> None:
+    queue = Queue(place, lease_seconds=1)
+    queue.publish("a")
+    queue.lease()
+    queue.bench.tick(2)
+    assert queue.edit(0, priority=3) == "applied"
+    for _ in range(2):  # at each start the journal is replaced by a snapshot
+        queue.broker_settings = BrokerSettings(journal_bytes=1)
+        queue.restart()
+        assert queue.find()["a"].deliveries == 1
+
+
 def test_a_message_released_twice_rests_as_long_after_a_restart(place: Path) -> None:
     queue = Queue(place)
     queue.publish("a")
@@ -317,6 +269,20 @@ def test_a_lease_that_ended_while_the_broker_was_away_is_over(place: Path) -> No
     queue.lease()
     queue.bench = queue.started(queue.in_seconds(5))
     assert list(queue.lease()) == ["a"]
+
+
+def test_a_message_on_its_way_to_the_dead_is_as_it_was_if_the_broker_dies_meanwhile(place: Path) -> None:
+    queue = Queue(place)
+    queue.publish("a")
+    held = queue.lease()
+    queue.bench.syncing_later = True
+    queue.bench.begin(Reject("jobs", [held["a"][0]]))
+    for _ in range(5):  # so much that the journal is replaced by a snapshot
+        queue.bench.begin(SubscriptionAlter("jobs", {"lease_seconds": 20}))
+    queue.restart()
+    assert list(queue.find("dead")) == []
+    assert queue.find()["a"].deliveries == 1
+    assert queue.settle(Reject, held["a"]) == []
 
 
 # What is said about messages.
@@ -398,6 +364,19 @@ def test_a_message_that_one_subscription_is_done_with_can_be_edited_for_the_othe
     queue.publish("a")
     queue.settle(Ack, queue.lease()["a"])
     assert queue.edit(0, due_us=queue.in_seconds(60)) == "applied"
+
+
+def test_nobody_gets_a_message_whose_late_ack_is_being_written_down(place: Path) -> None:
+    queue = Queue(place, lease_seconds=1)
+    queue.publish("a")
+    holding, _ = queue.lease()["a"]
+    queue.bench.tick(2)
+    acked = queue.bench.begin(Ack("jobs", [holding]))
+    assert not queue.lease()
+    queue.bench.run()
+    assert isinstance(acked, Later)
+    assert acked.outcome.refused == []
+    assert not queue.find()
 
 
 @pytest.mark.parametrize("first", [Ack, Release, Reject])

@@ -51,7 +51,7 @@ _RANK_BITS = 47
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
 
 Portion = tuple[int, Taken]
-Reserved = tuple[LeasedIndex, list[tuple[Held, list[int]]]]
+Reserved = tuple[LeasedIndex, list[Held]]
 """What is out of its holders' hands and not settled yet: to be put back there if that cannot be."""
 
 
@@ -248,7 +248,7 @@ class Leasing:
         reserved: list[Reserved] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, late=True):
             facts.append(Finished(subscription.id, holding.partition, packed(accepted)))
-            reserved.append((index, index.leases.reserve(accepted)))
+            reserved.append((index, index.reserve(accepted)))
             subscription.acked += len(accepted)
         for late_us in request.late_us:
             if late_us < 0:
@@ -287,7 +287,7 @@ class Leasing:
                 wanted = self._rest_until(subscription, index, back, request, now_us)
                 ready_us = index.ready_times(back, wanted)
                 states = {offset: request.states[offset] for offset in back if offset in request.states}
-                reserved.append((index, index.leases.reserve(back)))
+                reserved.append((index, index.reserve(back)))
                 about = (session.name, reason, states) if reason else ("", "", states)
                 facts.append(
                     GivenBack(subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about)
@@ -343,7 +343,7 @@ class Leasing:
         def written(error: HeadraceError | None) -> None:
             if error is not None:
                 for index, held in reserved:
-                    index.leases.restore(held)
+                    index.restore(held, now_us)
                 later.settle(error)
                 return
             if subscription.wants:

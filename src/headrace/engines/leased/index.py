@@ -8,7 +8,7 @@ from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.intake import Intake
 from headrace.engines.leased.keys import Keys
-from headrace.engines.leased.leases import Leases
+from headrace.engines.leased.leases import Held, Leases
 from headrace.engines.leased.pending import Entries, Pending
 from headrace.engines.leased.statuses import (
     BLOCKED,
@@ -261,10 +261,25 @@ class LeasedIndex:
         end_us = self.pending.expiring.first_key
         return self.leases.is_due(now_us) or (end_us is not None and end_us <= now_us)
 
+    def reserve(self, offsets: Sequence[int]) -> list[Held]:
+        """What was said about these is being written down: nobody gets those meanwhile whose lease is over."""
+        reserved = self.leases.reserve(offsets)
+        for held in reserved:
+            if held.over:
+                self.statuses.change(held.offsets, LEAVING)
+        return reserved
+
+    def restore(self, reserved: Sequence[Held], now_us: int) -> None:
+        """It could not be written down."""
+        for held in reserved:
+            if held.over:
+                self.stay(held.offsets, now_us)
+        self.leases.restore(reserved)
+
     def leave(self, offsets: Sequence[int]) -> None:
         """These go to the dead ones; nobody holds them any more."""
         self.statuses.change(offsets, LEAVING)
-        self.leases.forget(offsets)
+        self.leases.leave(offsets)
         self._free_keys(offsets)
 
     # Time passes.
@@ -284,6 +299,7 @@ class LeasedIndex:
         """These were leaving, or their leases have ended, and they can be handed out again, if they are due."""
         early = {offset: self._ahead.pop(offset) for offset in offsets if offset in self._ahead} if self._ahead else {}
         early = {offset: due_us for offset, due_us in early.items() if due_us > now_us}
+        self.leases.stay(offsets)
         self.pending.rest(list(early.values()), list(early))
         self.pending.make_ready([offset for offset in offsets if offset not in early])
         self.pending.expire_again(offsets, now_us)
@@ -300,7 +316,7 @@ class LeasedIndex:
     def _unblocked(
         self, columns: Columns, offsets: list[int], entries: Entries, early: set[int]
     ) -> tuple[Columns, list[int]]:
-        """Without those whose key is busy: they are blocked until it is free; those not due yet are added to `early`."""
+        """Without those whose key is busy, which are blocked until it is free; those not due yet are only noted."""
         if columns.keys is None:
             return columns, offsets
         free, blocked = self._keys.divide(columns.keys, offsets)

@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import repeat
+from heapq import heapify, heappop, heappush
+from itertools import chain, repeat
+
+_ENDS_MIN = 1024
 
 
 class Held:
@@ -19,13 +21,22 @@ class Held:
         """Those that were leased; some may have been settled since."""
         self.over = False
 
+    def part(self, offsets: Sequence[int]) -> "Held":
+        """The same for some of its messages, as it is now."""
+        part = Held(self.number, self.holder, self.until_us, offsets)
+        part.over = self.over
+        return part
+
 
 class Leases:
     """All leases of a subscription in a partition."""
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Held] = {}
+        self._leaving: dict[int, Held] = {}
+        """Who had those that are on their way out: as long as they may come back that has to be remembered."""
         self._ends: list[tuple[int, int, Held]] = []
+        self._ends_max = _ENDS_MIN
         self._serial = 0
 
     def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> Held:
@@ -47,20 +58,38 @@ class Leases:
         if held is not None:
             self.remember(held.number, held.holder, held.until_us, [offset])
 
-    def reserve(self, offsets: Sequence[int]) -> list[tuple[Held, list[int]]]:
+    def reserve(self, offsets: Sequence[int]) -> list[Held]:
         """What was said about these is being written down: their holders have no more to say about them."""
+        held = self.common(offsets)
+        if held is not None:
+            self.forget(offsets)
+            return [held.part(offsets)]
         reserved: dict[Held, list[int]] = {}
         for offset in offsets:
             held = self._by_offset.pop(offset, None)
             if held is not None:
                 reserved.setdefault(held, []).append(offset)
-        return list(reserved.items())
+        return [held.part(some) for held, some in reserved.items()]
 
-    def restore(self, reserved: list[tuple[Held, list[int]]]) -> None:
+    def restore(self, reserved: Sequence[Held]) -> None:
         """It could not be written down."""
-        for held, offsets in reserved:
+        for held in reserved:
             hold = self.remember if held.over else self.hold
-            hold(held.number, held.holder, held.until_us, offsets)
+            hold(held.number, held.holder, held.until_us, held.offsets)
+
+    def leave(self, offsets: Sequence[int]) -> None:
+        """These are on their way out: their holders have no more to say about them."""
+        for offset in offsets:
+            held = self._by_offset.pop(offset, None)
+            if held is not None:
+                self._leaving[offset] = held
+
+    def stay(self, offsets: Sequence[int]) -> None:
+        """Those of them that were leaving do not: who had them had them last."""
+        for offset in offsets if self._leaving else ():
+            held = self._leaving.pop(offset, None)
+            if held is not None:
+                self.remember(held.number, held.holder, held.until_us, [offset])
 
     def extend(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
         """Those of them that are leased under this number are leased until then."""
@@ -81,6 +110,8 @@ class Leases:
     def forget(self, offsets: Sequence[int]) -> None:
         """These are settled, or given back."""
         deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
+        if self._leaving:
+            deque(map(self._leaving.pop, offsets, repeat(None)), maxlen=0)
 
     def end(self, now_us: int) -> Iterator[list[int]]:
         """End the leases whose time is over; yields their messages, settled ones left out."""
@@ -106,10 +137,16 @@ class Leases:
     def current(self) -> Iterator[tuple[Held, list[int]]]:
         """All that are not over, or over and not taken by others, with their messages."""
         held_offsets: dict[Held, list[int]] = {}
-        for offset, held in self._by_offset.items():
+        for offset, held in chain(self._by_offset.items(), self._leaving.items()):
             held_offsets.setdefault(held, []).append(offset)
         yield from held_offsets.items()
 
     def _expect_end(self, held: Held) -> None:
         self._serial += 1
         heappush(self._ends, (held.until_us, self._serial, held))
+        if len(self._ends) > self._ends_max:
+            # Most were settled long before their time: do not keep them until it comes.
+            alive = set(self._by_offset.values())
+            self._ends = [end for end in self._ends if end[2] in alive]
+            heapify(self._ends)
+            self._ends_max = max(2 * len(self._ends), _ENDS_MIN)
