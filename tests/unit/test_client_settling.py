@@ -195,16 +195,30 @@ def test_a_great_many_acks_are_divided() -> None:
     run(story)
 
 
-@pytest.mark.parametrize("trouble", [errors.ConnectionFailed(), errors.Busy(), errors.Draining()])
-def test_what_got_lost_is_said_again_and_counts_as_done(trouble: errors.HeadraceError) -> None:
+def test_what_got_lost_is_said_again_and_counts_as_done_if_it_was() -> None:
     async def story(stand: Stand) -> None:
-        stand.wire.repeat_answer = Settlement([Refusal(0, 1, "message_gone"), Refusal(0, 2, "lease_expired")])
-        acks = [asyncio.create_task(stand.queue.ack(job(offset))) for offset in (1, 2)]
+        refused = [Refusal(0, 1, "message_gone"), Refusal(0, 2, "lease_expired"), Refusal(0, 3, "not_lease_holder")]
+        stand.wire.repeat_answer = Settlement(refused)
+        acks = [asyncio.create_task(stand.queue.ack(job(offset))) for offset in (1, 2, 3)]
+        await turns()
+        stand.wire.answer(errors.ConnectionFailed())
+        told = await asyncio.gather(*acks, return_exceptions=True)
+        # Whoever does not hold a message any more has not acknowledged it: it went to another.
+        assert [type(each) for each in told] == [type(None), errors.LeaseExpired, errors.NotLeaseHolder]
+        assert stand.wire.repeated == [Ack("t", [Holding(0, 1, [1, 2, 3])], "s")]
+
+    run(story)
+
+
+@pytest.mark.parametrize("trouble", [errors.Busy(), errors.Draining()])
+def test_what_was_not_done_is_said_again_and_every_answer_counts(trouble: errors.HeadraceError) -> None:
+    async def story(stand: Stand) -> None:
+        stand.wire.repeat_answer = Settlement([Refusal(0, 1, "message_gone")])
+        ack = asyncio.create_task(stand.queue.ack(job(1)))
         await turns()
         stand.wire.answer(trouble)
-        told = await asyncio.gather(*acks, return_exceptions=True)
-        assert [type(each) for each in told] == [type(None), errors.LeaseExpired]
-        assert stand.wire.repeated == [Ack("t", [Holding(0, 1, [1, 2])], "s")]
+        with pytest.raises(errors.MessageGone):
+            await ack
 
     run(story)
 

@@ -26,7 +26,12 @@ _GATHERED_MAX = 1000
 _LATE_MAX = 10_000
 _RENEW_S_MIN = 0.02
 _ACK = Kind.ACK  # every look at a member of an enumeration is a call
-_DONE_BEFORE = {"message_gone", "not_lease_holder"}
+_DONE_BEFORE = {
+    Kind.ACK: {"message_gone"},
+    Kind.EXTEND: set(),
+    Kind.RELEASE: {"message_gone", "not_lease_holder"},
+    Kind.REJECT: {"message_gone", "not_lease_holder"},
+}
 """What is answered about messages when a request is repeated that had been carried out."""
 
 Settled = Outcome[list[Refusal]]
@@ -212,7 +217,7 @@ class AsyncSettling:
         link = self._line.link
         tell = partial(self._told, kind, head, settled, watched, after)
         if link is None or link.closed:
-            spawn("settle", self._repeat, kind, head, settled, watched, after)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, False)
         else:
             link.queue_request(kind, head, b"", tell, self._line.timeout)
         return settled
@@ -221,17 +226,19 @@ class AsyncSettling:
         self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, answer: Any, _body: Bytes
     ) -> None:
         if isinstance(answer, ConnectionFailed | Busy | Draining):
-            spawn("settle", self._repeat, kind, head, settled, watched, after)
+            lost = isinstance(answer, ConnectionFailed)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, lost)
         else:
             self._over(kind, settled, watched, after, answer)
 
-    async def _repeat(self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any) -> None:
-        """Say it again, over another connection; what was done the first time does not count as refused."""
+    async def _repeat(self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, lost: bool) -> None:
+        """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
         answer: Settlement | HeadraceError
         try:
             settlement, _ = await self._line.request(kind, head)
-            if kind != Kind.EXTEND:
-                settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in _DONE_BEFORE]
+            if lost:
+                done = _DONE_BEFORE[kind]
+                settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]
             answer = settlement
         except HeadraceError as error:
             answer = error
