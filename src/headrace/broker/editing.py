@@ -11,7 +11,6 @@ from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import Content, Contents, EditRecord
 from headrace.model.batch import check_messages, received
 from headrace.model.errors import (
-    HeadraceError,
     InvalidArgument,
     MessageGone,
     MessageLeased,
@@ -155,12 +154,3 @@ def _checked(topic: Topic, change: Change, body: memoryview) -> Content | None:
         raise InvalidArgument(f"the new value comes as one message, not {batch.count}")
     check_messages(columns, topic.settings.message_bytes_max)
     return Content(columns.values[0], columns.headers[0] if columns.headers is not None else None)
-
-
-def refused(outcome: Outcome) -> HeadraceError | None:
-    """What an outcome is as an error, if it is one."""
-    kinds: dict[str, type[HeadraceError]] = {
-        kind.code: kind for kind in (MessageGone, MessageLeased, NotOwner, StaleVersion)
-    }
-    kind = kinds.get(outcome.outcome)
-    return None if kind is None else kind(version=outcome.version, holder=outcome.holder)
