@@ -124,6 +124,15 @@ def test_a_moved_message_takes_up_one_place_only(place: Path) -> None:
     assert list(queue.lease(2)) == ["a", "b"]
 
 
+def test_a_ready_message_that_is_moved_has_its_new_place_by_due(place: Path) -> None:
+    queue = Queue(place)
+    queue.bench.ask(SubscriptionAlter("jobs", {"discipline": "deadline"}))
+    queue.publish("a", "b", dues=-5)
+    queue.edit(0, due_us=queue.in_seconds(-1))
+    assert list(queue.lease(1)) == ["b"]
+    assert list(queue.lease(2)) == ["a"]
+
+
 def test_bytes_are_bounded_over_all_partitions(place: Path) -> None:
     queue = Queue(place, partitions=2)
     queue.publish("a" * 500)

@@ -240,18 +240,25 @@ class Pending:
 
     def _valid_ready(self, keys: list[int], offsets: list[int]) -> tuple[list[int], list[int]]:
         """Those entries of ready messages that count."""
-        edits = self.edits if self.discipline is Discipline.PRIORITY else {}
-        if not edits and self.statuses.all_have(offsets, READY):
+        by_content = self.discipline in (Discipline.PRIORITY, Discipline.DEADLINE)
+        if not (by_content and self.edits) and self.statuses.all_have(offsets, READY):
             return keys, offsets
         kept_keys: list[int] = []
         kept: list[int] = []
         for key, offset in zip(keys, offsets, strict=True):
-            edit = edits.get(offset)
-            old = edit is not None and edit.priority is not None and rank_of(ranked(edit.priority, 0)) != rank_of(key)
-            if self.statuses[offset] == READY and not old:
+            if self.statuses[offset] == READY and not self._has_moved(key, offset):
                 kept_keys.append(key)
                 kept.append(offset)
         return kept_keys, kept
+
+    def _has_moved(self, key: int, offset: int) -> bool:
+        """Whether a ready message has another key by now, because it was edited."""
+        edit = self.edits.get(offset)
+        if edit is None:
+            return False
+        if self.discipline is Discipline.PRIORITY:
+            return edit.priority is not None and rank_of(ranked(edit.priority, 0)) != rank_of(key)
+        return self.discipline is Discipline.DEADLINE and edit.due is not None and edit.due != key
 
 
 def _together(chosen: list[int], more: list[int]) -> list[int]:
