@@ -12,7 +12,7 @@ from headrace import errors
 from headrace.client.appetite import Appetite
 from headrace.client.clock import DRIFT_PPM, Clock
 from headrace.client.hand import NEVER_US, Hand
-from headrace.client.jobs import Job, cut_reason, found_messages, holdings_of, in_requests, leased_jobs, refusal_error
+from headrace.client.jobs import Job, found_messages, holdings_of, in_requests, leased_jobs, refusal_error
 from headrace.client.registering import registered
 from headrace.client.scheduling import edit_error, moment_of, parse_id
 from headrace.client.selecting import edition, selection, span_ms, span_us
@@ -20,7 +20,7 @@ from headrace.client.stock import Stock
 from headrace.client.unpacking import Unpacking
 from headrace.client.verdicts import Reject, Retry
 from headrace.model.batch import Batch, Columns, encode, received
-from headrace.model.leasing import Found, FoundMessage, Holding, Leased, LeasedPortion, MessageId, Outcome
+from headrace.model.leasing import Found, FoundMessage, Holding, Leased, LeasedPortion, MessageId, Outcome, cut_reason
 from headrace.model.limits import REASON_CHARS_MAX
 
 

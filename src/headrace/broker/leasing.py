@@ -11,12 +11,13 @@ from crc32c import crc32c
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.fact import Fact
 from headrace.broker.later import Later, WithBody, sealed
+from headrace.broker.lease_checks import check_lease, check_lease_ms, check_release
 from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Session
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry, Want
-from headrace.engines.api import Held, LeasedIndex, Taken, packed
+from headrace.engines.api import NOT_READY, RANK_BITS, Held, LeasedIndex, Taken, packed
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.leasing import (
     Ack,
@@ -30,15 +31,11 @@ from headrace.model.leasing import (
     Reject,
     Release,
     Settlement,
+    cut_reason,
 )
 from headrace.model.limits import (
-    AHEAD_SECONDS_MAX,
     BATCH_BYTES_MAX,
     LEASE_MESSAGES_MAX,
-    LEASE_SECONDS_MAX,
-    REASON_CHARS_MAX,
-    STATE_BYTES_MAX,
-    TIMESTAMP_US_MAX,
 )
 from headrace.model.requests import Done, Words
 from headrace.model.subscription import Discipline, Expired
@@ -46,8 +43,6 @@ from headrace.model.subscription import Discipline, Expired
 logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
-_WAIT_MS_MAX = 600_000
-_RANK_BITS = 47
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
 
 Portion = tuple[int, Taken]
@@ -79,7 +74,7 @@ class Leasing:
 
     def lease(self, session: Session, request: Lease, now_us: int) -> Words | Later[Any]:
         """Hand out messages, now or when there are some."""
-        _check_lease(request)
+        check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
         self._registry.refresh(subscription, now_us)
         want = Want(session, request, now_us + request.wait_ms * 1000, Later())
@@ -219,7 +214,7 @@ class Leasing:
     ) -> tuple[int, int | None] | None:
         """The partition whose messages come first, and how far they do."""
         discipline = subscription.settings.discipline
-        shift = _RANK_BITS if discipline is Discipline.PRIORITY else 0
+        shift = RANK_BITS if discipline is Discipline.PRIORITY else 0
         by_key = discipline in (Discipline.PRIORITY, Discipline.DEADLINE)
         total = len(subscription.indexes)
         firsts: list[tuple[int, int, int]] = []
@@ -228,13 +223,13 @@ class Leasing:
             if key is not None:
                 turn = (partition - subscription.turn) % total
                 # Without a key that means something in all partitions only those come last that are not ready yet.
-                firsts.append((key >> shift if by_key or key >= 1 << 62 else 0, turn, partition))
+                firsts.append((key >> shift if by_key or key >= NOT_READY else 0, turn, partition))
         if not firsts:
             return None
         firsts.sort()
         _, _, partition = firsts[0]
         subscription.turn = (partition + 1) % total
-        if not by_key or len(firsts) == 1 or firsts[0][0] >= (1 << 62) >> shift:
+        if not by_key or len(firsts) == 1 or firsts[0][0] >= NOT_READY >> shift:
             return partition, None
         return partition, ((firsts[1][0] + 1) << shift) - 1
 
@@ -259,7 +254,7 @@ class Leasing:
 
     def extend(self, request: Extend, now_us: int) -> Words | Later[Any]:
         """Keep these for longer."""
-        _check_lease_ms(request.lease_ms)
+        check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
         until_us = now_us + (request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6))
         facts: list[Fact] = []
@@ -272,13 +267,13 @@ class Leasing:
 
     def release(self, session: Session, request: Release, now_us: int) -> Words | Later[Any]:
         """Take these back."""
-        _check_release(request)
+        check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[Fact] = []
         refused: list[Refusal] = []
         dead: list[tuple[int, list[int]]] = []
         reserved: list[Reserved] = []
-        counted, reason = not request.undelivered, shortened(request.reason)
+        counted, reason = not request.undelivered, cut_reason(request.reason)
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused):
             back, out = self._divided(subscription, index, accepted) if counted else (list(accepted), [])
             if out:
@@ -304,7 +299,7 @@ class Leasing:
             (holding.partition, list(accepted))
             for _, holding, accepted in self._accepted(subscription, request.holdings, refused)
         ]
-        reason = shortened(request.reason) or "rejected"
+        reason = cut_reason(request.reason) or "rejected"
         return self._bury(subscription, dead, reason, now_us, Settlement(refused))
 
     def _accepted(
@@ -483,41 +478,3 @@ def _both(first: Words | Later[Any], second: Later[Any]) -> Later[Any]:
 def _luck(offset: int, failed: int) -> float:
     """A number from 0 to 1 that looks random and is always the same for the same attempt."""
     return crc32c(b"%d %d" % (offset, failed)) / 0xFFFFFFFF
-
-
-def shortened(reason: str) -> str:
-    """A text that is not too long: what is too much is taken out of its middle."""
-    if len(reason) <= REASON_CHARS_MAX:
-        return reason
-    half = REASON_CHARS_MAX // 2 - 10
-    return f"{reason[:half]}\n[...]\n{reason[-half:]}"
-
-
-def _check_lease(request: Lease) -> None:
-    if not 0 < request.messages_max <= LEASE_MESSAGES_MAX:
-        raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {request.messages_max}")
-    if request.bytes_max < 1:
-        raise InvalidArgument(f"bytes_max is 1 at least, not {request.bytes_max}")
-    if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
-        raise InvalidArgument(f"wait_ms is 0 to {_WAIT_MS_MAX}, not {request.wait_ms}")
-    if not 0 <= request.ahead_ms <= AHEAD_SECONDS_MAX * 1000:
-        raise InvalidArgument(f"ahead_ms is 0 to {AHEAD_SECONDS_MAX * 1000}, not {request.ahead_ms}")
-    _check_lease_ms(request.lease_ms)
-
-
-def _check_lease_ms(lease_ms: int) -> None:
-    if not 0 <= lease_ms <= LEASE_SECONDS_MAX * 1000:
-        raise InvalidArgument(f"lease_ms is 0 to {LEASE_SECONDS_MAX * 1000}, not {lease_ms}")
-
-
-def _check_release(request: Release) -> None:
-    if request.delay_ms is not None and request.until_us is not None:
-        raise InvalidArgument("give either delay_ms or until_us, not both")
-    if request.delay_ms is not None and not 0 <= request.delay_ms < 1 << 50:
-        raise InvalidArgument(f"delay_ms cannot be {request.delay_ms}")
-    if request.until_us is not None and not 0 <= request.until_us <= TIMESTAMP_US_MAX:
-        raise InvalidArgument(f"until_us cannot be {request.until_us}")
-    if any(len(state) > STATE_BYTES_MAX for state in request.states.values()):
-        raise InvalidArgument(f"a state has at most {STATE_BYTES_MAX} bytes")
-    if request.states and len(request.holdings) != 1:
-        raise InvalidArgument("states can be given for the messages of one holding only")

@@ -8,9 +8,7 @@ from headrace.client.results import Received
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
-from headrace.model.limits import LEASE_MESSAGES_MAX, REASON_CHARS_MAX
-
-_CUT = "\n[...]\n"
+from headrace.model.limits import LEASE_MESSAGES_MAX
 
 
 class Job(Received, frozen=True, gc=False):
@@ -173,16 +171,3 @@ def refusal_error(job: Job, code: str) -> HeadraceError:
 def refused_codes(refused: Sequence[Refusal]) -> dict[tuple[int, int], str]:
     """Why something was not done, by partition and offset."""
     return {(refusal.partition, refusal.offset): refusal.code for refusal in refused}
-
-
-def cut_reason(reason: str) -> str:
-    """The reason, without its middle if it is too long.
-
-    >>> len(cut_reason("a" * 10_000))
-    8000
-    """
-    if len(reason) <= REASON_CHARS_MAX:
-        return reason
-    kept = REASON_CHARS_MAX - len(_CUT)
-    # The end of a traceback says what went wrong, its beginning only how it came to that.
-    return reason[: kept // 4] + _CUT + reason[-(kept - kept // 4) :]

@@ -6,7 +6,9 @@ from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord
 from headrace.engines.leased.index import LeasedIndex, Note, Taken
 from headrace.engines.leased.leases import Held
+from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
+from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
@@ -15,7 +17,9 @@ from headrace.engines.store import Store, explained, log_settings
 
 __all__ = [
     "FORGOTTEN",
+    "NOT_READY",
     "PRODUCER_MIN",
+    "RANK_BITS",
     "Appended",
     "Content",
     "Contents",

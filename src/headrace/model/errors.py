@@ -80,7 +80,7 @@ class OffsetOutOfRange(HeadraceError, LookupError):
 
 
 class MessageGone(HeadraceError, LookupError):
-    """The message was removed by compaction."""
+    """The message is no more: it was settled, deleted, or removed by compaction."""
 
     code = "message_gone"
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.requests import Words
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
@@ -11,6 +12,22 @@ OWNER_HEADER = "headrace-owner"
 """The header that names the producer group a message belongs to: only in its name can the message be edited."""
 SUBSCRIPTION_HEADER = "headrace-subscription"
 """The header of a message that is only for the leased subscription it names: one that was redriven."""
+
+_CUT = "\n[...]\n"
+
+
+def cut_reason(reason: str) -> str:
+    """The reason, without its middle if it is too long.
+
+    >>> len(cut_reason("a" * 10_000))
+    8000
+    """
+    if len(reason) <= REASON_CHARS_MAX:
+        return reason
+    kept = REASON_CHARS_MAX - len(_CUT)
+    # The end of a traceback says what went wrong, its beginning only how it came to that.
+    return reason[: kept // 4] + _CUT + reason[-(kept - kept // 4) :]
+
 
 # Subscriptions.
 

@@ -8,7 +8,7 @@ from headrace.client._sync.concurrency import Task, call_handler, spawn, survive
 from headrace.client._sync.prefetch import Prefetch
 from headrace.client._sync.settling import Said
 from headrace.client.appetite import Appetite
-from headrace.client.jobs import Job, cut_reason, holdings_of
+from headrace.client.jobs import Job, holdings_of
 from headrace.client.registering import Registered
 from headrace.client.selecting import span_ms
 from headrace.client.times import microseconds
@@ -16,7 +16,7 @@ from headrace.client.unpacking import Unpacking, told
 from headrace.client.verdicts import Reject, Retry
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import Reject as RejectWords
-from headrace.model.leasing import Release
+from headrace.model.leasing import Release, cut_reason
 from headrace.wire.native import Kind
 
 if TYPE_CHECKING:

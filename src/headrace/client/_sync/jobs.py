@@ -8,10 +8,10 @@ from headrace.client._sync.concurrency import now
 from headrace.client._sync.prefetch import WAIT_S, Prefetch
 from headrace.client._sync.settling import Said, Settling
 from headrace.client.appetite import Appetite
-from headrace.client.jobs import Job, cut_reason, holdings_of
+from headrace.client.jobs import Job, holdings_of
 from headrace.client.unpacking import Unpacking, told
 from headrace.model.errors import Closed
-from headrace.model.leasing import Release
+from headrace.model.leasing import Release, cut_reason
 from headrace.wire.native import Kind
 
 if TYPE_CHECKING:

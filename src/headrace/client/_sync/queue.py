@@ -11,13 +11,13 @@ from headrace.client._sync.line import Line
 from headrace.client._sync.pending import Pending
 from headrace.client._sync.settling import Settling
 from headrace.client._sync.taking import Taking
-from headrace.client.jobs import Job, cut_reason, holdings_of, in_requests, refusal_error
+from headrace.client.jobs import Job, holdings_of, in_requests, refusal_error
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, microseconds
 from headrace.client.unpacking import Unpacking
 from headrace.model.errors import InvalidArgument
-from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release
+from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.wire.native import Kind
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from headrace.model.limits import PRIORITY_MAX, PRIORITY_MIN
 from headrace.model.subscription import Discipline
 
-_OFFSET_BITS = 47
-_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+RANK_BITS = 47
+"""A priority's key has its rank above so many bits, and the offset in them."""
+_OFFSET_MASK = (1 << RANK_BITS) - 1
 
 Ordered = tuple[Sequence[int], Sequence[int]]
 """Keys, rising, and offsets."""
@@ -16,12 +17,12 @@ Ordered = tuple[Sequence[int], Sequence[int]]
 def ranked(priority: int | None, offset: int) -> int:
     """The key of a message with a priority: the greater it is the smaller the key, and among equals the older one's."""
     bounded = min(max(priority or 0, PRIORITY_MIN), PRIORITY_MAX)
-    return (PRIORITY_MAX - bounded) << _OFFSET_BITS | offset
+    return (PRIORITY_MAX - bounded) << RANK_BITS | offset
 
 
 def rank_of(key: int) -> int:
     """The part of such a key that is from the priority."""
-    return key >> _OFFSET_BITS
+    return key >> RANK_BITS
 
 
 def ordered(

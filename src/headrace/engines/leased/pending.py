@@ -21,6 +21,8 @@ from headrace.engines.leased.statuses import (
 from headrace.model.subscription import Discipline
 
 _EVER_US = 1 << 62
+NOT_READY = 1 << 62
+"""Keys of what is not ready yet begin here: beyond those of all that is."""
 _AT_ONCE = 4096
 """Messages that are made ready at a time."""
 
@@ -184,7 +186,7 @@ class Pending:
             return self.ready.first_key
         soon_us = self.waiting.first_key
         # After all that are ready, whatever their keys are.
-        return soon_us + (1 << 62) if soon_us is not None and soon_us <= now_us + ahead_us else None
+        return soon_us + NOT_READY if soon_us is not None and soon_us <= now_us + ahead_us else None
 
     def take(self, count: int, now_us: int, ahead_us: int, until_key: int | None, entries: Entries) -> Sequence[int]:
         """Take out what is ready, then what is due soon; tells where it was. Their statuses stay for now.

@@ -1,0 +1,46 @@
+"""What can be asked for in leases, and what cannot."""
+
+from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import Lease, Release
+from headrace.model.limits import (
+    AHEAD_SECONDS_MAX,
+    LEASE_MESSAGES_MAX,
+    LEASE_SECONDS_MAX,
+    STATE_BYTES_MAX,
+    TIMESTAMP_US_MAX,
+)
+
+_WAIT_MS_MAX = 600_000
+
+
+def check_lease(request: Lease) -> None:
+    """Refuse a lease that cannot be."""
+    if not 0 < request.messages_max <= LEASE_MESSAGES_MAX:
+        raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {request.messages_max}")
+    if request.bytes_max < 1:
+        raise InvalidArgument(f"bytes_max is 1 at least, not {request.bytes_max}")
+    if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
+        raise InvalidArgument(f"wait_ms is 0 to {_WAIT_MS_MAX}, not {request.wait_ms}")
+    if not 0 <= request.ahead_ms <= AHEAD_SECONDS_MAX * 1000:
+        raise InvalidArgument(f"ahead_ms is 0 to {AHEAD_SECONDS_MAX * 1000}, not {request.ahead_ms}")
+    check_lease_ms(request.lease_ms)
+
+
+def check_lease_ms(lease_ms: int) -> None:
+    """Refuse a lease that lasts too long."""
+    if not 0 <= lease_ms <= LEASE_SECONDS_MAX * 1000:
+        raise InvalidArgument(f"lease_ms is 0 to {LEASE_SECONDS_MAX * 1000}, not {lease_ms}")
+
+
+def check_release(request: Release) -> None:
+    """Refuse to take messages back until a time that cannot be, or with too much to remember."""
+    if request.delay_ms is not None and request.until_us is not None:
+        raise InvalidArgument("give either delay_ms or until_us, not both")
+    if request.delay_ms is not None and not 0 <= request.delay_ms < 1 << 50:
+        raise InvalidArgument(f"delay_ms cannot be {request.delay_ms}")
+    if request.until_us is not None and not 0 <= request.until_us <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"until_us cannot be {request.until_us}")
+    if any(len(state) > STATE_BYTES_MAX for state in request.states.values()):
+        raise InvalidArgument(f"a state has at most {STATE_BYTES_MAX} bytes")
+    if request.states and len(request.holdings) != 1:
+        raise InvalidArgument("states can be given for the messages of one holding only")
