@@ -12,7 +12,7 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from headrace.broker import transactions
+from headrace.broker import applying, transactions
 from headrace.broker.later import Later
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import partition, store
@@ -22,8 +22,10 @@ from headrace.model.errors import (
     DiskFull,
     HeadraceError,
     InternalError,
+    InvalidArgument,
     LogFailed,
     OutOfOrderSequence,
+    TransactionFenced,
     TransactionNotFound,
     UnknownProducer,
 )
@@ -33,6 +35,7 @@ from headrace.model.requests import (
     Publish,
     TopicDescribe,
     TopicList,
+    TransactionAbort,
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
@@ -109,6 +112,10 @@ class Transaction:
     move: tuple[str, Spot, int] | None = None
     outcome: str = "open"
     """open, asked, committed, or gone."""
+    shared: bool = False
+    """It was joined, and outlives the broker's end."""
+    doubtful: bool = False
+    """A power loss may have taken batches back that were staged."""
 
 
 class Books(RuleBasedStateMachine):
@@ -124,6 +131,7 @@ class Books(RuleBasedStateMachine):
             (store, "_JOURNAL_SETTINGS", SMALL),
             (store, "_STAGING_SETTINGS", SMALL),
             (transactions, "_TRIM_BYTES", 2000),
+            (applying, "_TURN_BYTES", 800),
         ):
             self.small.enter_context(patch.object(module, name, value))
         self.disk = FaultyDisk(seed)
@@ -241,19 +249,30 @@ class Books(RuleBasedStateMachine):
         missing = any(other.base is None for other in earlier)
         self.ask(Publish(topic.name, number), acknowledged, body, _MISSING if missing else ())
 
-    def begin_transaction(self, name: str) -> None:
-        """Begin one; an open one of the same name is over."""
+    def begin_transaction(self, name: str, shared: bool) -> None:
+        """Begin one; an open one of the same name is over, unless this one and that one are shared."""
         before = self.open.get(name)
 
         def begun(answer: Any) -> None:
             assert not answer.committed
+            joined = [one for one in self.transactions if one.epoch == answer.epoch]
+            if joined:
+                # One is open that was to be aborted: the disk was full, or a power loss has brought it back.
+                assert shared
+                assert joined[0].shared
+                assert joined[0].outcome in ("open", "gone")
+                joined[0].doubtful = joined[0].doubtful or joined[0].outcome == "gone"
+                joined[0].outcome = "open"
+                self.open[name] = joined[0]
+                return
+            assert not (shared and before is not None and before.shared), "it was open, and was not joined"
             if before is not None:
                 self.end(before, "gone")
             assert all(answer.epoch > other.epoch for other in self.transactions)
-            self.open[name] = Transaction(name, answer.epoch, answer.sequence)
+            self.open[name] = Transaction(name, answer.epoch, answer.sequence, shared=shared)
             self.transactions.append(self.open[name])
 
-        self.ask(TransactionBegin(name, timeout_ms=100_000), begun, may_be=(Busy,))
+        self.ask(TransactionBegin(name, timeout_ms=100_000, join=shared), begun, may_be=(Busy,))
 
     def stage(self, name: str, spot: Spot, values: list[bytes]) -> None:
         one = self.open.get(name)
@@ -286,7 +305,8 @@ class Books(RuleBasedStateMachine):
             self.end(one, "committed")
 
         group = one.move[0] if one.move is not None else ""
-        self.ask(TransactionCommit(one.name, one.epoch, one.chosen, group, "", places), committed)
+        may_be = (InvalidArgument,) if one.doubtful else ()
+        self.ask(TransactionCommit(one.name, one.epoch, one.chosen, group, "", places), committed, may_be=may_be)
 
     def take_back(self, one: Transaction) -> None:
         if one.move is not None:
@@ -363,6 +383,7 @@ class Books(RuleBasedStateMachine):
         self.settle_known()
         self.waiting = []
         self.mend_the_disk()
+        safe = not power_lost and not self.failed
         self.failed = False
         self.disk.crash_after(10**9)
         self.now_us = self.bench.now_us + 1
@@ -374,7 +395,10 @@ class Books(RuleBasedStateMachine):
                 self.forget(topic.name)
         self.doubtful.clear()
         for one in [one for one in self.transactions if one.outcome in ("open", "asked")]:
-            self.find_out(one)
+            if one.shared:
+                self.find_again(one, safe)
+            else:
+                self.find_out(one, safe)
         if power_lost:
             for topic in [topic for topic in self.topics.values() if topic.written]:
                 self.begin_anew(topic)
@@ -391,7 +415,7 @@ class Books(RuleBasedStateMachine):
             if later.outcome is not None and not isinstance(later.outcome, HeadraceError):
                 told(later.outcome)
 
-    def find_out(self, one: Transaction) -> None:
+    def find_out(self, one: Transaction, safe: bool) -> None:
         try:
             answer = self.bench.ask(TransactionCommit(one.name, one.epoch))
             assert answer.repeated
@@ -399,6 +423,21 @@ class Books(RuleBasedStateMachine):
             self.end(one, "committed")
         except TransactionNotFound:
             self.end(one, "gone")
+        except TransactionFenced:
+            assert not safe  # a power loss may bring back a shared one that this one had replaced
+            self.end(one, "gone")
+
+    def find_again(self, one: Transaction, safe: bool) -> None:
+        """A shared transaction is still open, with all that was staged unless the power was lost."""
+        answer = self.bench.ask(TransactionBegin(one.name, one.sequence, 100_000, join=True))
+        one.doubtful = one.doubtful or not safe
+        if answer.committed:
+            assert one.outcome == "asked"
+            self.end(one, "committed")
+        elif answer.epoch != one.epoch:
+            assert not safe, "a shared transaction is gone"
+            self.end(one, "gone")
+            self.bench.ask(TransactionAbort(one.name, answer.epoch))
 
     def begin_anew(self, topic: Topic) -> None:
         """A power loss may take written messages back: their producers go on with another epoch."""

@@ -107,6 +107,7 @@ class BrokerOnAFaultyDisk(Books):
         then=st.sampled_from(["nothing", "abort", "begin", "commit", "commit", "commit"]),
         some=st.booleans(),
         move=st.none() | st.tuples(ANY, st.floats(0, 1)),
+        shared=st.booleans(),
         answered=st.booleans(),
     )
     def transact(
@@ -116,12 +117,13 @@ class BrokerOnAFaultyDisk(Books):
         then: str,
         some: bool,
         move: tuple[int, float] | None,
+        shared: bool,
         answered: bool,
     ) -> None:
         """Begin a transaction, or go on with an open one; and perhaps end it."""
         name = TRANSACTIONS[which % 2]
         if name not in self.open:
-            self.begin_transaction(name)
+            self.begin_transaction(name, shared)
         for topic, large in stages:
             self.stage(name, self.spot(topic), self.values(5 if large else 1))
         one = self.open.get(name)
@@ -130,7 +132,7 @@ class BrokerOnAFaultyDisk(Books):
                 self.end(one, "gone")
                 self.ask(TransactionAbort(name, one.epoch), lambda _: None)
             elif then == "begin":
-                self.begin_transaction(name)
+                self.begin_transaction(name, shared)
             elif then == "commit":
                 self.commit(one, some, move)
         if answered:

@@ -18,6 +18,7 @@ from headrace.broker.streams import Stream
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
+from headrace.broker.trimming import Trimming
 from headrace.broker.upkeep import Upkeep
 from headrace.engines.api import PRODUCER_MIN, Store, explained
 from headrace.model.batch import received
@@ -61,6 +62,7 @@ from headrace.model.requests import (
     TopicDelete,
     TopicDescribe,
     TopicList,
+    TopicTrim,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
@@ -81,6 +83,7 @@ _REFUSED_WHILE_DRAINING = (
     TopicCreate,
     TopicAlter,
     TopicDelete,
+    TopicTrim,
     Lease,
     CronSet,
     CronRun,
@@ -111,6 +114,7 @@ class Broker:
         self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
         self._finding = Finding(self._subscriptions, dead_letters, self._editing)
         self._crons = Crons(self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us)
+        self._trimming = Trimming(self._topics, self._membership, self._subscriptions, ports)
         self._upkeep = Upkeep(self._topics, self._membership, self._subscriptions, self._ledger, ports, settings)
         self._sessions: set[Session] = set()
         self._draining = False
@@ -124,7 +128,8 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
-        return self._ledger.idle and self._transactions.idle and all(lane.idle for lane in self._topics.lanes())
+        at_rest = self._ledger.idle and self._transactions.idle and self._trimming.idle
+        return at_rest and all(lane.idle for lane in self._topics.lanes())
 
     def connect(self, push: Callable[[Assignment], None], name: str, now_us: int) -> Session:  # noqa: ARG002
         """Somebody is there; what the broker has to tell unasked goes to `push`."""
@@ -251,6 +256,7 @@ class Broker:
             TopicDelete: self._delete_topic,
             TopicDescribe: self._describe_topic,
             TopicList: self._list_topics,
+            TopicTrim: lambda _, ask, __, now: self._trimming.trim(ask, now),
             Info: self._info,
         }
 

@@ -73,6 +73,22 @@ class Settled(Fact, tag=8):
     number: int
 
 
+class TransactionShared(Fact, tag=9):
+    """A transaction was begun that processes share: it outlives the broker's end."""
+
+    transaction: str
+    epoch: int
+    sequence: int
+    timeout_us: int
+
+
+class TransactionUnshared(Fact, tag=10):
+    """A transaction that processes shared has ended without a commit."""
+
+    transaction: str
+    epoch: int
+
+
 class CronPlace(msgspec.Struct, array_like=True, frozen=True):
     """Where to look for the message of a recurrence's last run."""
 
@@ -121,6 +137,8 @@ AnyFact = (
     | ProducersKept
     | Committed
     | Settled
+    | TransactionShared
+    | TransactionUnshared
     | CronKept
     | CronRan
     | CronGone
@@ -158,6 +176,8 @@ class State:
         self.transactions: dict[str, Committed] = {}
         """The last commit of each name, without its batches."""
         self.unsettled: dict[int, Committed] = {}
+        self.shared: dict[str, TransactionShared] = {}
+        """Open transactions that processes share, by name."""
         self.crons: dict[str, CronKept] = {}
         self.leased = LeasedState()
 
@@ -188,6 +208,10 @@ class State:
                 self._commit(fact)
             case Settled():
                 self.unsettled.pop(fact.number, None)
+            case TransactionShared():
+                self.shared[fact.transaction] = fact
+            case TransactionUnshared():
+                self._unshare(fact.transaction, fact.epoch)
             case CronKept():
                 self.crons[fact.recurrence.name] = fact
             case CronRan():
@@ -222,6 +246,7 @@ class State:
         for _, commit in sorted(self.unsettled.items()):
             # Groups have moved on since: what they were moved by does not count again.
             yield msgspec.structs.replace(commit, group="", places=[])
+        yield from self.shared.values()
         yield from self.crons.values()
         yield from self.leased.facts()
 
@@ -249,11 +274,17 @@ class State:
     def _commit(self, fact: Committed) -> None:
         self.commits = max(self.commits, fact.number)
         self.unsettled[fact.number] = fact
+        self._unshare(fact.transaction, fact.epoch)
         before = self.transactions.get(fact.transaction)
         if before is None or before.number < fact.number:
             self.transactions[fact.transaction] = msgspec.structs.replace(fact, stages=[], group="", places=[])
             if fact.group:
                 self._move(fact.group, fact.places)
+
+    def _unshare(self, transaction: str, epoch: int) -> None:
+        shared = self.shared.get(transaction)
+        if shared is not None and shared.epoch == epoch:
+            del self.shared[transaction]
 
     def _ran(self, fact: CronRan) -> None:
         kept = self.crons.get(fact.name)

@@ -23,7 +23,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     transactions_kept_seconds: float = 7 * 86400.0
     """How long the last sequence of a transaction's name is remembered after its last commit."""
     staged_bytes_max: int = 4 << 30
-    """How much all open transactions together may have staged."""
+    """How much all open transactions together may have staged, in files; 10 million messages of 100 bytes are 1 GB."""
     journal_bytes: int = 16 << 20
     """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
 

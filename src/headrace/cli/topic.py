@@ -1,18 +1,22 @@
-"""`headrace topic`: create, list, describe, alter and delete topics."""
+"""`headrace topic`: create, list, describe, alter, trim and delete topics."""
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cli.arguments import command_maker, completes
+from headrace.cli.arguments import command_maker, completes, count, relative_moment
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_ERROR, Output, counted, table
 from headrace.cli.settings import add_settings, duration_text, given_settings, setting_text, size_text
+from headrace.model.errors import InvalidArgument
 from headrace.model.requests import TopicInfo
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
 
 _VALUES = """\
 SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
@@ -55,6 +59,17 @@ examples:
 Works while the topic is in use. What is not given stays as it is.
 """
 
+_TRIM = """\
+examples:
+  headrace topic trim orders --before-time '30d ago'
+  headrace topic trim orders --before-offset 1000 --partition 0 --yes
+
+Removes the oldest messages. Those that a group or a leased subscription has
+still to read stay, unless --unread is given. A time is ISO 8601, UTC unless it
+says otherwise, or '30d ago'. Asks first when there is a terminal to ask on;
+otherwise it needs --yes.
+"""
+
 _DELETE = """\
 example:
   headrace topic delete orders --yes
@@ -81,15 +96,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_topic(altering, "topic")
     add_settings(altering)
     altering.set_defaults(check=_check_alter)
+    trimming = make("trim", trim, "remove the oldest messages of a topic", _TRIM)
+    _add_topic(trimming, "topic")
+    _add_trim(trimming)
     deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
     _add_topic(deleting, "topic")
     add_yes(deleting)
-    for each in (creating, listing, describing, altering, deleting):
+    for each in (creating, listing, describing, altering, trimming, deleting):
         add_connection(each)
 
 
 def _add_topic(parser: argparse.ArgumentParser, kind: str = "") -> None:
     completes(parser.add_argument("topic", metavar="NAME", help="the topic's name"), kind)
+
+
+def _add_trim(parser: argparse.ArgumentParser) -> None:
+    bound = parser.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--before-offset", metavar="N", type=count, help="remove messages before this offset")
+    bound.add_argument(
+        "--before-time", metavar="TIME", type=relative_moment, help="remove messages before the first of this time"
+    )
+    parser.add_argument(
+        "--partition",
+        dest="partitions",
+        metavar="N",
+        type=count,
+        action="append",
+        help="only in this partition; may be given again",
+    )
+    parser.add_argument("--unread", action="store_true", help="also messages that are still to be read")
+    add_yes(parser)
 
 
 def _check_alter(given: argparse.Namespace) -> str | None:
@@ -141,6 +177,38 @@ def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     now = ", ".join(f"{name} {setting_text(name, info.settings[name])}" for name in changes)
     out.tell(topic_content(info), f"topic {info.topic}: {now}")
     return 0
+
+
+def trim(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Remove old messages of a topic, if the user is sure."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+        offsets = _trim_offsets(given, info, bus)
+        before = {each.partition: each.first_offset for each in info.partitions}
+        messages = sum(max(offset - before.get(number, 0), 0) for number, offset in offsets.items())
+        if not confirmed(given, f"Remove up to {counted(messages, 'message')} of topic {info.topic}?"):
+            out.note("nothing was removed")
+            return EXIT_ERROR
+        first = bus.trim_topic(given.topic, offsets, unread=given.unread)
+    if any(first[number] < min(offset, _end(info, number)) for number, offset in offsets.items()):
+        out.note("messages that are still to be read were kept; --unread removes them too")
+    gone = sum(max(offset - before[number], 0) for number, offset in first.items())
+    content = {"topic": info.topic, "removed": gone, "first_offsets": {str(at): first[at] for at in sorted(first)}}
+    out.tell(content, f"removed {counted(gone, 'message')} of topic {info.topic}")
+    return 0
+
+
+def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dict[int, int]:
+    """Partitions to the offsets before which messages go."""
+    if given.before_time is not None:
+        return bus.offsets(given.topic, given.before_time, partitions=given.partitions)
+    if given.partitions is None and len(info.partitions) > 1:
+        raise InvalidArgument(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
+    return dict.fromkeys(given.partitions or [0], given.before_offset)
+
+
+def _end(info: TopicInfo, number: int) -> int:
+    return info.partitions[number].next_offset
 
 
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:

@@ -105,6 +105,25 @@ class Topics(Words):
     topics: list[TopicInfo]
 
 
+class TopicTrim(Words):
+    """Remove the oldest messages of partitions: those before an offset."""
+
+    topic: str
+    offsets: dict[int, int]
+    """Partitions to the offsets before which messages go; never behind the end."""
+    unread: bool = False
+    """Also those that some group or leased subscription of the topic has still to read."""
+    topic_id: int = 0
+    """Only if the topic has this id: one that was made again under the name is another. 0: whichever has the name."""
+
+
+class TopicTrimmed(Words):
+    """The answer to TopicTrim, when it lasts."""
+
+    offsets: dict[int, int]
+    """Those partitions to the first offsets that they have now."""
+
+
 class Done(Words):
     """The answer where there is nothing more to say."""
 
@@ -296,13 +315,15 @@ class GroupDelete(Words):
 
 
 class TransactionBegin(Words):
-    """Begin a transaction. An open one of the same name is aborted, and its process fenced."""
+    """Begin a transaction. An open one of the same name is aborted, and its process fenced, unless both share it."""
 
     transaction: str
     sequence: int | None = None
     """Which transaction of this name it is: one that was committed is not done again. None: the next."""
     timeout_ms: int = 60_000
     """Aborted when nothing was heard of it for so long."""
+    join: bool = False
+    """Share it: whoever begins it in this way too takes part in it, and a restart of the broker does not end it."""
 
 
 class TransactionBegun(Words):

@@ -1,45 +1,30 @@
 """A log as another process sees it: read from its files, told by the writer's beacon what is new."""
 
-import threading
 from collections.abc import Sequence
 
-from headrace.model.batch import Batch
-from headrace.model.errors import InvalidBatch, LogNotFound
-from headrace.storage import index as indexes
+from headrace.model.errors import LogNotFound
 from headrace.storage.beacon import Beacon
+from headrace.storage.files import FilesReader
 from headrace.storage.host import Host
-from headrace.storage.index import Index
-from headrace.storage.meta import read_meta
-from headrace.storage.reader import LogReader
-from headrace.storage.recovery import segment_bases
-from headrace.storage.scan import batch_at, scan
-from headrace.storage.segment import FileSegment, Segment, note, segment_path
+from headrace.storage.segment import FileSegment
 
 LIVE = "live"
-_TIME_UNKNOWN = (1 << 63) - 1
 
 
-class Follower(LogReader):
+class Follower(FilesReader):
     """A log opened for reading only; a writer may be at work in another process, or come and go."""
 
     def __init__(self, host: Host, directory: str) -> None:
-        super().__init__()
-        self.host = host
-        self.directory = directory
         try:
-            live = host.disk.open(f"{directory}/{LIVE}")
-            self.beacon = Beacon(host.disk, live, write=False)
-            meta = read_meta(host, directory)
+            self.beacon = Beacon(host.disk, host.disk.open(f"{directory}/{LIVE}"), write=False)
+            self._begin(host, directory)
         except LogNotFound as error:
             raise LogNotFound(f"there is no log in {directory}") from error
-        writer_at_work = self.writer_at_work
-        self.log_id, self._first_offset = meta.log_id, meta.first_offset
-        self._lock = threading.Lock()
-        self._segments: tuple[FileSegment, ...] = ()
         self._changes = self._cuts = -1
         # Without a writer the beacon may be older or newer than the files: they tell where the log ends.
+        writer_at_work = self.writer_at_work
         self._left_by = None if writer_at_work else self.beacon.session
-        self._left_at = 0 if writer_at_work else self._find_end()
+        self._end = 0 if writer_at_work else self._find_end()
 
     @property
     def first_offset(self) -> int:
@@ -49,18 +34,7 @@ class Follower(LogReader):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._left_at if self._left_by == self.beacon.session else self.beacon.next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes the log's batches take."""
-        layout = self._layout()
-        if not layout:
-            return 0
-        last, end = layout[-1], layout[-1].begin
-        for position, item in self._scan(last, last.base_offset, self.next_offset, verify=False):
-            end = position + item.length
-        return sum(segment.size() for segment in layout[:-1]) + end
+        return self._end if self._left_by == self.beacon.session else self.beacon.next_offset
 
     @property
     def writer_at_work(self) -> bool:
@@ -76,11 +50,6 @@ class Follower(LogReader):
         """The segments now, oldest first."""
         return self._layout()
 
-    def close(self) -> None:
-        """Let go of the files."""
-        for segment in self._segments:
-            self.host.forget(segment)
-
     def _layout(self) -> Sequence[FileSegment]:
         if self.beacon.changes != self._changes:
             with self._lock:
@@ -90,86 +59,5 @@ class Follower(LogReader):
     def _reload(self) -> None:
         changes, cuts = self.beacon.changes, self.beacon.cuts
         known = {segment.base_offset: segment for segment in self._segments} if cuts == self._cuts else {}
-        segments = []
-        for base in segment_bases(self.host, self.directory):
-            segment = known.get(base)
-            if segment is None or segment is self._segments[-1]:
-                try:
-                    segment = segment or FileSegment.open(
-                        self.host, segment_path(self.directory, base), self.log_id, writable=False
-                    )
-                except LogNotFound:
-                    continue  # it has just been removed
-                summary = indexes.load_summary(self.host.disk, segment.index_path)
-                covered = summary is not None and segment.covered_by(summary)
-                segment.time_max = summary.time_max if summary is not None and covered else _TIME_UNKNOWN
-            segments.append(segment)
-        self._segments = tuple(segments)
+        self._segments = self._opened(known)
         self._changes, self._cuts = changes, cuts
-
-    def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:
-        with self._lock:
-            if self._segments is layout:
-                # Replaced by compaction while we held the older file, or removed.
-                self._segments = tuple(kept for kept in self._segments if kept is not segment)
-                self._reload()
-        return True
-
-    def _index(self, segment: Segment, offset: int) -> Index:
-        index = segment.index()
-        if segment is self._segments[-1]:
-            with self._lock:
-                _extend(index, segment, offset)
-        return index
-
-    def _find_end(self) -> int:
-        """Where the log ends by its files: behind the last good batch, or what the index vouches for."""
-        layout = self._layout()
-        if not layout:
-            return self._first_offset
-        last = layout[-1]
-        position, end = last.begin, last.base_offset
-        summary = indexes.load_summary(self.host.disk, last.index_path)
-        if summary is not None and last.covered_by(summary):
-            position, end = summary.end, summary.next_offset
-        # A copy, as a writer that opens the log now may cut off what lies behind the end: no mapping survives that.
-        rest = _Copy(self.log_id, last.read(position, max(last.size() - position, 0)))
-        for _, item in scan(rest, 0, end, len(rest.content)):
-            end = item.next_offset
-        return max(end, self._first_offset)
-
-
-class _Copy:
-    """Bytes that nobody can take away."""
-
-    def __init__(self, log_id: int, content: bytes) -> None:
-        self.log_id = log_id
-        self.content = content
-
-    def view(self, end: int) -> memoryview:
-        """All of it."""
-        if end > len(self.content):
-            raise InvalidBatch("the file ends inside the batch")
-        return memoryview(self.content)
-
-    def read(self, position: int, length: int) -> bytes:
-        """Some of it."""
-        return self.content[position : position + length]
-
-
-def _extend(index: Index, segment: Segment, offset: int) -> None:
-    """Add what the writer has appended since to the index of a growing segment, as far as it is needed."""
-    position, base, time_max = segment.begin, segment.base_offset, -_TIME_UNKNOWN
-    if index.positions:
-        position, base, time_max = index.positions[-1], index.offsets[-1], index.times[-1]
-    view = memoryview(b"")
-    while base <= offset:
-        try:
-            view = view if len(view) > position else segment.view(position + 1)
-            batch: Batch = batch_at(segment, view, position, base)
-        except InvalidBatch:
-            return  # the end, or damage, which reading it will report
-        note(index, base, position, time_max)
-        time_max = max(time_max, batch.time_max)
-        position += batch.length
-        base += batch.span

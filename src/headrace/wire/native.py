@@ -70,6 +70,8 @@ from headrace.model.requests import (
     TopicInfo,
     TopicList,
     Topics,
+    TopicTrim,
+    TopicTrimmed,
     TransactionAbort,
     TransactionBegin,
     TransactionBegun,
@@ -96,6 +98,7 @@ class Kind(IntEnum):
     TOPIC_DELETE = 12
     TOPIC_LIST = 13
     TOPIC_DESCRIBE = 14
+    TOPIC_TRIM = 15
 
     PUBLISH = 20
 
@@ -269,6 +272,7 @@ REQUESTS: dict[Kind, type[Words]] = {
     Kind.TOPIC_DELETE: TopicDelete,
     Kind.TOPIC_LIST: TopicList,
     Kind.TOPIC_DESCRIBE: TopicDescribe,
+    Kind.TOPIC_TRIM: TopicTrim,
     Kind.PUBLISH: Publish,
     Kind.FETCH: Fetch,
     Kind.OFFSETS: Offsets,
@@ -321,6 +325,7 @@ ANSWERS: dict[Kind, type[Words]] = {
     Kind.TOPIC_DELETE: Done,
     Kind.TOPIC_LIST: Topics,
     Kind.TOPIC_DESCRIBE: TopicInfo,
+    Kind.TOPIC_TRIM: TopicTrimmed,
     Kind.PUBLISH: Published,
     Kind.FETCH: Fetched,
     Kind.OFFSETS: OffsetsFound,

@@ -7,6 +7,7 @@ from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.line import Line
 from headrace.client.times import Start, When, spot_at, spot_in_time
 from headrace.model.batch import Batch, parse
+from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (
     BrokerInfo,
     Commit,
@@ -25,6 +26,7 @@ from headrace.model.requests import (
     TopicDescribe,
     TopicInfo,
     TopicList,
+    TopicTrim,
     Words,
 )
 from headrace.wire.native import Fetch, Kind
@@ -80,6 +82,33 @@ class Administration:
         """A topic as it is now: settings, partitions with their offsets, groups that read it."""
         return self._topic_info(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), topic)
 
+    def trim_topic(
+        self,
+        topic: str,
+        offsets: Mapping[int, int] | None = None,
+        *,
+        before: When | None = None,
+        unread: bool = False,
+        topic_id: int = 0,
+    ) -> dict[int, int]:
+        """Remove the oldest messages of a topic; returns the first offsets that there are now.
+
+        Parameters:
+            topic: which.
+            offsets: partitions to the offsets before which messages go, such as `{0: 1000}`.
+            before: instead, for all partitions: the messages before the first one of this time or later.
+            unread: also messages that some group or leased subscription has still to read; without this they stay.
+            topic_id: only if the topic has this id (`describe_topic` tells it), and was not made again since.
+        """
+        if (offsets is None) == (before is None):
+            raise InvalidArgument("say which messages go: give either offsets or a time")
+        if offsets is None:
+            assert before is not None
+            offsets = self.offsets(topic, before)
+        answer, _ = self._line.request(Kind.TOPIC_TRIM, TopicTrim(topic, dict(offsets), unread, topic_id))
+        first: dict[int, int] = answer.offsets
+        return first
+
     def offsets(self, topic: str, at: When = "latest", *, partitions: Sequence[int] | None = None) -> dict[int, int]:
         """Which offsets partitions have at a time.
 
@@ -109,10 +138,17 @@ class Administration:
         """
         head = Fetch(topic, partition, offset, bytes_max, round(wait * 1000))
         _, body = self._line.request(Kind.FETCH, head, timeout=self._line.timeout + wait)
-        view, batches, position = memoryview(body), [], 0
+        batches: list[Batch] = []
+        view, position = memoryview(body), 0
         while position < len(view):
             batch = parse(view, position)
-            batch.verify()
+            try:
+                batch.verify()
+            except InvalidBatch as error:
+                if batches:
+                    break  # those before it are good; the next fetch begins with it
+                where = f"{topic}[{partition}] as it was received"
+                raise CorruptBatch(batch.base_offset, batch.next_offset, where, position, str(error)) from error
             batches.append(batch)
             position += batch.length
         return batches

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
 from headrace.client.times import Moment
-from headrace.model.batch import NO_PRODUCER
+from headrace.model.batch import NO_PRODUCER, Columns
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
 from headrace.model.partitioning import by_key
 from headrace.model.requests import (
@@ -35,6 +36,7 @@ logger = logging.getLogger("headrace.client")
 _BATCH_BYTES = 100_000
 _BATCH_COUNT = 1000
 _UNDER_WAY_MAX = 32
+_UNDER_WAY_BYTES_MAX = 16 << 20
 
 
 class _Staging:
@@ -58,6 +60,9 @@ class Transaction:
 
     What is published in it is kept by the broker, and becomes visible at the end of the block, all at once; if the
     block ends with an exception, nothing of it ever is.
+
+    Several processes can share one: each calls `join`, stages batches, and hands what `staged` returns to one of them,
+    which calls `take_up` with all of it, and commits.
     """
 
     def __init__(self, line: Line, catalogue: Catalogue, name: str, sequence: int | None, timeout: float) -> None:
@@ -71,7 +76,8 @@ class Transaction:
         self._begun: TransactionBegun | None = None
         self._ended = False
         self._gathering: dict[tuple[str, int], Parcel] = {}
-        self._under_way: list[_Staging] = []
+        self._under_way: deque[_Staging] = deque()
+        self._under_way_bytes = 0
         self._stages: list[int] = []
         self._turn = 0
         self._subscription: Subscription | None = None
@@ -86,6 +92,11 @@ class Transaction:
     def sequence(self) -> int | None:
         """Which of the transactions of this name it is."""
         return self._sequence if self._begun is None else self._begun.sequence
+
+    @property
+    def epoch(self) -> int:
+        """By which the broker tells it from others of its name."""
+        return 0 if self._begun is None else self._begun.epoch
 
     def publish(
         self,
@@ -168,18 +179,51 @@ class Transaction:
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
         self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
 
-    def commit(self) -> None:
-        """Make all of it visible; leaving the `with` block does it."""
-        if self._ended or self._nothing_to_do():
+    def join(self) -> None:
+        """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
+        self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
+
+    def take_up(self, epoch: int, stages: Sequence[int]) -> None:
+        """Go on with what those who joined have staged."""
+        self._begun = TransactionBegun(epoch, self._sequence or 0)
+        self._stages += stages
+
+    def shape(self, topic: str) -> Shape:
+        """What must be known to stage batches for a topic, which the broker may make now."""
+        return self._catalogue.get(topic)
+
+    def stage(self, topic: str, partition: int, columns: Columns, size: int) -> None:
+        """Stage messages, checked and of about so many bytes, as one batch; returns before the broker has it."""
+        if self._nothing_to_do():
             return
-        assert self._begun is not None
+        shape = self._catalogue.get(topic)
+        if not 0 <= partition < shape.partitions:
+            self._catalogue.forget(topic)  # it may have more by now
+            shape = self._catalogue.get(topic)
+            _check_partition(topic, partition, shape)
+        self._stage(topic, partition, shape)  # what was published before goes before
+        parcel = self._gathering[topic, partition] = _parcel()
+        parcel.fill(columns, size)
+        self._stage(topic, partition, shape)
+
+    def staged(self) -> list[int]:
+        """The numbers of all batches that were staged here, once the broker has them."""
         for topic, number in list(self._gathering):
             self._stage(topic, number, self._catalogue.get(topic))
         while self._under_way:
             self._settle_oldest()
+        return list(self._stages)
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Make all of it visible; leaving the `with` block does it. It may take so many seconds, or as the bus says."""
+        if self._ended or self._nothing_to_do():
+            return
+        assert self._begun is not None
+        stages = self.staged()
         group, member, places = self._positions
-        head = TransactionCommit(self.name, self._begun.epoch, self._stages, group, member, places)
-        self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head)
+        head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
+        self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=timeout)
         self._ended = True
         if self._subscription is not None:
             self._subscription.positions_committed(places)
@@ -233,13 +277,15 @@ class Transaction:
         assert parcel.batch is not None
         staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), parcel.batch.data)
         self._under_way.append(staging)
+        self._under_way_bytes += len(staging.body)
         link = self._line.get(now() + self._line.timeout)
         link.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
-        while len(self._under_way) >= _UNDER_WAY_MAX:
+        while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
             self._settle_oldest()
 
     def _settle_oldest(self) -> None:
-        staging = self._under_way.pop(0)
+        staging = self._under_way.popleft()
+        self._under_way_bytes -= len(staging.body)
         try:
             stage = staging.outcome.wait(self._line.timeout)
         except (ConnectionFailed, Busy, Draining):

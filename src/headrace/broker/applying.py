@@ -1,0 +1,181 @@
+"""From the commit to the partitions: the batches of committed transactions go where they belong, in order and once."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.broker.facts import Committed, Settled
+from headrace.broker.lane import Lane
+from headrace.broker.ledger import Ledger
+from headrace.broker.ports import Ports
+from headrace.broker.staging import Staging
+from headrace.broker.topics import Topics
+from headrace.model.batch import Batch
+from headrace.model.errors import CorruptBatch, HeadraceError, OffsetOutOfRange
+from headrace.model.requests import Done, Place
+
+logger = logging.getLogger("headrace.broker")
+
+STAGES_BITS = 20
+"""A batch's mark in its partition is the number of its commit, and in so many bits its own."""
+_TURN_BYTES = 2 << 20
+"""So much is appended at once, of all of them together; then others have their turn."""
+_SYNC_BYTES = 32 << 20
+
+Told = Callable[[list[Place] | HeadraceError], None]
+
+
+@dataclass(eq=False)
+class _Work:
+    """A committed transaction whose batches are on their way into their partitions."""
+
+    fact: Committed
+    tell: Told
+    """To be told where the batches are, or, without that, that they have to wait; called once."""
+    batches: list[Batch] = field(default_factory=list)
+    """What was staged a moment ago, and need not be looked for; empty when it has to."""
+    next: int = 0
+    places: list[Place] = field(default_factory=list)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    targets: frozenset[tuple[int, int]] = frozenset()
+    """The partitions, as topic ids and numbers."""
+    unsynced_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.targets = frozenset((topic_id, number) for _, topic_id, number in self.fact.stages)
+
+
+class Applying:
+    """The committed transactions whose batches are not all in their partitions yet."""
+
+    def __init__(self, staging: Staging, topics: Topics, ledger: Ledger, ports: Ports, now_us: int) -> None:
+        self._staging = staging
+        self._topics = topics
+        self._ledger = ledger
+        self._ports = ports
+        self._works = [_Work(fact, _nothing) for _, fact in sorted(ledger.state.unsettled.items())]
+        self._settled: deque[int] = deque()
+        self._now_us = now_us
+        self._comes = False
+        self._go_on()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all of them are."""
+        return not self._works
+
+    def follow(self, fact: Committed, tell: Told, now_us: int, batches: list[Batch] | None = None) -> None:
+        """Have the batches of a commit put into their partitions as soon as the fact is on the disk."""
+        work = _Work(fact, tell, batches or [])
+
+        def durable(outcome: object) -> None:
+            if isinstance(outcome, HeadraceError):
+                tell(outcome)
+            else:
+                self._works.append(work)
+                self._now_us = max(self._now_us, now_us)
+                self._go_on()
+
+        self._ledger.durably(Done()).then(durable)
+
+    def tick(self, now_us: int) -> None:
+        """Go on with what could not be done."""
+        self._now_us = now_us
+        self._go_on()
+        self._record_settled()
+
+    def _go_on(self) -> None:
+        """Append committed batches to their partitions, in each in the order of the commits; or try again later."""
+        failed: set[tuple[int, int]] = set()
+        waiting: set[tuple[int, int]] = set()
+        share = _TURN_BYTES // max(len(self._works), 1)
+        for work in list(self._works):
+            try:
+                if failed.isdisjoint(work.targets) and waiting.isdisjoint(work.targets):
+                    self._append_some(work, share)
+            except (HeadraceError, OSError) as error:
+                logger.warning("the committed transaction %s has to wait: %s", _name(work.fact), error)
+                failed |= work.targets
+            if work.next == len(work.fact.stages):
+                self._works.remove(work)
+                self._settle(work)
+            elif failed.isdisjoint(work.targets):
+                waiting |= work.targets
+            else:
+                failed |= work.targets
+                work.tell([])  # it is committed, whenever it can be seen
+                work.tell, work.batches = _nothing, []
+        if waiting and not self._comes:
+            self._comes = True
+            self._ports.soon(self._another_turn)
+
+    def _another_turn(self) -> None:
+        self._comes = False
+        self._go_on()
+
+    def _append_some(self, work: _Work, bytes_max: int) -> None:
+        """Append about so many bytes, one batch at least."""
+        left = max(bytes_max, 1)
+        while left > 0 and work.next < len(work.fact.stages):
+            left -= self._append(work)
+            work.next += 1
+
+    def _append(self, work: _Work) -> int:
+        stage, topic_id, number = work.fact.stages[work.next]
+        topic = self._topics.by_id.get(topic_id)
+        if topic is None:
+            return 0  # deleted since, with all of its messages
+        lane = self._topics.lane(topic, number)
+        mark = work.fact.number << STAGES_BITS | work.next
+        work.lanes[id(lane)] = lane
+        if lane.partition.has_committed(mark):
+            return 0
+        try:
+            batch = (work.batches[work.next] if work.batches else self._staging.batch_at(stage)).copied()
+        except (CorruptBatch, OffsetOutOfRange) as error:
+            logger.error("a batch of the transaction %s for %s is lost: %s", _name(work.fact), topic, error)
+            return 0
+        appended = lane.committed(batch, mark, self._now_us)
+        work.places.append(Place(str(topic), number, appended.base_offset))
+        work.unsynced_bytes += batch.length
+        if work.unsynced_bytes >= _SYNC_BYTES:
+            # The disk begins with what there is: at the end there is less to wait for.
+            work.unsynced_bytes = 0
+            for each in work.lanes.values():
+                each.partition.request_sync()
+        return batch.length
+
+    def _settle(self, work: _Work) -> None:
+        """Tell when all batches are on the disk in their partitions, and can be read; the staged ones may go then."""
+        waiting, failed = len(work.lanes) + 1, False
+
+        def synced(error: HeadraceError | None) -> None:
+            nonlocal waiting, failed
+            waiting -= 1
+            failed = failed or error is not None
+            if not waiting:
+                work.tell(work.places)
+            if not waiting and not failed:
+                self._settled.append(work.fact.number)
+                self._record_settled()
+
+        for lane in work.lanes.values():
+            lane.when_synced(synced)
+        synced(None)
+
+    def _record_settled(self) -> None:
+        try:
+            while self._settled:
+                self._ledger.record(self._now_us, Settled(self._settled[0]))
+                self._settled.popleft()
+        except HeadraceError as error:
+            logger.warning("the journal takes no notes, which are tried again later: %s", error)
+
+
+def _name(fact: Committed) -> str:
+    return fact.transaction or f"{fact.number} of the broker's own"
+
+
+def _nothing(_: object) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,141 @@
+"""Where a transaction's batches wait for its commit: a log, in which a shared one's can be found again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.broker.ports import Ports
+from headrace.broker.syncing import Syncing
+from headrace.engines.api import Partition
+from headrace.model.batch import Batch, Columns, Producer, encode
+from headrace.model.errors import HeadraceError
+
+_NOTES = 2
+"""The producer of notes: one of the ids that are the broker's own, so that no client's batch is taken for a note."""
+_SYNC_BYTES = 32 << 20
+"""A commit has to wait for less when the disk has begun before."""
+
+
+class Note(msgspec.Struct, array_like=True, frozen=True):
+    """Stands in the log before a batch of a shared transaction, and tells after a restart whose it is."""
+
+    epoch: int
+    """Of the transaction."""
+    stage: int
+    """By which the batch goes; never given to another, whatever a power loss takes back."""
+    topic_id: int
+    topic: str
+    """The name too: a power loss may take back a topic, and its id is then another's."""
+    partition: int
+    crc: int
+    """Of the batch: after a crash it may be another's that follows."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Note).decode
+
+
+@dataclass(slots=True)
+class Staged:
+    """A batch that waits."""
+
+    topic_id: int
+    partition: int
+    first_offset: int
+    """Of its note, or else its own."""
+    offset: int
+    next_offset: int
+    bytes: int
+
+
+class Staging:
+    """The log of batches that wait."""
+
+    def __init__(self, log: Partition, ports: Ports) -> None:
+        self._log = log
+        self._syncing = Syncing(log, ports)
+        self._notes = 0
+        self._unsynced_bytes = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for the disk."""
+        return self._syncing.idle
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the log has."""
+        return self._log.size_bytes
+
+    @property
+    def first_offset(self) -> int:
+        """What was before is gone."""
+        return self._log.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next batch will stand."""
+        return self._log.next_offset
+
+    def keep(self, batch: Batch, topic_id: int, partition: int, now_us: int, note: Note | None = None) -> Staged:
+        """Keep a batch, with a note if it is to be found again."""
+        first_offset = self._log.next_offset
+        if note is not None:
+            self._write(_encode(note), now_us)
+        appended = self._log.append(batch, now_us)
+        self._unsynced_bytes += batch.length
+        if self._unsynced_bytes >= _SYNC_BYTES:
+            self._unsynced_bytes = 0
+            self._log.request_sync()
+        return Staged(topic_id, partition, first_offset, appended.base_offset, appended.next_offset, batch.length)
+
+    def find_again(self, now_us: int) -> list[tuple[Note, Staged]]:
+        """All batches with notes that an earlier session of the broker has left."""
+        found: list[tuple[Note, Staged]] = []
+        note: Note | None = None
+        end = self._log.first_offset
+        for batch in self._log.batches(end, self._log.next_offset):
+            if batch.producer_id == _NOTES:
+                content = batch.columns().values[0]
+                note = _decode(content) if content else None
+            else:
+                if note is not None and batch.crc == note.crc and batch.base_offset == end:
+                    place = (end - 1, batch.base_offset, batch.next_offset)
+                    found.append((note, Staged(note.topic_id, note.partition, *place, batch.length)))
+                note = None
+            end = batch.next_offset
+        if found:
+            # They were written, but the names of the files they are in may not be on the disk. With something behind
+            # them, to be synced first, a commit sees to that too.
+            behind = self._write(b"", now_us)
+            for _, staged in found:
+                staged.next_offset = behind
+        return found
+
+    def batch_at(self, offset: int) -> Batch:
+        """The batch that stands there."""
+        return self._log.batch_at(offset)
+
+    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Tell when everything before an offset is on the disk, at once if it is, or will never be in files."""
+        if self._log.in_files and self._log.synced_offset < offset:
+            self._syncing.wait(offset, tell)
+        else:
+            tell(None)
+
+    def forget_before(self, offset: int) -> None:
+        """Remove what is not needed any more. Takes a while; on any thread."""
+        self._log.truncate_before(offset)
+
+    def close(self) -> None:
+        """Sync and close the log."""
+        self._log.close()
+
+    def _write(self, content: bytes, now_us: int) -> int:
+        """Write a note; returns the offset behind it."""
+        # Numbered as any producer's batches, though nobody will ever repeat one.
+        by = Producer(_NOTES, self._notes >> 32, self._notes & 0xFFFFFFFF)
+        appended = self._log.append(encode(Columns([content]), now_us, producer=by), now_us)
+        self._notes += 1
+        return appended.next_offset

@@ -1,0 +1,156 @@
+"""A log read from its files alone, as they are: for whoever has no word from its writer."""
+
+import threading
+from collections.abc import Sequence
+
+from headrace.model.batch import Batch
+from headrace.model.errors import InvalidBatch, LogNotFound
+from headrace.storage import index as indexes
+from headrace.storage.host import Host
+from headrace.storage.index import Index
+from headrace.storage.meta import read_meta
+from headrace.storage.reader import LogReader
+from headrace.storage.recovery import segment_bases
+from headrace.storage.scan import batch_at, scan
+from headrace.storage.segment import FileSegment, Segment, note, segment_path
+
+_TIME_UNKNOWN = (1 << 63) - 1
+
+
+class FilesReader(LogReader):
+    """A log's files, as they were when it was opened; what is appended later is not seen."""
+
+    _segments: tuple[FileSegment, ...]
+
+    def __init__(self, host: Host, directory: str) -> None:
+        self._begin(host, directory)
+        self._segments = self._opened({})
+        self._end = self._find_end()
+
+    def _begin(self, host: Host, directory: str) -> None:
+        super().__init__()
+        self.host = host
+        self.directory = directory
+        meta = read_meta(host, directory)
+        self.log_id, self._first_offset = meta.log_id, meta.first_offset
+        self._lock = threading.Lock()
+        self._segments = ()
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset that can be read."""
+        return self._first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Behind the last message there was."""
+        return self._end
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the log's batches take."""
+        layout = self._layout()
+        if not layout:
+            return 0
+        last, end = layout[-1], layout[-1].begin
+        for position, item in self._scan(last, last.base_offset, self.next_offset, verify=False):
+            end = position + item.length
+        return sum(segment.size() for segment in layout[:-1]) + end
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for segment in self._segments:
+            self.host.forget(segment)
+
+    def _layout(self) -> Sequence[FileSegment]:
+        return self._segments
+
+    def _opened(self, known: dict[int, FileSegment]) -> tuple[FileSegment, ...]:
+        """The segments there are now, those known already as they are."""
+        segments = []
+        for base in segment_bases(self.host, self.directory):
+            segment = known.get(base)
+            if segment is None or segment is self._segments[-1]:
+                try:
+                    segment = segment or FileSegment.open(
+                        self.host, segment_path(self.directory, base), self.log_id, writable=False
+                    )
+                except LogNotFound:
+                    continue  # it has just been removed
+                summary = indexes.load_summary(self.host.disk, segment.index_path)
+                covered = summary is not None and segment.covered_by(summary)
+                segment.time_max = summary.time_max if summary is not None and covered else _TIME_UNKNOWN
+            segments.append(segment)
+        return tuple(segments)
+
+    def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:
+        with self._lock:
+            if self._segments is layout:
+                # Replaced by compaction while we held the older file, or removed.
+                self._segments = tuple(kept for kept in self._segments if kept is not segment)
+                self._reload()
+        return True
+
+    def _reload(self) -> None:
+        meta = read_meta(self.host, self.directory)
+        self._first_offset = max(self._first_offset, meta.first_offset)
+        self._segments = self._opened({segment.base_offset: segment for segment in self._segments})
+
+    def _index(self, segment: Segment, offset: int) -> Index:
+        index = segment.index()
+        if segment is self._segments[-1]:
+            with self._lock:
+                _extend(index, segment, offset)
+        return index
+
+    def _find_end(self) -> int:
+        """Where the log ends by its files: behind the last good batch, or what the index vouches for."""
+        layout = self._layout()
+        if not layout:
+            return self._first_offset
+        last = layout[-1]
+        position, end = last.begin, last.base_offset
+        summary = indexes.load_summary(self.host.disk, last.index_path)
+        if summary is not None and last.covered_by(summary):
+            position, end = summary.end, summary.next_offset
+        # A copy, as a writer that opens the log now may cut off what lies behind the end: no mapping survives that.
+        rest = _Copy(self.log_id, last.read(position, max(last.size() - position, 0)))
+        for _, item in scan(rest, 0, end, len(rest.content)):
+            end = item.next_offset
+        return max(end, self._first_offset)
+
+
+class _Copy:
+    """Bytes that nobody can take away."""
+
+    def __init__(self, log_id: int, content: bytes) -> None:
+        self.log_id = log_id
+        self.content = content
+
+    def view(self, end: int) -> memoryview:
+        """All of it."""
+        if end > len(self.content):
+            raise InvalidBatch("the file ends inside the batch")
+        return memoryview(self.content)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Some of it."""
+        return self.content[position : position + length]
+
+
+def _extend(index: Index, segment: Segment, offset: int) -> None:
+    """Add what the writer has appended since to the index of a growing segment, as far as it is needed."""
+    position, base, time_max = segment.begin, segment.base_offset, -_TIME_UNKNOWN
+    if index.positions:
+        position, base, time_max = index.positions[-1], index.offsets[-1], index.times[-1]
+    view = memoryview(b"")
+    while base <= offset:
+        try:
+            view = view if len(view) > position else segment.view(position + 1)
+            batch: Batch = batch_at(segment, view, position, base)
+        except InvalidBatch:
+            return  # the end, or damage, which reading it will report
+        note(index, base, position, time_max)
+        time_max = max(time_max, batch.time_max)
+        position += batch.length
+        base += batch.span
