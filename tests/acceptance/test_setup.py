@@ -1,0 +1,183 @@
+"""Set-up: what is installed for which command, and Java for what runs Spark; pip, apt-get and Java are stand-ins."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.pages import ROOT
+
+TOOLS = "sh sed cksum readlink find cp mkdir mv rm env cat chmod"
+PACKAGE = "openjdk-17-jre-headless"
+
+
+class Checkout:
+    """A checkout with a .venv that was set up for nothing but `bin/headrace`, and all that is on the path beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.root = path / "checkout"
+        self.path = path / "path"
+        self._done = path / "done"
+        self._environment = {"PATH": str(self.path)}
+        (self.root / "bin").mkdir(parents=True)
+        self.path.mkdir()
+        for name in ("setup", "headrace"):
+            shutil.copy(ROOT / "bin" / name, self.root / "bin")
+        (self.root / "pyproject.toml").write_text("[project]\n")
+        for tool in TOOLS.split():
+            found = shutil.which(tool)
+            assert found
+            (self.path / tool).symlink_to(found)
+        (self.path / "python3").symlink_to(sys.executable)
+        self.be_user(1000)
+        self._make_venv()
+
+    def _make_venv(self) -> None:
+        state = self.root / ".venv" / "set-up"
+        self.stand_in(
+            ".venv/bin/python", f'[ "$2" != pip ] || {{ {self._note("pip")}; exit; }}; exec {sys.executable} "$@"'
+        )
+        self.stand_in(".venv/bin/headrace", self._note("headrace"))
+        state.mkdir()
+        (state / "made").write_text(f"{'.'.join(map(str, sys.version_info[:3]))} {self.root}\n")
+        (state / "files").write_text("bin/python\n")
+        checksum = subprocess.check_output(["cksum"], input=b"[project]\n")
+        (state / "base").write_bytes(checksum)
+
+    def _note(self, name: str) -> str:
+        return f'echo {name} "$@" >>{self._done}'
+
+    def stand_in(self, place: str, script: str) -> None:
+        """Put a script at a place in the checkout, or anywhere."""
+        path = self.root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def be_user(self, number: int) -> None:
+        """Be the user with that number: 0 may install packages."""
+        self.stand_in(f"{self.path}/id", f"echo {number}")
+
+    def give_java(self, version: str, home: Path | None = None) -> None:
+        """Put a Java on the path, or elsewhere and name that place in JAVA_HOME."""
+        place = home / "bin" if home else self.path
+        if home:
+            self._environment["JAVA_HOME"] = str(home)
+        self.stand_in(f"{place}/java", f"{self._note('java')}\n{says_version(version)}")
+
+    def give_packages(self, *packages: str) -> None:
+        """Put an apt-get on the path that has only these packages, and any of them only once its lists are new."""
+        java = self.path / "java"
+        install = f"printf '%s\\n' '#!/bin/sh' '{says_version('17.0.15')}' >{java}; chmod +x {java}; exit 0"
+        cases = " ".join(f"*{package}) [ ! -e {self.path}/lists ] || {{ {install}; }} ;;" for package in packages)
+        self.stand_in(
+            f"{self.path}/apt-get",
+            f'echo "$*" | sed "s/^.* /apt-get /" >>{self._done}\n'
+            f'case "$*" in update*) echo >{self.path}/lists; exit ;; {cases} esac\nexit 100',
+        )
+
+    def run(self, *command: str) -> str:
+        """Run a command of bin/ and return what it said."""
+        self._done.unlink(missing_ok=True)
+        words = [str(self.root / "bin" / command[0]), *command[1:]]
+        return subprocess.run(words, env=self._environment, check=True, capture_output=True, text=True).stderr
+
+    def done(self) -> list[str]:
+        """What the last command made the stand-ins do."""
+        return self._done.read_text().splitlines() if self._done.exists() else []
+
+    def installed(self) -> list[str]:
+        """What pip was made to install by the last command."""
+        return [line.rpartition(" ")[2] for line in self.done() if line.startswith("pip ")]
+
+
+def says_version(version: str) -> str:
+    """A line of shell that says what `java -version` would."""
+    return f'echo "openjdk version \\"{version}\\" 2025-04-15" >&2'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [
+        ("serve", []),
+        ("pipeline run orders.py", [".[spark]"]),
+        ("pipeline run --help", []),
+        ("pipeline list", []),
+        ("pipeline", []),
+        ("archive run", [".[spark]"]),
+        ("archive status", []),
+        ("sql select", [".[spark]"]),
+    ],
+)
+def test_only_what_runs_spark_has_it_installed(checkout: Checkout, command: str, extras: list[str]) -> None:
+    checkout.give_java("17.0.15")
+    checkout.run("headrace", *command.split())
+    assert checkout.installed() == extras
+    assert checkout.done()[-1] == f"headrace {command}"
+    assert ("java -version" in checkout.done()) == bool(extras)
+    assert checkout.run("headrace", *command.split()) == ""  # the second time there is nothing to do
+    assert checkout.installed() == []
+
+
+@pytest.mark.parametrize("extra", ["test", "bench"])
+def test_tests_and_benchmarks_come_with_spark(checkout: Checkout, extra: str) -> None:
+    checkout.give_java("21.0.1")
+    assert "this takes a minute or two" in checkout.run("setup", extra)
+    assert checkout.installed() == [f".[{extra}]"]
+    assert checkout.run("setup", "spark") == ""
+
+
+def test_java_is_installed_where_that_is_possible(checkout: Checkout) -> None:
+    checkout.be_user(0)
+    checkout.give_packages(PACKAGE)
+    assert f"installing {PACKAGE}" in checkout.run("setup", "test")
+    assert f"apt-get {PACKAGE}" in checkout.done()
+    assert checkout.run("setup", "test") == ""
+
+
+def test_a_later_java_is_installed_where_the_first_is_no_more(checkout: Checkout) -> None:
+    checkout.be_user(0)
+    checkout.give_packages("openjdk-21-jre-headless")
+    checkout.run("setup", "test")
+    assert checkout.done()[-1] == "apt-get openjdk-21-jre-headless"
+    assert checkout.run("setup", "test") == ""
+
+
+def test_java_that_cannot_be_installed_is_asked_for_each_time(checkout: Checkout) -> None:
+    for _ in range(2):
+        said = checkout.run("setup", "test")
+        assert "Spark needs Java 17 or newer" in said
+        assert f"apt-get install {PACKAGE}" in said
+    assert checkout.run("setup") == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"), [("1.8.0_402", False), ("11.0.2", False), ("17-ea", True), ("25", True)]
+)
+def test_an_old_java_counts_as_none(checkout: Checkout, version: str, enough: bool) -> None:
+    checkout.give_java(version)
+    assert ("needs Java 17" not in checkout.run("setup", "spark")) == enough
+
+
+def test_java_home_comes_first(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.be_user(0)
+    checkout.give_packages(PACKAGE)
+    checkout.give_java("17.0.15")
+    checkout.give_java("11.0.2", home=tmp_path / "jdk 11")
+    assert f"JAVA_HOME ({tmp_path}/jdk 11) is not" in checkout.run("setup", "spark")
+    assert not [line for line in checkout.done() if line.startswith("apt-get")]
+    checkout.give_java("21", home=tmp_path / "jdk 21")
+    assert checkout.run("setup", "spark") == ""
+
+
+def test_an_unknown_extra_is_refused(checkout: Checkout) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        checkout.run("setup", "everything")
+    assert "usage: bin/setup [spark | test | bench | docs]" in caught.value.stderr
+    assert checkout.done() == []
