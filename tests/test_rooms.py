@@ -24,9 +24,9 @@ ROOMS: dict[str, set[str]] = {
     "gateways": {"model", "wire", "security", "broker"},
     "cluster": {"model", "wire", "security", "broker"},
     "client": {"model", "wire", "security"},
-    "spark": {"model", "client", "storage"},
+    "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
-    "cli": {"model", "client", "server", "embedded", "storage", "bench"},
+    "cli": {"model", "client", "server", "embedded", "storage", "spark", "bench"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
     "__init__": {"model", "embedded", "client", "server"},

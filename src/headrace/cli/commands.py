@@ -13,13 +13,18 @@ COMMANDS = {
         "bench": "measure how fast a broker is",
     },
     "through a broker": {
-        "topic": "create, list, describe, alter and delete topics",
+        "topic": "create, list, describe, alter, trim and delete topics",
         "publish": "publish messages from arguments, files or stdin",
         "tail": "print messages of topics as they come",
         "group": "list, describe, move and delete consumer groups",
         "queue": "hand out messages one by one: see, settle and retry them",
         "timeline": "see, add, move and cancel messages that come due",
         "cron": "publish messages again and again, at the times you say",
+    },
+    "on Spark": {
+        "sql": "query topics, once or as they grow",
+        "pipeline": "run streaming queries, and look after them",
+        "archive": "move old messages to Parquet files, and bring them back",
     },
     "without a broker": {
         "log": "append to and read a log in a directory",

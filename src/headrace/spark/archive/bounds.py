@@ -1,0 +1,148 @@
+"""What of a topic is to be archived: offsets of each partition, cut into pieces of one day each."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple
+
+from headrace.model.durability import Durability
+from headrace.model.errors import InvalidArgument
+from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.requests import TopicInfo
+from headrace.model.topic import Storage, Validity, topic_settings
+from headrace.spark.archive.manifest import Shelf
+from headrace.spark.planning import Range, Span, divided
+
+CHUNK_BYTES = 4 << 30
+CHUNK_OFFSETS = 50_000_000
+"""So much is archived at a time: what is done is not lost when a long run is interrupted."""
+UNSYNCED_AGE_S = 60.0
+"""Messages that nobody waits for are synced after a few seconds; what a power loss may take back is not archived."""
+_DAY_US = 86_400_000_000
+_EPOCH = date(1970, 1, 1)
+
+AtTime = Callable[[int], Mapping[int, int]]
+"""For each partition, the offset of the first message of that time or a later one."""
+
+
+class Piece(NamedTuple):
+    """Messages that go into one file."""
+
+    day: str
+    """As in `2026-01-31`; the directory's."""
+    wanted: Range
+    bytes: int
+    """About how many there are."""
+
+
+def why_not(info: TopicInfo) -> str | None:
+    """Why a topic cannot be archived; None if it can."""
+    settings = topic_settings(info.settings)
+    if settings.storage is not Storage.DISK:
+        return f"it is kept in memory ({settings.storage.value}): after a restart its offsets begin anew"
+    return None
+
+
+def checked_age(info: TopicInfo, older_than_s: float) -> float:
+    """How old messages of a topic have to be."""
+    synced = topic_settings(info.settings).durability is Durability.SYNCED
+    return older_than_s if synced else max(older_than_s, UNSYNCED_AGE_S)
+
+
+def may_vanish(info: TopicInfo) -> bool:
+    """Whether messages may go out of the middle of a topic's log: offsets without one are nothing special then."""
+    settings = topic_settings(info.settings)
+    return settings.compact_by_key or settings.validity is not Validity.KEEP
+
+
+def open_ranges(info: TopicInfo, shelves: Mapping[int, Shelf], bounds: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """What is old enough and not archived yet: partitions to the first offset and the one behind the last."""
+    ranges = {}
+    for each in info.partitions:
+        archived = shelves[each.partition].end if each.partition in shelves else 0
+        if archived > each.next_offset:
+            raise InvalidArgument(
+                f"{info.topic}[{each.partition}] is archived up to offset {archived} but ends at {each.next_offset}: "
+                "its log has lost messages, and others would get their offsets. Make a new topic and restore into it"
+            )
+        start, end = max(archived, each.first_offset), min(bounds[each.partition], each.next_offset)
+        if start < end:
+            ranges[each.partition] = start, end
+    return ranges
+
+
+def chunk_ranges(info: TopicInfo, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """As much of the ranges as is archived at a time."""
+    chosen = {}
+    spans = {each.partition: each for each in info.partitions}
+    for partition, (start, end) in ranges.items():
+        span = spans[partition]
+        average = max(span.bytes // max(span.next_offset - span.first_offset, 1), 1)
+        most = max(min(CHUNK_OFFSETS, CHUNK_BYTES // average) // len(ranges), 1)
+        chosen[partition] = start, min(end, start + most)
+    return chosen
+
+
+def pieces(
+    info: TopicInfo, ranges: Mapping[int, tuple[int, int]], cuts: Mapping[int, list[tuple[int, int]]]
+) -> list[Piece]:
+    """The ranges, cut where days begin, and where a file would become too large."""
+    spans = {(info.topic, one.partition): Span(one.first_offset, one.next_offset, one.bytes) for one in info.partitions}
+    found = []
+    for partition, (start, end) in sorted(ranges.items()):
+        days, span = cuts[partition], spans[info.topic, partition]
+        average = span.bytes / max(span.end - span.first, 1)
+        for at, (day, first) in enumerate(days):
+            last = days[at + 1][1] if at + 1 < len(days) else end
+            one = Range(info.topic, partition, max(first, start), min(last, end))
+            found += [Piece(_day_text(day), part, int(part.size * average)) for part in divided([one], spans, None)]
+    return found
+
+
+def day_cuts(
+    ranges: Mapping[int, tuple[int, int]], at_time: AtTime, first_us: int, last_us: int
+) -> dict[int, list[tuple[int, int]]]:
+    """For each partition the days that have messages in its range, and at which offset each begins.
+
+    A message belongs to the latest day that any message up to it has, so that days follow each other in every
+    partition whatever times producers gave.
+    """
+    known: dict[int, dict[int, int]] = {}
+
+    def ask(day: int) -> dict[int, int]:
+        if day not in known:
+            found = at_time(min(max(day * _DAY_US, -TIMESTAMP_US_MAX), TIMESTAMP_US_MAX))
+            known[day] = {number: min(max(found[number], start), end) for number, (start, end) in ranges.items()}
+        return known[day]
+
+    def look(low: int, high: int) -> None:
+        """Find the days between two at which anything begins, without asking for all of them."""
+        if high - low > 1 and ask(low) != ask(high):
+            middle = (low + high) // 2
+            ask(middle)
+            look(low, middle)
+            look(middle, high)
+
+    first, last = first_us // _DAY_US, last_us // _DAY_US + 1
+    ask(first)
+    look(first, last)
+    cuts = {}
+    for number, (start, end) in ranges.items():
+        begins = sorted((day, offsets[number]) for day, offsets in known.items() if offsets[number] < end)
+        begins = begins or [(first, start)]
+        # Of days that begin at the same offset only the last has messages; the first of all begins at the start.
+        days = [one for one, after in zip(begins, [*begins[1:], (0, end)], strict=True) if one[1] < after[1]]
+        cuts[number] = [(days[0][0], start), *days[1:]]
+    return cuts
+
+
+def _day_text(day: int) -> str:
+    try:
+        return (_EPOCH + timedelta(days=day)).isoformat()
+    except OverflowError:  # a time before the year 1, or after 9999
+        return f"day{day:+d}"
+
+
+def bound_us(older_than_s: float, now: datetime | None = None) -> int:
+    """The time before which messages are old enough, in microseconds since 1970."""
+    moment = (now or datetime.now(UTC)).timestamp()
+    return round((moment - older_than_s) * 1e6)

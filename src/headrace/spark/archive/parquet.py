@@ -1,0 +1,143 @@
+"""Archived messages in their Parquet files: how they are laid out, read and summed up."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from headrace.model.errors import CorruptFile
+from headrace.spark.archive.manifest import StoredFile
+from headrace.spark.archive.places import Place, place_of
+
+COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers", "due", "priority", "expires")
+"""All that a message has; the topic is in the path."""
+SQL_SCHEMA = (
+    "partition int, offset bigint, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>, due timestamp, priority int, expires timestamp"
+)
+_TIME = pa.timestamp("us", "UTC")
+_HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", _TIME),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", _HEADERS),
+        ("due", _TIME),
+        ("priority", pa.int32()),
+        ("expires", _TIME),
+    ]
+)
+TIME_NONE = (1 << 63) - 1
+_ROWS = 50_000
+"""A record batch has so many rows."""
+
+
+def open_file(place: Place) -> pq.ParquetFile:
+    """A file to be read, whose pages are checked on the way; raises CorruptFile if it is not there or no Parquet."""
+    try:
+        return pq.ParquetFile(
+            place.filesystem.open_input_file(place.path), page_checksum_verification=True, pre_buffer=not place.local
+        )
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CorruptFile(f"an archived file cannot be read: {error}") from error
+
+
+def rows_of(stored: StoredFile, start: int, end: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The messages of a file from an offset on, before another, with these columns, among which is `offset`."""
+    opened = open_file(place_of(stored.url).below(stored.file.path))
+    try:
+        if opened.metadata.num_rows != stored.file.rows:
+            raise CorruptFile(f"{stored.file.path} has {opened.metadata.num_rows} messages, not {stored.file.rows}")
+        groups = _groups(opened.metadata, start, end)
+        if not groups:
+            return
+        for batch in opened.iter_batches(_ROWS, row_groups=groups, columns=list(columns)):
+            within = _within(batch, start, end)
+            if within.num_rows:
+                yield as_schema(within)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CorruptFile(f"{stored.url}/{stored.file.path} cannot be read: {error}") from error
+    finally:
+        opened.close(force=True)
+
+
+def _groups(metadata: Any, start: int, end: int) -> list[int]:
+    """The row groups that have some of these offsets, by the file's own statistics."""
+    at = metadata.schema.names.index("offset")
+    chosen = []
+    for number in range(metadata.num_row_groups):
+        known = metadata.row_group(number).column(at).statistics
+        if known is None or not known.has_min_max or (known.max >= start and known.min < end):
+            chosen.append(number)
+    return chosen
+
+
+def _within(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    offsets = batch.column("offset").to_numpy()
+    first, last = np.searchsorted(offsets, [start, end])
+    return batch.slice(first, last - first)
+
+
+def as_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows with exactly the types that an archive's columns have."""
+    schema = pa.schema([SCHEMA.field(name) for name in batch.schema.names])
+    return batch if batch.schema.equals(schema) else batch.cast(schema)
+
+
+def find_time(stored: StoredFile, time_us: int) -> int | None:
+    """The offset of the file's first message of that time or a later one."""
+    for batch in rows_of(stored, stored.file.start, stored.file.end, ["offset", "timestamp"]):
+        late = pc.greater_equal(batch.column("timestamp").cast(pa.int64()), time_us)
+        at = pc.index(late, True).as_py()
+        if at >= 0:
+            return int(batch.column("offset")[at].as_py())
+    return None
+
+
+class Sum:
+    """What tells whether two lists of messages are the same: a checksum over offsets, keys and values."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.time_min_us, self.time_max_us = TIME_NONE, -TIME_NONE
+        self._last = -1
+        self._parts = [0] * 5
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """More of them; raises CorruptFile if their offsets do not rise."""
+        if not batch.num_rows:
+            return
+        offsets = batch.column("offset").to_numpy()
+        if offsets[0] <= self._last or not (np.diff(offsets) > 0).all():
+            raise CorruptFile(f"messages are not in the order of their offsets, near offset {offsets[0]}")
+        self._last = int(offsets[-1])
+        self.rows += batch.num_rows
+        times = pc.min_max(batch.column("timestamp").cast(pa.int64()))
+        self.time_min_us = min(times["min"].as_py(), self.time_min_us)
+        self.time_max_us = max(times["max"].as_py(), self.time_max_us)
+        contents: list[Any] = [np.ascontiguousarray(offsets).view(np.uint8)]
+        for name in ("key", "value"):
+            contents += _contents(batch.column(name))
+        self._parts = [crc32c(new, old) for new, old in zip(contents, self._parts, strict=True)]
+
+    @property
+    def checksum(self) -> str:
+        """As it is written down."""
+        return "".join(f"{part:08x}" for part in self._parts)
+
+
+def _contents(column: pa.Array) -> list[Any]:
+    """How long the values of a column are, -1 for null, and all their bytes."""
+    lengths = pc.fill_null(pc.binary_length(column), -1).cast(pa.int32()).to_numpy()
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return [lengths.view(np.uint8), b""]
+    edges = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return [lengths.view(np.uint8), memoryview(data)[edges[0] : edges[-1]]]

@@ -1,0 +1,155 @@
+"""Where archives are: paths and URLs, which Spark writes to and pyarrow reads from."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from headrace.model.errors import InvalidArgument
+
+_LOCAL = "file://"
+_PYARROWS = {"s3a": "s3", "s3n": "s3"}
+"""Hadoop's names of schemes, and pyarrow's."""
+
+
+class Place(NamedTuple):
+    """A directory or a file somewhere, as pyarrow has it."""
+
+    filesystem: fs.FileSystem
+    path: str
+
+    def below(self, *names: str) -> "Place":
+        """Something in it."""
+        return Place(self.filesystem, "/".join([self.path.rstrip("/"), *names]))
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on this machine's disk."""
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+
+def archive_url(given: str) -> str:
+    """The path or URL that the user gave as one that means the same everywhere."""
+    scheme = urlsplit(given).scheme
+    if not given:
+        raise InvalidArgument("say where the archive is: a path or a URL")
+    if not scheme or len(scheme) == 1:
+        return _LOCAL + os.path.abspath(given)
+    if scheme == "file":
+        return _LOCAL + os.path.abspath("/" + given.removeprefix("file:").lstrip("/"))
+    return given.rstrip("/")
+
+
+@lru_cache(maxsize=64)
+def place_of(url: str) -> Place:
+    """Where a URL leads; raises InvalidArgument that says what to do if pyarrow does not know it."""
+    if url.startswith(_LOCAL):  # as Hadoop has it: what looks like %20 is no space
+        return Place(fs.LocalFileSystem(), url.removeprefix(_LOCAL))
+    scheme, colon, rest = url.partition(":")
+    spoken = _PYARROWS.get(scheme, scheme) + colon + rest
+    try:
+        return Place(*fs.FileSystem.from_uri(spoken))
+    except (pa.ArrowInvalid, NotImplementedError) as error:
+        found = _by_fsspec(url)
+        if found is not None:
+            return found
+        raise InvalidArgument(
+            f"pyarrow, by which archived messages are read, cannot read {scheme}: URLs ({error}). It can file, s3 "
+            "(also s3a), gs, abfs and hdfs ones; with `pip install fsspec` and the package of that scheme also others"
+        ) from error
+    except OSError as error:
+        raise InvalidArgument(f"{url} cannot be reached by pyarrow: {error}") from error
+
+
+def _by_fsspec(url: str) -> Place | None:
+    if importlib.util.find_spec("fsspec") is None:
+        return None
+    from fsspec.core import url_to_fs  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    try:
+        filesystem, path = url_to_fs(url)
+    except (ValueError, ImportError):
+        return None
+    return Place(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
+
+
+def names_below(place: Place) -> list[str]:
+    """The names of what is in a directory; nothing if there is none."""
+    selector = fs.FileSelector(place.path, allow_not_found=True)
+    return sorted(found.base_name for found in place.filesystem.get_file_info(selector))
+
+
+def files_below(place: Place) -> Iterator[tuple[str, int]]:
+    """The Parquet files in a directory, with their sizes."""
+    selector = fs.FileSelector(place.path, allow_not_found=True)
+    for found in place.filesystem.get_file_info(selector):
+        if found.type is fs.FileType.File and found.base_name.endswith(".parquet"):
+            yield found.base_name, found.size
+
+
+def size_of(place: Place) -> int | None:
+    """How many bytes a file has; None if there is none."""
+    found = place.filesystem.get_file_info(place.path)
+    return found.size if found.type is fs.FileType.File else None
+
+
+def remove_directory(place: Place) -> None:
+    """Remove a directory with all that is in it, if it is there."""
+    if place.filesystem.get_file_info(place.path).type is fs.FileType.Directory:
+        place.filesystem.delete_dir(place.path)
+
+
+def write_whole(place: Place, content: bytes) -> None:
+    """Write a small file, all of it or nothing, and so that it lasts."""
+    directory = place.path.rpartition("/")[0]
+    place.filesystem.create_dir(directory, recursive=True)
+    if not place.local:  # a store of objects shows them when they are whole
+        with place.filesystem.open_output_stream(place.path) as stream:
+            stream.write(content)
+        return
+    with open(f"{place.path}.new", "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{place.path}.new", place.path)
+    sync_path(directory, directory)
+
+
+def read_whole(place: Place) -> bytes:
+    """A small file."""
+    with place.filesystem.open_input_stream(place.path) as stream:
+        return bytes(stream.read())
+
+
+def sync_path(path: str, root: str) -> None:
+    """Have a file of this machine last through a power loss, with the directories that it is in, up to a root's."""
+    above = os.path.dirname(root.rstrip("/")) or "/"
+    while len(path) > len(above):
+        _sync(path)
+        path = os.path.dirname(path)
+    with suppress(PermissionError):  # which is somebody else's, and there for long
+        _sync(above)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def topic_folder(topic: str, broker_id: str, topic_id: int) -> str:
+    """Where a topic's archive is below the archive's URL: a topic made again, or another broker's, is elsewhere."""
+    return f"topic={quote(topic, safe='')}/id={broker_id}-{topic_id}"
+
+
+def manifest_copy(folder: str, number: int) -> str:
+    """Where the copy of an entry of the manifest is."""
+    return f"{folder}/_manifest/{number:08d}.json"

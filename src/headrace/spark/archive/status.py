@@ -1,0 +1,108 @@
+"""How far the archive has come: per topic, what is archived, what is still in the log, what could be archived now."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.model.errors import TopicNotFound
+from headrace.model.requests import TopicInfo
+from headrace.spark.archive.bounds import bound_us, checked_age, open_ranges, why_not
+from headrace.spark.archive.manifest import MANIFEST_TOPIC, Manifest
+from headrace.spark.origin import Broker
+
+
+@dataclass
+class PartitionStatus:
+    """A partition's archive and log."""
+
+    partition: int
+    archived_from: int | None
+    """Reads of the topic begin there; None if nothing is archived."""
+    archived_to: int | None
+    log_first: int
+    log_end: int
+    open: int
+    """Offsets that could be archived now."""
+
+
+@dataclass
+class TopicStatus:
+    """A topic's archive."""
+
+    topic: str
+    topic_id: int
+    messages: int = 0
+    files: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    urls: list[str] = field(default_factory=list)
+    archived_until_us: int | None = None
+    """The latest time that an archived message has."""
+    last_run_us: int | None = None
+    partitions: list[PartitionStatus] = field(default_factory=list)
+    deleted: bool = False
+    """Whether the topic is no more, or another of its name was made since."""
+
+    @property
+    def open(self) -> int:
+        """Offsets that could be archived now."""
+        return sum(each.open for each in self.partitions)
+
+
+def archive_status(origin: Broker, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
+    """The status of these topics; of all that have an archive, and all that could, if none are named."""
+    manifest = Manifest(origin)
+    names = list(topics) or [info.topic for info in origin.bus.topics() if info.topic != MANIFEST_TOPIC]
+    infos = []
+    for name in names:
+        try:
+            infos.append(origin.bus.describe_topic(name))
+        except TopicNotFound:
+            if not topics:
+                continue  # deleted this moment
+            manifest.refresh()
+            if not any(manifest.chunks(each)[0].topic == name for each in manifest.topic_ids()):
+                raise
+    manifest.refresh()
+    living = {info.id: info for info in infos}
+    found = [_status(origin, manifest, info, older_than_s) for info in infos]
+    for topic_id in manifest.topic_ids():
+        name = manifest.chunks(topic_id)[0].topic
+        if topic_id not in living and (not topics or name in topics):
+            found.append(_summed(manifest, TopicStatus(name, topic_id, deleted=True)))
+    return sorted(found, key=lambda each: (each.topic, each.topic_id))
+
+
+def _status(origin: Broker, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
+    shelves = manifest.shelves(info.id)
+    ranges = {}
+    if why_not(info) is None:
+        bounds = origin.bus.offsets(info.topic, bound_us(checked_age(info, older_than_s)))
+        ranges = open_ranges(info, shelves, bounds)
+    status = _summed(manifest, TopicStatus(info.topic, info.id))
+    for each in info.partitions:
+        start, end = ranges.get(each.partition, (0, 0))
+        shelf = shelves.get(each.partition)
+        status.partitions.append(
+            PartitionStatus(
+                each.partition,
+                shelf.first if shelf else None,
+                shelf.end if shelf else None,
+                each.first_offset,
+                each.next_offset,
+                end - start,
+            )
+        )
+    return status
+
+
+def _summed(manifest: Manifest, status: TopicStatus) -> TopicStatus:
+    chunks = manifest.chunks(status.topic_id)
+    files = [file for chunk in chunks for file in chunk.files]
+    status.messages = sum(file.rows for file in files)
+    status.files = len(files)
+    status.bytes = sum(file.bytes for file in files)
+    status.chunks = len(chunks)
+    status.urls = list(dict.fromkeys(chunk.url for chunk in chunks))
+    status.archived_until_us = max((file.time_max_us for file in files), default=None)
+    status.last_run_us = max((chunk.created_us for chunk in chunks), default=None)
+    return status

@@ -1,0 +1,158 @@
+"""`format("headrace")`: what Spark asks for a source or a sink."""
+
+from collections.abc import MutableMapping
+from itertools import islice
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from headrace.model.errors import InvalidArgument
+from headrace.spark.options import SourceOptions, source_options
+
+_TYPES: dict[str, DataType] = {
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+    "due": TimestampType(),
+    "priority": IntegerType(),
+    "expires": TimestampType(),
+}
+_SAMPLE = 1000
+"""Messages that are looked at for the structure of JSON."""
+
+
+class HeadraceDataSource(DataSource):
+    """Topics as tables."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return "headrace"
+
+    def schema(self) -> StructType | str:
+        """The columns that the options ask for."""
+        options = source_options(self.options)
+        if options.view:
+            from headrace.spark.views import view_schema
+
+            return view_schema(options)
+        return table_schema(options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads a batch."""
+        options = source_options(self.options)
+        if options.view:
+            from headrace.spark.views import ViewReader
+
+            return ViewReader(options, schema)
+        from headrace.spark.reading import HeadraceReader
+
+        return HeadraceReader(options, checked_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # Spark's names
+        """What reads a stream."""
+        from headrace.spark.streaming import HeadraceStreamReader
+
+        options = source_options(self.options)
+        if options.view:
+            raise InvalidArgument("a view is what a subscription is at one moment: read it as a batch")
+        return HeadraceStreamReader(options, checked_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """What writes a batch."""
+        from headrace.spark.writing import HeadraceArrowWriter
+
+        _check_append(overwrite)
+        return HeadraceArrowWriter(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """What writes a stream."""
+        from headrace.spark.writing import HeadraceStreamArrowWriter
+
+        _check_append(overwrite)
+        return HeadraceStreamArrowWriter(self.options, schema)
+
+
+def table_schema(options: SourceOptions) -> StructType | str:
+    """The columns of topics as the options ask for them; in words if Spark itself has to make sense of some."""
+    fields = [StructField(name, _TYPES[name]) for name in options.columns]
+    if "value" not in options.columns or options.value_format == "bytes":
+        return StructType(fields)
+    at = options.columns.index("value")
+    if options.value_format == "string":
+        fields[at] = StructField("value", StringType())
+        return StructType(fields)
+    corrupt = StructField("_corrupt", StringType())
+    if options.value_schema:
+        words = [f"{field.name} {field.dataType.simpleString()}" for field in (*fields, corrupt)]
+        words[at] = f"value struct<{options.value_schema}>"
+        return ", ".join(words)
+    from headrace.spark.json_values import inferred_type
+
+    fields[at] = StructField("value", inferred_type(_sample(options)))
+    return StructType([*fields, corrupt])
+
+
+def checked_schema(schema: StructType) -> StructType:
+    """The schema that a read is to have, which the user may have given: only columns that there are."""
+    for field in schema.fields:
+        kind = field.dataType
+        allowed = kind == _TYPES.get(field.name)
+        if field.name == "value":
+            allowed = allowed or isinstance(kind, StructType | StringType)
+        if field.name == "_corrupt":
+            allowed = isinstance(kind, StringType)
+        if not allowed:
+            known = ", ".join(f"{name} {plain.simpleString()}" for name, plain in _TYPES.items())
+            raise InvalidArgument(
+                f"a topic has no column {field.name} of type {kind.simpleString()}; there are {known}. "
+                'For JSON give option("value.format", "json") and option("value.schema", ...) rather than a schema'
+            )
+    return schema
+
+
+def _sample(options: SourceOptions) -> list[bytes | None]:
+    """Values of some messages, the oldest of each partition."""
+    from headrace.spark.origin import chosen_topics, open_origin, surviving
+
+    origin = open_origin(options)
+    values: list[bytes | None] = []
+    try:
+        topics = chosen_topics(origin, options)
+        count = sum(len(topic.spans) for topic in topics)
+        for topic in topics:
+            for number, span in topic.spans.items():
+                found = surviving(origin, topic.name, number, span.first, span.end)
+                each = (value for batch in found for value in batch.columns().values)
+                values += islice(each, _SAMPLE // count + 1)
+    finally:
+        origin.close()
+    return values
+
+
+def _check_append(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidArgument('topics are only appended to: use mode("append")')

@@ -1,0 +1,212 @@
+"""Drives a pipeline: one process, one Spark application, all queries of a file, until it ends or is asked to."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headrace.client._sync.bus import Bus
+from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.spark.pipelines.definition import Definition
+from headrace.spark.pipelines.failures import SessionNeeded
+from headrace.spark.pipelines.loading import load, settings_of
+from headrace.spark.pipelines.opening import has_session, local_cores, open_session, session_settings
+from headrace.spark.pipelines.places import Driver, Folder, is_local_path, this_driver
+from headrace.spark.pipelines.progress import Progress
+from headrace.spark.pipelines.records import FAILED, FINISHED, RUNNING, STOPPED, STOPPING
+from headrace.spark.pipelines.reporting import Reporter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.pipelines.running import Application
+
+LOOK_EVERY_S = 0.25
+LOCK_S = 60.0
+"""How long a driver that a supervisor has started waits until what the last one has left is gone."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a pipeline is to run."""
+
+    name: str
+    file: str
+    address: str
+    """Of the broker."""
+    master: str
+    conf: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: str = ""
+    """Empty: in the pipeline's own directory."""
+    once: bool = False
+    quick: bool = False
+    supervised: bool = False
+
+
+class Post:
+    """A driver's place: its lock, and what others read of it."""
+
+    def __init__(self, folder: Folder, *, supervised: bool, check: Callable[[], None]) -> None:
+        self.folder = folder
+        self._lock = folder.lock(LOCK_S if supervised else 0.0, check)
+        self._driver = this_driver()
+        self._driver.supervised = supervised
+        folder.write_driver(self._driver)
+
+    def __enter__(self) -> "Post":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, HeadraceError):
+            self.tell(phase=FAILED, error=str(error))
+        elif isinstance(error, Exception):
+            self.tell(phase=FAILED, error=f"{type(error).__name__}: {error}")
+        self._lock.release()
+
+    @property
+    def lock_fd(self) -> int:
+        """The lock, for what works for this driver."""
+        return self._lock.fd
+
+    @property
+    def driver(self) -> Driver:
+        """What is written now."""
+        return self._driver
+
+    def tell(self, **changes: object) -> None:
+        """Let others know."""
+        for name, value in changes.items():
+            setattr(self._driver, name, value)
+        self.folder.write_driver(self._driver)
+
+
+def definitions_of(order: Order) -> list[Definition] | None:
+    """The queries of a file; None if it can be read only when there is a session."""
+    try:
+        return load(order.file)
+    except SessionNeeded:
+        if has_session():
+            raise
+        return None
+
+
+def drive(
+    order: Order,
+    definitions: Sequence[Definition] | None,
+    bus: Bus,
+    post: Post,
+    *,
+    heard: Callable[[Progress], None],
+    started: Callable[[Driver], None],
+    asked: Callable[[], bool],
+    log_fd: int | None = None,
+) -> None:
+    """Run the queries until all have ended, one has failed, or `asked` says so.
+
+    Parameters:
+        order: how.
+        definitions: the queries, as `definitions_of` has found them.
+        bus: where progress is published.
+        post: the driver's place.
+        heard: told how the queries get on.
+        started: told when they have begun.
+        asked: whether somebody wants it to end.
+        log_fd: where Java's log goes; by default to standard error.
+    """
+    ours = not has_session()
+    session = _session(order, definitions, post, log_fd)
+    from headrace.spark.pipelines.running import Application
+
+    reporter = Reporter(bus)
+
+    def hear(progress: Progress) -> None:
+        reporter.add(progress)
+        heard(progress)
+
+    application = Application(session, order.name, hear)
+    with _Closing(application, reporter, session if ours else None):
+        known = _loaded_now(session, order) if definitions is None else definitions
+        checkpoints = order.checkpoints or str(post.folder.checkpoints)
+        application.start(known, address=order.address, checkpoints=checkpoints, once=order.once)
+        names = [definition.name for definition in known]
+        post.tell(phase=RUNNING, queries=names, checkpoints=checkpoints, ui=_ui(session))
+        started(post.driver)
+        post.tell(phase=_watch(application, post, asked))
+
+
+class _Closing:
+    """Closes all that was opened; but who has asked twice for the end does not want to wait for that."""
+
+    def __init__(self, application: "Application", reporter: Reporter, session: "SparkSession | None") -> None:
+        self._application = application
+        self._reporter = reporter
+        self._session = session
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._application.close()
+            if self._session is not None:
+                self._session.stop()
+            self._reporter.close()
+
+
+def _session(order: Order, definitions: Sequence[Definition] | None, post: Post, log_fd: int | None) -> "SparkSession":
+    settings = session_settings(
+        order.name,
+        order.master,
+        {**settings_of(definitions or ()), **order.conf},
+        quick=order.quick,
+        quiet=log_fd is None and not order.supervised,
+    )
+    folder = os.path.dirname(os.path.abspath(order.file))
+    return open_session(order.master, settings, lock_fd=post.lock_fd, folder=folder, log_fd=log_fd)
+
+
+def _watch(application: "Application", post: Post, asked: Callable[[], bool]) -> str:
+    """Wait for the end, and say how it came."""
+    while application.running():
+        if asked():
+            post.tell(phase=STOPPING)
+            application.stop()
+            return STOPPED
+        time.sleep(LOOK_EVERY_S)
+    return FINISHED
+
+
+def _loaded_now(session: "SparkSession", order: Order) -> list[Definition]:
+    """The queries of a file that could not be read before; its settings come late for some."""
+    definitions = load(order.file)
+    for name, value in settings_of(definitions).items():
+        if name not in order.conf:
+            try:
+                session.conf.set(name, value)
+            except Exception as error:
+                raise InvalidArgument(
+                    f"{order.file}: {name} must be known before Spark starts, and this file can be read only then, as "
+                    f"it uses Spark outside of its functions: give --conf {name}={value}"
+                ) from error
+    return definitions
+
+
+def warnings_of(order: Order) -> list[str]:
+    """What may not be as the user thinks."""
+    found = []
+    if local_cores(order.master) is None:
+        if not order.checkpoints or is_local_path(order.checkpoints):
+            found.append(
+                "the checkpoints are in a directory, which all executors must see: give --checkpoints a URL otherwise"
+            )
+        if order.address.startswith("headrace+unix:") or "://127." in order.address or "://localhost" in order.address:
+            found.append(f"executors on other machines cannot reach a broker at {order.address}")
+    return found
+
+
+def _ui(session: object) -> str:
+    """Where Spark's pages are, if this process has a context that tells."""
+    context = getattr(session, "_sc", None)
+    return str(getattr(context, "uiWebUrl", None) or "")

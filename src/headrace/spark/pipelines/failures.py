@@ -1,0 +1,34 @@
+"""What can go wrong with pipelines besides a wrong file."""
+
+from headrace.model.errors import HeadraceError, InvalidArgument
+
+
+class QueryFailed(HeadraceError):
+    """A streaming query ended with an error."""
+
+    code = "query_failed"
+
+
+class PipelineNotFound(HeadraceError, LookupError):
+    """The broker knows no pipeline of that name."""
+
+    code = "pipeline_not_found"
+
+
+class PipelineInUse(HeadraceError):
+    """The pipeline runs already: a second driver of it would do everything twice."""
+
+    code = "pipeline_in_use"
+    retryable = True
+
+
+class SparkMissing(HeadraceError):
+    """Spark, or something that it needs, is not installed here."""
+
+    code = "spark_missing"
+
+
+class SessionNeeded(InvalidArgument):
+    """The file uses Spark while it is read, and can be read only when there is a session."""
+
+    code = "session_needed"

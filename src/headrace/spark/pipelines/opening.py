@@ -1,0 +1,148 @@
+"""The Spark session of a pipeline: on this machine, on a cluster, or on a Spark Connect server."""
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.model.errors import InvalidArgument
+from headrace.spark.pipelines.failures import SparkMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+_LOCAL_CORES = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
+_MASTERS = "local[*], spark://host:7077, yarn, k8s://..., or sc://host:15002 for Spark Connect"
+
+ALWAYS = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.stopTimeout": "20s",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""What makes micro-batches quicker and gives nothing up."""
+
+QUICK = {
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+"""What makes them quicker still, and gives up the checksums of local files."""
+
+
+def local_cores(master: str) -> int | None:
+    """On how many cores of this machine a master runs; None if it is elsewhere.
+
+    >>> local_cores("local[2]"), local_cores("yarn")
+    (2, None)
+    """
+    found = _LOCAL_CORES.fullmatch(master)
+    if found is None:
+        return None
+    return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
+
+
+def is_connect(master: str) -> bool:
+    """Whether it is the address of a Spark Connect server."""
+    return master.startswith("sc://")
+
+
+def checked_master(master: str) -> str:
+    """The master, if it looks like one."""
+    if local_cores(master) is None and not re.match(r"(sc|spark|k8s|yarn|mesos)\b", master):
+        raise InvalidArgument(f"{master!r} is no master of Spark's; it is {_MASTERS}")
+    return master
+
+
+def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: bool, quiet: bool) -> dict[str, str]:
+    """All settings of an application; what the user says counts."""
+    settings = {"spark.app.name": name} if is_connect(master) else {"spark.app.name": name, **ALWAYS}
+    cores = local_cores(master)
+    if cores is not None:
+        settings["spark.sql.shuffle.partitions"] = str(max(cores, 2))
+    if quick:
+        settings |= QUICK
+    if quiet and not is_connect(master):
+        settings["spark.log.level"] = "ERROR"
+    return settings | dict(conf)
+
+
+def need_spark(master: str) -> None:
+    """See that what a session needs is installed, or say what to install."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkMissing("pyspark is not installed: pip install 'headrace[spark]'")
+    if is_connect(master):
+        if importlib.util.find_spec("grpc") is None:
+            raise SparkMissing("Spark Connect needs more of pyspark: pip install 'pyspark[connect]'")
+        return
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which(os.path.join(home, "bin", "java") if home else "java") is None:
+        where = f"there is no bin/java in JAVA_HOME ({home})" if home else "there is no java on the PATH"
+        raise SparkMissing(
+            f"Spark needs Java 17 or later, and {where}: install openjdk-17-jre-headless (Debian, Ubuntu), "
+            "java-17-openjdk-headless (Fedora) or openjdk@17 (Homebrew), or set JAVA_HOME"
+        )
+
+
+def has_session() -> bool:
+    """Whether this process has a session, as a notebook has: then that is used, and is not ours to stop."""
+    if importlib.util.find_spec("pyspark") is None:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def open_session(
+    master: str, settings: Mapping[str, str], *, lock_fd: int, folder: str, log_fd: int | None = None
+) -> "SparkSession":
+    """Make the session, unless this process has one; the Java process that it needs holds the driver's lock, too.
+
+    Parameters:
+        master: where the queries run.
+        settings: of Spark.
+        lock_fd: the driver's lock.
+        folder: where the pipeline's file is, from which workers of this machine may import, too.
+        log_fd: where Java's standard error goes; by default that of this process.
+    """
+    need_spark(master)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    try:
+        if has_session():
+            return builder.getOrCreate()  # type: ignore[no-any-return]
+        if is_connect(master):
+            return builder.remote(master).config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
+        if local_cores(master) is not None:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            path = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+            os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
+        _begin_context(master, settings, lock_fd, log_fd)
+        return builder.getOrCreate()  # type: ignore[no-any-return]
+    except PySparkException as error:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise SparkMissing(
+                "Java ended before Spark had begun; what it said is above. Spark needs Java 17 or later"
+            ) from error
+        raise InvalidArgument(f"Spark could not begin: {error}") from error
+
+
+def _begin_context(master: str, settings: Mapping[str, str], lock_fd: int, log_fd: int | None) -> None:
+    """Start Java with the lock in its hands: when this process is killed, Java may live a little longer."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf().setMaster(master).setAll(list(settings.items()))
+    started: dict[str, Any] = {"pass_fds": (lock_fd,)}
+    if log_fd is not None:
+        started["stderr"] = log_fd
+    launch: Any = launch_gateway
+    SparkContext(conf=conf, gateway=launch(conf, started))

@@ -1,0 +1,135 @@
+"""The pipelines that a broker knows: read from a topic, and changed so that no two writers undo each other's work."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from headrace.client._sync.bus import Bus
+from headrace.client.results import Received, ReceivedBatch
+from headrace.model.errors import OffsetOutOfRange, UnexpectedOffset
+from headrace.spark.pipelines.failures import PipelineNotFound
+from headrace.spark.pipelines.progress import Progress
+from headrace.spark.pipelines.records import (
+    PROGRESS_KEPT_S,
+    PROGRESS_TOPIC,
+    TOPIC,
+    Record,
+    decoded,
+    encoded,
+)
+
+_FETCH_BYTES = 4 << 20
+_ATTEMPTS = 100
+_AGAIN_S = 0.01
+_LOOKED_BACK = (500, 20_000)
+"""How many messages before the end of what is said about progress are looked at; more, if that was not enough."""
+
+Change = Callable[[Record | None], Record | None]
+"""What becomes of a record; None if nothing does."""
+
+
+class Registry:
+    """What a broker knows of pipelines."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._offset = 0
+        self.records: dict[str, Record] = {}
+        """As of the last look, by name."""
+
+    def prepare(self) -> None:
+        """Make the topics, if they are not there."""
+        self._bus.create_topic(TOPIC, exist_ok=True, partitions=1, compact_by_key=True)
+        self._bus.create_topic(
+            PROGRESS_TOPIC, exist_ok=True, partitions=1, retain_seconds=PROGRESS_KEPT_S, durability="written"
+        )
+
+    def exists(self) -> bool:
+        """Whether the broker has ever had a pipeline; asking about one would make the topic."""
+        return bool(self._bus.topics(TOPIC))
+
+    def look(self, wait: float = 0.0) -> bool:
+        """Read what is new, or wait a moment for it; whether there was something."""
+        before = self._offset
+        try:
+            for batch in _batches(self._bus, TOPIC, self._offset, wait):
+                for message in batch.messages():
+                    self._take(message)
+                self._offset = batch.next_offset
+        except OffsetOutOfRange:  # the topic is another one, or the broker has lost its end
+            self._offset, self.records = self._bus.offsets(TOPIC, at="earliest")[0], {}
+            return True
+        return self._offset > before
+
+    def get(self, name: str) -> Record:
+        """A pipeline's record, as of the last look."""
+        if name not in self.records:
+            raise PipelineNotFound(f"the broker knows no pipeline {name!r}")
+        return self.records[name]
+
+    def change(self, name: str, change: Change) -> Record | None:
+        """Change a record as it is now, not as it was; returns what is there then.
+
+        `change` may be called more than once, must not alter what it is given, and returns None to leave it so.
+        """
+        for _ in range(_ATTEMPTS):
+            self.look()
+            new = change(self.records.get(name))
+            if new is None:
+                return self.records.get(name)
+            if self._publish(name, encoded(new)):
+                return new
+        raise UnexpectedOffset(f"others have changed {TOPIC} {_ATTEMPTS} times in a row; try again")
+
+    def remove(self, name: str) -> None:
+        """Forget a pipeline."""
+        self._bus.publish(TOPIC, None, key=name)
+        self.look()
+
+    def progress(self, *names: str) -> dict[str, dict[str, Progress]]:
+        """The last that the queries of pipelines have said, by pipeline and query; nothing if that is long ago."""
+        latest: dict[str, dict[str, Progress]] = {name: {} for name in names}
+        if not names or not self._bus.topics(PROGRESS_TOPIC):
+            return latest
+        first = self._bus.offsets(PROGRESS_TOPIC, at="earliest")[0]
+        end = self._bus.offsets(PROGRESS_TOPIC, at="latest")[0]
+        for back in _LOOKED_BACK:
+            for batch in _batches(self._bus, PROGRESS_TOPIC, max(first, end - back)):
+                for message in batch.messages():
+                    name, _, query = (message.key or b"").decode("utf-8", "replace").partition("/")
+                    if message.value and name in latest:
+                        latest[name][query] = msgspec.json.decode(message.value, type=Progress)
+            if all(latest.values()) or end - back <= first:
+                break
+        return latest
+
+    def _publish(self, name: str, value: bytes) -> bool:
+        """Whether nobody was quicker."""
+        try:
+            self._bus.publish(TOPIC, value, key=name, expected_offset=self._offset)
+        except UnexpectedOffset:
+            time.sleep(_AGAIN_S)
+            return False
+        self.look()
+        return True
+
+    def _take(self, message: Received) -> None:
+        name = (message.key or b"").decode("utf-8", "replace")
+        if message.value is None:
+            self.records.pop(name, None)
+        elif (record := decoded(message.value)) is not None:
+            self.records[name] = record
+
+
+def _batches(bus: Bus, topic: str, offset: int, wait: float = 0.0) -> Iterator[ReceivedBatch]:
+    """What a topic of one partition has from an offset on."""
+    while True:
+        batches = bus.fetch(topic, 0, offset, bytes_max=_FETCH_BYTES, wait=wait)
+        if not batches:
+            return
+        for batch in batches:
+            received = ReceivedBatch(topic, 0, batch, offset)
+            offset = received.next_offset
+            yield received
+        wait = 0.0

@@ -1,0 +1,70 @@
+"""What Spark raises, in one sentence: without a plan, and without traces of Java or Python."""
+
+import re
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+
+_TRACEBACK = "Traceback (most recent call last)"
+_OURS = re.compile(r"^headrace[\w.]*\.(\w+): (.*)$", re.MULTILINE)
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
+_CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] ")
+_STATE = re.compile(r"\s*SQLSTATE: \w+\.?")
+_PLACE = re.compile(r"line (\d+),? (pos|position) (\d+)")
+"""Spark counts from 0 where it says `pos`, and from 1 where it says `position`."""
+_NOT_FOUND = "The table or view "
+_CAUSES_MAX = 20
+
+
+def problem_text(error: BaseException) -> str:
+    """What went wrong, in words that a user can do something with."""
+    text = _whole_text(error)
+    return _python_text(text) if is_of_python(error) else _sentence(text)
+
+
+def is_of_python(error: BaseException) -> bool:
+    """Whether something went wrong in a Python process of Spark's: in our source, or in the user's own functions."""
+    return _TRACEBACK in _whole_text(error)
+
+
+def _whole_text(error: BaseException) -> str:
+    if not isinstance(error, Py4JJavaError):
+        return str(error)
+    texts: list[str] = []
+    java: Any = error.java_exception
+    while java is not None and len(texts) < _CAUSES_MAX:
+        texts.append(str(java.getMessage() or java.getClass().getSimpleName()))
+        java = java.getCause()
+    traces = [text for text in texts if _TRACEBACK in text]
+    return traces[-1] if traces else texts[-1]
+
+
+def _python_text(text: str) -> str:
+    """What was raised, from a text with tracebacks; our errors count more than what they led to.
+
+    >>> _python_text("Traceback (most recent call last):\\n  File ...\\nheadrace.model.errors.TopicNotFound: gone\\n")
+    'gone'
+    >>> _python_text("Traceback (most recent call last):\\n  File ...\\nValueError: wrong\\n SQLSTATE: 38000")
+    'ValueError: wrong'
+    """
+    ours = _OURS.findall(text)
+    if ours:
+        return str(ours[-1][1])
+    raised = _RAISED.findall(text.rpartition(_TRACEBACK)[2])
+    return f"{raised[-1][0].rpartition('.')[2]}: {raised[-1][1]}" if raised else _sentence(text)
+
+
+def _sentence(text: str) -> str:
+    """The first line, which tells what is wrong, with its place in the statement.
+
+    >>> _sentence("[X.Y] The column `a` is not there.\\nMore. SQLSTATE: 42P01; line 1 pos 14;\\n'Project [*]\\n")
+    'The column `a` is not there. (line 1, position 15)'
+    """
+    first = _CONDITION.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
+    first = _STATE.split(first)[0].rstrip("; ")
+    if first.startswith(_NOT_FOUND):
+        first = first.partition(" Verify ")[0]
+    place = _PLACE.search(text.partition("\n== SQL ==")[0])
+    if place is None:
+        return first
+    return f"{first} (line {place[1]}, position {int(place[3]) + (place[2] == 'pos')})"

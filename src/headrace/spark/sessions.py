@@ -1,0 +1,133 @@
+"""A Spark session in which topics are tables."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.model.errors import InvalidArgument
+from headrace.spark.pipelines.failures import SparkMissing
+from headrace.spark.pipelines.opening import (
+    LOCAL,
+    checked_master,
+    is_connect,
+    local_cores,
+    need_spark,
+    session_settings,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.tables import Tables
+
+_JAVA_MIN = 17
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_VERSION = re.compile(r'(?:JAVA_VERSION=| version )"(?:1\.)?(\d+)')
+
+
+def session(
+    address: str | None = None,
+    *,
+    path: str | None = None,
+    master: str | None = None,
+    app_name: str = "headrace",
+    tables: "Tables" = True,
+    value_format: str = "string",
+    conf: Mapping[str, str] | None = None,
+) -> "SparkSession":
+    """A Spark session with topics as temporary views; the active session if there is one.
+
+    Every topic is a table under its name: `spark.sql("select count(*) from orders")`. Names with other characters than
+    letters, digits and `_` stand in backquotes. Keys and values are text.
+
+    Parameters:
+        address: the broker's; by default that of this machine.
+        path: or a data directory, to be read without a broker.
+        master: where Spark runs: `local[*]` by default, `spark://host:7077`, `sc://host:15002` for Spark Connect.
+        app_name: what the session is called.
+        tables: which topics are tables: True for all but Headrace's own, False for none, names, patterns, or a dict of
+            these with options of the source, as `{"*": {}, "orders": {"value.format": "json"}}`.
+        value_format: what values are by default: string, json (with the fields that a sample has) or bytes.
+        conf: settings of Spark.
+    """
+    need_spark(master or LOCAL)
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.tables import register
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        spark = _opened(checked_master(master or LOCAL), app_name, conf or {})
+    else:
+        _apply(spark, {_PUSHDOWN: "true", **(conf or {})})
+    register(spark, address, path=path, tables=tables, value_format=value_format)
+    return spark
+
+
+def need_java(master: str) -> None:
+    """See that there is a Java that Spark can use, without waiting for it to begin; raises SparkMissing."""
+    need_spark(master)
+    if is_connect(master):
+        return
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(os.path.join(home, "bin", "java") if home else "java")
+    version = None if java is None else java_version(java)
+    if version is not None and version < _JAVA_MIN:
+        raise SparkMissing(
+            f"Spark needs Java {_JAVA_MIN} or later, and {java} is Java {version}: install openjdk-17-jre-headless "
+            "(Debian, Ubuntu), and set JAVA_HOME if there are several"
+        )
+
+
+def java_version(java: str) -> int | None:
+    """The version of a Java, from the file that lies beside it, or as it says itself; None if that is not to be had."""
+    release = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(java))), "release")
+    try:
+        with open(release, encoding="utf-8", errors="replace") as file:
+            found = _VERSION.search(file.read())
+    except OSError:
+        found = None
+    if found is None:
+        try:
+            said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        found = _VERSION.search(said.stderr)
+    return None if found is None else int(found[1])
+
+
+def _opened(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSession":
+    need_java(master)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    builder = builder.remote(master) if is_connect(master) else builder.master(master)
+    if local_cores(master) is not None:
+        # What is called python3 on the PATH may be another, without Headrace.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        settings = session_settings(app_name, master, conf, quick=False, quiet=False)
+        return builder.config(map=settings).getOrCreate()  # type: ignore[no-any-return]
+    except PySparkException as error:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise SparkMissing(
+                "Java ended before Spark had begun; what it said is above. Spark needs Java 17 or later"
+            ) from error
+        raise InvalidArgument(f"Spark could not begin: {error}") from error
+
+
+def _apply(spark: "SparkSession", settings: Mapping[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
+    for name, value in settings.items():
+        try:
+            spark.conf.set(name, value)
+        except PySparkException as error:
+            raise InvalidArgument(
+                f"{name} cannot be set in the session that there is: stop that one first, or leave it out"
+            ) from error

@@ -1,0 +1,156 @@
+"""What the command line understands of SQL, and how it prints rows; without Spark."""
+
+import os
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cli.output import Output
+from headrace.cli.sql_rows import CsvRows, JsonRows, TableRows, fitted, padded_to
+from headrace.cli.sql_words import in_need_of_quotes, named_topics, statements
+
+TOPICS = ["orders", "eu.orders", "Logs", "logs", "a-b", "t/x", "select"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("select * from orders", ["orders"]),
+        ("select * from ORDERS o join `a-b` b", ["orders", "a-b"]),
+        ("select 'orders' from `eu.orders` -- logs", ["eu.orders"]),
+        ('/* orders */ select "orders" from `t/x`', ["t/x"]),
+        ("select * from Logs", ["Logs"]),
+        ("select * from LOGS", ["Logs", "logs"]),
+        ("with logs as (select 1) select * from logs", ["logs"]),
+        ("select orders_2 from nothing", []),
+        ("SHOW  TABLES", TOPICS),
+        ("select `select`", ["select"]),
+    ],
+)
+def test_topics_that_are_named(text: str, wanted: list[str]) -> None:
+    found = named_topics(text, TOPICS)
+    assert [name for name in found if name != "select" or name in wanted] == wanted
+
+
+def test_names_that_need_quotes() -> None:
+    assert in_need_of_quotes("select * from eu.orders join a-b", TOPICS) == ["eu.orders", "a-b"]
+    assert in_need_of_quotes("select * from `eu.orders` where x = 'a-b'", TOPICS) == []
+
+
+def test_statements() -> None:
+    assert statements(" ;; select 1 ; /* ; */ ; select '\\';' ;") == ["select 1", "select '\\';'"]
+    assert statements("select `a;b`; -- the end") == ["select `a;b`"]
+
+
+@given(st.text(alphabet="ab;'\"`-/*\\ \n"))
+def test_any_text_is_taken_apart(text: str) -> None:
+    parts = statements(text)
+    assert "".join(";".join(parts).split()) in "".join(text.split()) or len(parts) > 1
+    named_topics(text, TOPICS)
+    in_need_of_quotes(text, TOPICS)
+
+
+class Printed(Output):
+    """Keeps what would be printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def flush(self) -> None:
+        self.lines += bytes(self._waiting).decode().splitlines()
+        self._waiting.clear()
+
+
+ROW: list[Any] = [
+    1,
+    None,
+    "grün\n",
+    b"\xff",
+    datetime(2026, 1, 31, 12, tzinfo=UTC),
+    date(2026, 1, 31),
+    Decimal("1.50"),
+    [1, {"a": None}],
+    True,
+]
+NAMES = ["n", "null", "text", "raw", "at", "day", "sum", "list", "ok"]
+
+
+def test_a_table() -> None:
+    out = Printed()
+    table = TableRows(out, width=0)
+    table.print(["name", "n", "größe"], iter([["a", 1, None], ["日本", 1234567, 1.5]]))
+    table.print(["name", "n", "größe"], [["later", 2, 3.0]])
+    table.close()
+    assert out.lines == [
+        "name        n  größe",
+        "----  -------  -----",
+        "a           1   NULL",
+        "日本  1234567    1.5",
+        "lat…        2    3.0",
+        "(3 rows)",
+    ]
+
+
+def test_a_table_told_again() -> None:
+    out = Printed()
+    table = TableRows(out, width=0)
+    table.print(["n"], [[1]], True)
+    table.print(["n"], [[22], [333]], True)
+    assert out.lines == ["n", "-", "1", "", "  n", "---", " 22", "333"]
+    assert table.count == 2
+
+
+def test_a_table_without_rows_and_columns() -> None:
+    out = Printed()
+    table = TableRows(out, width=0)
+    table.print(["n", "long name"], [])
+    table.close()
+    assert out.lines == ["n  long name", "-  ---------", "(0 rows)"]
+
+
+def test_every_kind_of_value() -> None:
+    out = Printed()
+    TableRows(out, width=0).print(NAMES, [ROW])
+    line = r"1  NULL  grün\n  \xff  2026-01-31 12:00:00Z  2026-01-31  1.50  [1,{\"a\":null}]  true".replace(r"\"", '"')
+    assert out.lines[2] == line
+    out = Printed()
+    JsonRows(out).print([*NAMES, "n"], [[*ROW, 2]])
+    assert out.lines == [
+        '{"n":1,"null":null,"text":"grün\\n","raw":"/w==","at":"2026-01-31T12:00:00Z","day":"2026-01-31","sum":1.50,'
+        '"list":[1,{"a":null}],"ok":true,"n":2}'
+    ]
+    out = Printed()
+    CsvRows(out).print(NAMES, [ROW])
+    CsvRows(out).print(["a"], [])
+    assert out.lines == [
+        "n,null,text,raw,at,day,sum,list,ok",
+        '1,,"grün',
+        '",/w==,2026-01-31 12:00:00Z,2026-01-31,1.50,"[1,{""a"":null}]",true',
+        "a",
+    ]
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(10, 200))
+def test_columns_fit_if_they_can(widths: list[int], room: int) -> None:
+    found = fitted(widths, room)
+    assert all(0 < now <= before for now, before in zip(found, widths, strict=True))
+    total = sum(found) + 2 * (len(found) - 1)
+    assert total <= room or max(found) <= 6
+    assert found == widths or total >= room or max(found) <= 6
+
+
+@given(st.text(alphabet="aé日\u0301", max_size=20), st.integers(1, 10), st.booleans())
+def test_padding(text: str, width: int, right: bool) -> None:
+    padded = padded_to(text, width, right=right)
+    taken = sum({"日": 2, "\u0301": 0}.get(sign, 1) for sign in padded)
+    assert taken == width
+
+
+def test_lines_go_to_stdout_as_bytes(capfd: pytest.CaptureFixture[str]) -> None:
+    JsonRows(Output()).print(["a"], [[1]])
+    assert capfd.readouterr().out == f'{{"a":1}}{os.linesep}'
