@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Finished, run_command
 
 from headrace import Log
 from headrace.cli.main import main
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 SOON_S = 20.0
-
-Finished = subprocess.CompletedProcess[bytes]
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def log(tmp_path: Path) -> str:
 
 def run(*arguments: str | bytes, stdin: bytes = b"", code: int = 0) -> Finished:
     """Run a command to its end, which must have this exit code and no traceback."""
-    done = subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, timeout=SOON_S, check=False)
+    done = run_command(arguments, stdin, timeout_s=SOON_S)
     assert b"Traceback" not in done.stderr, done.stderr.decode()
     assert done.returncode == code, done.stderr.decode()
     return done

@@ -86,10 +86,10 @@ def test_a_long_handler_keeps_its_message(run: Run, topic: str) -> None:
         pause = time.sleep if threaded(bus) else asyncio.sleep
 
         def prepare(app: headrace.App) -> None:
-            @app.on(topic, lease=0.2)
+            @app.on(topic, lease=0.4)
             def handle(job: Any) -> Any:
                 seen.append(job.deliveries)
-                return pause(0.45)
+                return pause(0.6)
 
         async with running(bus, prepare) as at_work:
 

@@ -399,7 +399,10 @@ def test_several_topics_and_chosen_partitions(run: Run, topic: str) -> None:
     run(story)
 
 
-def test_patterns_find_new_topics(run: Run, topic: str) -> None:
+def test_patterns_find_new_topics(run: Run, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for face in ("_async", "_sync"):
+        monkeypatch.setattr(f"headrace.client.{face}.discovery._REFRESH_S", 0.1)
+
     async def story(bus: Any) -> None:
         await bus.publish(f"{topic}-1", b"old")
         found = []

@@ -20,6 +20,8 @@ ROUNDS = int(os.environ.get("HEADRACE_KILLS", "24"))
 """Of each of the tests here."""
 PRODUCERS = 3
 CONSUMERS = 3
+NEWS_BYTES = 200
+"""What producers write down, some twenty acknowledgements, before there is a kill."""
 FILES_EVERY = 8
 PEACE = 0.2
 """How often the broker ends in peace instead, and takes leave of its clients."""
@@ -128,6 +130,17 @@ class Crowd:
         self.members.remove(member)
         member.kill()
 
+    def wait_for_news(self, news_bytes: int) -> None:
+        """Wait until they have written so much more down: on a busy machine they may have hardly begun by now."""
+        wanted, deadline = self._written_bytes() + news_bytes, time.monotonic() + PATIENCE_S
+        while self._written_bytes() < wanted:
+            self.check()
+            assert time.monotonic() < deadline, f"nothing is heard of the {self._role}s"
+            time.sleep(0.005)
+
+    def _written_bytes(self) -> int:
+        return sum(book.stat().st_size for book in self._nursery.directory.glob(f"{self._role}-*.book"))
+
     def check(self) -> None:
         """All of them must be alive."""
         for member in self.members:
@@ -155,6 +168,7 @@ class Stage:
             self.producers.start()
         for _ in range(CONSUMERS):
             self.consumers.start()
+        self.consumers.wait_for_news(1)
 
     def strike(self, victims: str, dice: Random) -> None:
         """Kill some in one moment, and start them again, in any order."""
@@ -236,7 +250,9 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, victims: str) -
         stage = Stage(nursery, tmp_path, seed)
         stage.open()
         for number in range(1, ROUNDS + 1):
-            time.sleep(dice.uniform(0, 0.05) if number % 4 == 0 else dice.uniform(0.1, 0.8))
+            if number % 4:  # else who was started has hardly begun
+                stage.producers.wait_for_news(NEWS_BYTES)
+            time.sleep(dice.uniform(0, 0.2 if number % 4 else 0.05))
             if number % FILES_EVERY == 0:
                 stage.broker.kill()
                 stage.check_files()
@@ -250,7 +266,7 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, victims: str) -
         stage.check_files()
         stage.model.check_log(logs)
     acknowledged = sum(map(len, stage.model.acknowledged.values()))
-    assert acknowledged > 100 * ROUNDS, f"{acknowledged} messages in all: this tested next to nothing"
+    assert acknowledged > 10 * ROUNDS, f"{acknowledged} messages in all: this tested next to nothing"
     for path in stage.broker.logs().values():
         with headrace.Log(path) as log:
             assert log.verify().sound

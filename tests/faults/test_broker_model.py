@@ -238,6 +238,6 @@ class BrokerOnAFaultyDisk(Books):
 
 
 BrokerOnAFaultyDisk.TestCase.settings = settings(
-    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "150")), stateful_step_count=50
+    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "100")), stateful_step_count=50
 )
 test_broker_on_a_faulty_disk = BrokerOnAFaultyDisk.TestCase

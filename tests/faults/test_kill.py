@@ -11,7 +11,7 @@ from tests.known import content, said
 import headrace
 from headrace.model.errors import LogNotFound
 
-ROUNDS = 150
+ROUNDS = 100
 EVERYTHING_EVERY = 20
 """Reading all of a log again after every kill would take most of the time."""
 

@@ -408,6 +408,6 @@ class LeasedOnAFaultyDisk(Choices):
 
 
 LeasedOnAFaultyDisk.TestCase.settings = settings(
-    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "160")), stateful_step_count=50
+    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "110")), stateful_step_count=50
 )
 test_leased_on_a_faulty_disk = LeasedOnAFaultyDisk.TestCase

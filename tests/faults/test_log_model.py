@@ -189,7 +189,7 @@ class LogOnAFaultyDisk(RuleBasedStateMachine):
 
 
 LogOnAFaultyDisk.TestCase.settings = settings(
-    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "300")), stateful_step_count=30
+    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "200")), stateful_step_count=30
 )
 test_log_on_a_faulty_disk = LogOnAFaultyDisk.TestCase
 

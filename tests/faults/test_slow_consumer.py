@@ -23,7 +23,7 @@ STREAMS = 30
 SILENT = 10
 MEMORY_BYTES_MAX = 100 << 20
 """How much more memory all of them together may cost; they ask for a thousand times as much."""
-MOMENT_S = 1.0
+MOMENT_S = 0.5
 GONE_S = 30.0
 ASKED_MAX = 200_000
 

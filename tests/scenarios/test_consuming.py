@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.faults.broker_nursery import Nursery
+from tests.faults.broker_process import BrokerProcess
 
 import headrace
 from headrace import errors
@@ -21,35 +23,18 @@ from headrace import errors
 PATIENCE_S = 30.0
 
 
-class BrokerProcess:
-    """A broker that can be killed and started again, on the same data and port."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.url = f"headrace://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *options: str) -> None:
-        arguments = ["serve", "--data", str(self.data), "--port", str(self.port), "--log-level", "warning", *options]
-        self._process = subprocess.Popen([sys.executable, "-m", "headrace", *arguments])
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-        self._process.wait(PATIENCE_S)
-
-    def connect(self) -> headrace.Bus:
-        return headrace.connect(self.url, wait=PATIENCE_S)
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("brokers")) as forking:
+        yield forking
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "data")
+def broker(nursery: Nursery, tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(nursery, tmp_path / "data", "--log-level", "warning")
     process.start()
     yield process
-    process.end(signal.SIGKILL)
+    process.kill()
 
 
 @pytest.fixture
@@ -69,9 +54,9 @@ def numbers(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [BrokerProcess.kill, BrokerProcess.stop])
 def test_an_index_reader_does_not_notice_that_the_broker_was_restarted(
-    broker: BrokerProcess, bus: headrace.Bus, end: signal.Signals
+    broker: BrokerProcess, bus: headrace.Bus, end: Callable[[BrokerProcess], None]
 ) -> None:
     bus.publish_many("t", numbers(0, 100))
     seen: list[bytes] = []
@@ -79,7 +64,7 @@ def test_an_index_reader_does_not_notice_that_the_broker_was_restarted(
         for message in subscription:
             seen.append(message.value)
             if len(seen) in (50, 150):
-                broker.end(end)
+                end(broker)
                 broker.start()
             if len(seen) % 100 == 99 and len(seen) < 200:
                 bus.publish_many("t", numbers(len(seen) + 1, len(seen) + 101))
@@ -94,7 +79,7 @@ def test_nothing_sent_while_the_broker_dies_is_lost_or_doubled(broker: BrokerPro
         for round_number in range(4):
             for number in range(1000):
                 producer.send(b"%d-%d" % (round_number, number), key=f"k{number % 20}")
-            broker.end(signal.SIGKILL)
+            broker.kill()
             broker.start()
     with bus.subscribe("t", timeout=1) as subscription:
         seen = [message.value for message in subscription]
@@ -106,7 +91,7 @@ def test_keys_stay_in_order_through_a_crash(broker: BrokerProcess, bus: headrace
         for number in range(3000):
             producer.send(b"%d" % number)
             if number == 1500:
-                broker.end(signal.SIGKILL)
+                broker.kill()
                 broker.start()
     with bus.subscribe("t", timeout=1) as subscription:
         assert [message.value for message in subscription] == numbers(0, 3000)
@@ -122,7 +107,7 @@ def test_a_group_goes_on_after_a_restart_without_missing_anything(broker: Broker
             seen.add(message.value)
             if kills and len(seen) == kills[0]:
                 del kills[0]
-                broker.end(signal.SIGKILL)
+                broker.kill()
                 broker.start()
             if len(seen) == 300:
                 break
@@ -213,7 +198,7 @@ def test_a_member_that_was_out_of_touch_comes_back(broker: BrokerProcess, bus: h
     done = threading.Event()
 
     async def sleepy() -> None:
-        sleepy_bus = await headrace.connect_async(broker.url)
+        sleepy_bus = await headrace.connect_async(broker.tcp_url)
         async with sleepy_bus, sleepy_bus.subscribe("t", group="g", session_timeout=0.5, timeout=0.2) as member:
             while not done.is_set():
                 async for message in member:
@@ -266,7 +251,7 @@ def test_sigterm_lets_a_worker_process_end_in_peace(broker: BrokerProcess, bus: 
     bus.publish_many("t", numbers(0, 100_000))
     program = f"""
         import headrace
-        bus = headrace.connect({broker.url!r})
+        bus = headrace.connect({broker.tcp_url!r})
         handled = []
         def handle(message):
             handled.append(message.offset)

@@ -27,6 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkBroker]:
 
 
 def test_trades(spark: SparkSession, broker: SparkBroker, tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="transformWithState needs protobuf: pip install headrace[spark]")
     messages = made("trades", 3000, 0.25)
     runs = halves(messages)
     publish(broker.bus, "trades", runs[0])

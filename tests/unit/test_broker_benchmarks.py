@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks import broker, broker_kafka, broker_nats, broker_rabbitmq, harness, installing
 
-from headrace.bench import broker_workloads, brokers, run
+from headrace.bench import broker_workloads
 from headrace.bench.brokers import Comparison, Pace, check_shares
 from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult, duration, measure
 from headrace.bench.payload import Payload
@@ -255,16 +255,3 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
 
 def test_nobody_answers_at_a_port_that_is_free() -> None:
     assert not answers(1, b"PING", b"PONG")
-
-
-# What users get
-
-
-def test_users_get_the_same_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run, "SAMPLES_MIN", 1)
-    monkeypatch.setattr(brokers, "_SETTLE_S", 0)
-    lines: list[dict[str, Any]] = []
-    run.run_broker(str(tmp_path / "new"), seconds=0.005, size=50, batch=10, emit=lines.append)
-    assert [*dict.fromkeys(line["name"].removeprefix("broker.") for line in lines)] == [*UNITS][:-1]
-    assert all(line["median"] > 0 for line in lines)
-    assert list((tmp_path / "new").iterdir()) == []

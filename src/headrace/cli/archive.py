@@ -13,6 +13,7 @@ from headrace.cli.connecting import add_connection, add_yes, broker_url, confirm
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_ERROR, EXIT_USAGE, Output, Progress, counted, say, table
+from headrace.cli.pipeline_display import bytes_text
 from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
 
 if TYPE_CHECKING:
@@ -178,23 +179,10 @@ def _outcome_content(outcome: "Outcome") -> dict[str, Any]:
 def _outcome_text(outcome: "Outcome") -> str:
     done = "nothing more to archive"
     if outcome.files:
-        files = f"{counted(outcome.files, 'file')}, {_size_text(outcome.bytes)}"
+        files = f"{counted(outcome.files, 'file')}, {bytes_text(outcome.bytes)}"
         done = f"{counted(outcome.messages, 'message')} archived in {files}"
     dropped = f"; {counted(outcome.dropped, 'message')} dropped from the log" if outcome.dropped else ""
     return f"{outcome.topic}: {done}{dropped}"
-
-
-def _size_text(size: int) -> str:
-    """About how much it is.
-
-    >>> _size_text(999), _size_text(23_961), _size_text(5_000_000_000)
-    ('999 B', '24.0 kB', '5.0 GB')
-    """
-    about, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if about >= 1000:
-            about, unit = about / 1000, larger
-    return f"{size} B" if unit == "B" else f"{about:.1f} {unit}"
 
 
 def status(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
@@ -226,7 +214,7 @@ def _row(one: "TopicStatus") -> tuple[Any, ...]:
     until = "-" if one.archived_until_us is None else time_text(one.archived_until_us)
     name = f"{one.topic} (deleted, id {one.topic_id})" if one.deleted else one.topic
     in_log = sum(each.log_end - each.log_first for each in one.partitions)
-    return name, one.messages, one.files, _size_text(one.bytes), until, in_log, one.open
+    return name, one.messages, one.files, bytes_text(one.bytes), until, in_log, one.open
 
 
 def _partitions(one: "TopicStatus") -> Iterator[str]:

@@ -116,6 +116,8 @@ class Restorer:
     def restore(self, chunks: Sequence[Chunk], parts: dict[int, list[Part]]) -> Restored:
         """Publish the parts; those that this topic was given before are not published again."""
         target_id = self._made(chunks, parts)
+        # Spark looks for sinks in the session that is the active one of the thread, which this makes it.
+        self._spark.createDataFrame([], "nothing int")
         messages = sum(self._partition(chunks[0], target_id, some) for some in parts.values())
         return Restored(self._target, messages, sum(map(len, parts.values())))
 
