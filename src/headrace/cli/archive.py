@@ -309,7 +309,9 @@ def _session(given: argparse.Namespace) -> "Iterator[SparkSession]":
     try:
         with ThreadPoolExecutor(1) as aside:  # in a thread PySpark leaves our handlers of signals alone
             spark = aside.submit(session.begin).result()
-        yield spark
-        spark.stop()  # else PySpark is surprised that Java goes, and says so at length
+        try:
+            yield spark
+        finally:
+            spark.stop()  # else PySpark is surprised that Java goes, and says so at length
     finally:
         session.end()

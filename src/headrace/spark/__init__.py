@@ -1,7 +1,11 @@
 """Headrace on Spark: every topic is a DataFrame, batch or streaming, in and out."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.spark.pipelines import pipeline
+    from headrace.spark.sessions import session
 
 _HOMES = {
     "pipeline": "headrace.spark.pipelines",
