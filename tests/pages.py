@@ -51,6 +51,11 @@ class Block(NamedTuple):
     """Whether nothing but empty lines is between it and the block before."""
 
 
+def needs_spark(page: Path) -> bool:
+    """Whether a page tells its readers to install Spark."""
+    return "headrace[spark]" in page.read_text(encoding="utf-8")
+
+
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page, in order."""
     found: list[Block] = []

@@ -1,9 +1,9 @@
-"""What the documentation shows is what happens."""
+"""What the documentation shows is what happens; pages about Spark have tests/spark/test_spark_pages.py."""
 
 from pathlib import Path
 
 import pytest
-from tests.pages import ROOT, blocks, reader
+from tests.pages import ROOT, blocks, needs_spark, reader
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -11,6 +11,7 @@ PAGES = [
     for folder in ("how-to", "reference")
     for page in sorted((DOCS / folder).glob("*.md"))
     if any(block.language in ("python", "console", "sh") for block in blocks(page.read_text(encoding="utf-8")))
+    and not needs_spark(page)
 ]
 
 

@@ -1,4 +1,4 @@
-"""Publishes two million messages for the future, and prints how much memory each takes in the broker."""
+"""Publishes five million messages for the future, and prints how much memory each takes in the broker."""
 
 import random
 import resource
@@ -9,7 +9,7 @@ from headrace.model.leasing import SubscriptionCreate, SubscriptionDescribe
 from headrace.model.requests import Publish
 from headrace.testing.workbench import Workbench
 
-MESSAGES = 2_000_000
+MESSAGES = 5_000_000
 BATCH = 10_000
 
 

@@ -1,6 +1,7 @@
 """What Spark's tests share: one session for all of them, and real brokers."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ def java_problem() -> str | None:
     if not java:
         return "Spark's tests need Java 17: apt-get install openjdk-17-jre-headless"
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    return None if ' version "' in said else f"{java} does not work: {said}"
+    version = re.search(r'version "(\d+)', said)
+    return None if version and int(version[1]) >= 17 else f"Spark's tests need Java 17, which {java} is not: {said}"
 
 
 def spark_settings() -> dict[str, str]:

@@ -18,7 +18,7 @@ from tests.spark.conftest import SparkBroker
 from headrace.engines.store import Store
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.topic import topic_settings
-from headrace.spark.archive import copying, running
+from headrace.spark.archive import bounds, copying, running
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest
 from headrace.spark.archive.restoring import Restored, Restorer, archived_chunks, chosen_parts
 from headrace.spark.archive.running import Archiver, Outcome, Wishes
@@ -333,12 +333,14 @@ def test_there_may_be_nothing_to_archive(spark: Any, broker: SparkBroker, topic:
 
 
 def test_a_group_keeps_in_the_log_what_it_has_still_to_read(
-    spark: Any, broker: SparkBroker, topic: str, url: str
+    spark: Any, broker: SparkBroker, topic: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bounds, "CHUNK_OFFSETS", 15)
     fill(broker, topic, 20)
     broker.bus.commit(topic, {(topic, 0): 8})
     outcome = archive(spark, broker, topic, url, older_than_s=0)
     assert (outcome.dropped, firsts(broker, topic)) == (8, [8])
+    assert [chunk.ranges for chunk in chunks_of(broker, topic)] == [{0: (0, 15)}, {0: (15, 20)}]
     assert outcome.notes == [f"{topic}: what groups or leased subscriptions have still to read stays in the log, too"]
     assert [row[2] for row in rows(spark, broker, topic)] == list(range(20))
     broker.bus.commit(topic, {(topic, 0): 20})

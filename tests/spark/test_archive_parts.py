@@ -9,18 +9,28 @@ from typing import Any
 import msgspec
 import pytest
 
-pytest.importorskip("pyarrow", reason="pip install headrace[spark]")
+pytest.importorskip("pyspark", reason="pip install headrace[spark]")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 import headrace
 from headrace.model.batch import Batch, Columns, encode
-from headrace.model.errors import CorruptFile, InvalidArgument, OffsetOutOfRange, TopicNotFound, UnsupportedFormat
+from headrace.model.errors import (
+    CorruptBatch,
+    CorruptFile,
+    InvalidArgument,
+    OffsetOutOfRange,
+    TopicNotFound,
+    UnsupportedFormat,
+)
 from headrace.model.requests import PartitionInfo, TopicInfo
 from headrace.model.topic import TopicSettings
+from headrace.server import EmbeddedServer
 from headrace.spark.archive import bounds, committing, places
 from headrace.spark.archive.manifest import (
     MANIFEST_TOPIC,
@@ -35,8 +45,9 @@ from headrace.spark.archive.manifest import (
 from headrace.spark.archive.origin import ArchivedOrigin
 from headrace.spark.archive.parquet import SCHEMA, Sum, find_time, rows_of
 from headrace.spark.archive.serving import Serving, batches_of, unexpired
-from headrace.spark.archive.tasks import compare
+from headrace.spark.archive.tasks import LogReading, compare
 from headrace.spark.planning import Range, Span, TopicState
+from headrace.spark.values import value_columns
 
 NOW_US = time.time_ns() // 1000
 DAY_US = 86_400_000_000
@@ -206,6 +217,23 @@ def test_what_has_expired_is_not_served(tmp_path: Path) -> None:
     assert [batch.to_pydict() for batch in found] == [{"topic": ["orders"] * 2, "offset": [0, 2], "partition": [3] * 2}]
 
 
+def test_values_are_served_as_the_query_wants_them(tmp_path: Path) -> None:
+    rows = table(range(3), value=[b'{"a": 1}', None, b"no JSON"])
+    one = stored(tmp_path, rows, 0, 3)
+    for kind, wanted in (
+        (BinaryType(), [b'{"a": 1}', None, b"no JSON"]),
+        (StringType(), ['{"a": 1}', None, "no JSON"]),
+        (StructType([StructField("a", IntegerType())]), [{"a": 1}, None, None]),
+    ):
+        corrupt = [StructField("_corrupt", StringType())] if isinstance(kind, StructType) else []
+        schema = StructType([StructField("value", kind), *corrupt])
+        serving = Serving(to_arrow_schema(schema, timezone="UTC"), value_columns(schema))
+        (batch,) = serving.record_batches(Range("orders", 0, 0, 3), [one])
+        assert batch.column("value").to_pylist() == wanted
+        if corrupt:
+            assert batch.column("_corrupt").to_pylist() == [None, None, "no JSON"]
+
+
 def test_archived_messages_as_batches(tmp_path: Path) -> None:
     headers = [[{"key": "a", "value": b"b"}], None, []]
     rows = table([3, 5, 6], headers=headers, priority=[1, None, -1], due=[NOW_US, None, None])
@@ -276,6 +304,32 @@ def halves(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
 
 
 WANTED = Range("orders", 0, 0, 100)
+
+
+def test_what_is_damaged_is_told_or_left_out(tmp_path: Path) -> None:
+    server = EmbeddedServer(str(tmp_path), host="127.0.0.1", port=0)
+    try:
+        host, port = server._server.addresses[0]
+        address = f"headrace://{host}:{port}"
+        with headrace.connect(address) as bus:
+            for each in (b"first", b"second", b"third"):
+                bus.publish_many("orders", [each] * 20, expires=[1] * 20)  # which is long ago
+        (segment,) = (tmp_path / "topics").glob("default.orders.*/*.seg")
+        content = segment.read_bytes()
+        with segment.open("r+b") as file:
+            file.seek(content.index(b"second"))
+            file.write(b"s3cond")
+        wanted = Range("orders", 0, 0, 60)
+        with pytest.raises(CorruptBatch):
+            list(LogReading(address, 10, may_vanish=False, skip_damaged=False).record_batches(wanted))
+        found = list(LogReading(address, 10, may_vanish=False, skip_damaged=True).record_batches(wanted))
+        assert [at for rows in found for at in rows.column("offset").to_pylist()] == [*range(20), *range(40, 60)]
+        with pytest.raises(OffsetOutOfRange, match="not there"):
+            list(
+                LogReading(address, 10, may_vanish=False, skip_damaged=False).record_batches(Range("orders", 0, 40, 61))
+            )
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("vanish", [False, True])

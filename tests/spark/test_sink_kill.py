@@ -149,8 +149,10 @@ def test_every_row_is_written_once_whoever_is_killed(own_broker: SparkBroker, tm
             driver.begin()
             stage.live(driver, 1)
             following = stage.start()  # while this one lives: to start takes longer than all else
-            for _ in range(STRIKES):
+            for number in range(STRIKES):
                 stage.strike(driver)
+                if number % 2:
+                    stage.live(driver, 1)
             stage.end(driver)
             stage.check()
         driver = following

@@ -46,6 +46,7 @@ class QuickSession:
 
         self._master = checked_master(master)
         self._conf = conf
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log: Any = None
         self._process: Any = None
         self._borrowed = SparkSession.getActiveSession()
@@ -87,6 +88,8 @@ class QuickSession:
         except subprocess.TimeoutExpired:
             self._process.terminate()
         self._log.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _begin_context(self) -> None:
         from pyspark import SparkConf, SparkContext
@@ -96,6 +99,10 @@ class QuickSession:
         if local_cores(self._master) is not None:
             settings |= _LOCAL
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            self._scratch = tempfile.TemporaryDirectory(prefix="headrace-spark-", ignore_cleanup_errors=True)
+            settings |= {
+                name: f"{self._scratch.name}/{name}" for name in ("spark.local.dir", "spark.sql.warehouse.dir")
+            }
         conf = SparkConf().setMaster(self._master).setAll(list({**settings, **self._conf}.items()))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed when Java has ended
         launch: Any = launch_gateway

@@ -4,7 +4,9 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -145,4 +147,8 @@ def _begin_context(master: str, settings: Mapping[str, str], lock_fd: int, log_f
     if log_fd is not None:
         started["stderr"] = log_fd
     launch: Any = launch_gateway
+    before = signal.getsignal(signal.SIGINT)
     SparkContext(conf=conf, gateway=launch(conf, started))
+    # Spark takes Ctrl-C for itself, and would cancel the batches that are to be finished.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)

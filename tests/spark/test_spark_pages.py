@@ -1,0 +1,18 @@
+"""What the pages about Spark show is what happens."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests import pages
+
+PATIENCE_S = 280
+HOW_TO = pages.ROOT / "docs" / "how-to"
+
+
+@pytest.mark.parametrize("page", [page.name for page in sorted(HOW_TO.glob("*.md")) if pages.needs_spark(page)])
+def test_a_page_is_true(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    assert spark is SparkSession.getActiveSession()  # the one that the page's programs use
+    monkeypatch.setattr(pages, "COMMAND_S", PATIENCE_S)
+    with pages.reader(tmp_path) as reading:
+        reading.read(f"how-to/{page}", (HOW_TO / page).read_text(encoding="utf-8"))
