@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.bench.measure import SAMPLES_MIN, Benchmark, WrongResult, measure
 
-GROUPS = ("storage", "broker", "leased")
+GROUPS = ("storage", "broker", "leased", "spark")
 """Each is a module here, whose `benchmarks()` tells what to measure."""
 SAMPLE_S = 0.5
 """What a sample lasts, about."""
