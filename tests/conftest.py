@@ -18,8 +18,10 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-SPARK = ("spark", "test_how_to")
-"""Words in the names of tests that may use Spark."""
+SPARK = "tests/spark/"
+"""Where tests share a session of Spark."""
+BY_ITSELF = ("test_sink_kill", "test_declarative")
+"""Those of them that do not, and may run beside it."""
 FIRST = ("tests/spark/", "tests/faults/", "tests/scenarios/", "tests/acceptance/")
 """Folders whose files take long. When files are shared among processes these go first, so that none is left alone
 with one of them in the end."""
@@ -33,12 +35,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files, and one of them all that uses Spark: so there is one session of it."""
+    """Give each process whole files, and one of them all that shares a session of Spark."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if any(word in nodeid for word in SPARK) else super()._split_scope(nodeid)
+            if any(word in nodeid for word in BY_ITSELF):
+                return nodeid
+            return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
 
     config.option.loadscopereorder = False  # the order is ours
     return Scheduling(config, log)

@@ -25,7 +25,7 @@ from tests.faults.broker_transactions import (
 import headrace
 from headrace.model.errors import GroupNotFound
 
-ROUNDS = int(os.environ.get("HEADRACE_KILLS", "33"))
+ROUNDS = int(os.environ.get("HEADRACE_KILLS", "22"))
 Place = tuple[str, int]
 
 

@@ -14,7 +14,7 @@ from tests.spark import sink_driver
 from tests.spark.conftest import SparkBroker
 from tests.spark.sink_driver import ROWS, TOPIC
 
-LIVES = int(os.environ.get("HEADRACE_DRIVERS", "3"))
+LIVES = int(os.environ.get("HEADRACE_DRIVERS", "2"))
 STRIKES = 4
 PARTITIONS = 2
 PATIENCE_S = 180.0

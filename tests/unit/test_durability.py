@@ -36,7 +36,8 @@ def test_an_append_returns_before_it_is_synced(tmp_path: Path) -> None:
     host = Host()
     log = FileLog(host, str(tmp_path / "log"))
     receipt = log.append(batch(), 1, Durability.WRITTEN)
-    assert (receipt.base_offset, receipt.next_offset, receipt.reached) == (0, 1, Durability.WRITTEN)
+    assert (receipt.base_offset, receipt.next_offset) == (0, 1)
+    assert receipt.reached >= Durability.WRITTEN  # the disk may have been quick
     receipt.wait(Durability.WRITTEN)
     receipt.wait(Durability.SYNCED)
     assert log.synced_offset == 1

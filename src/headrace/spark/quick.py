@@ -1,5 +1,6 @@
 """A Spark session for one command: begun as quickly as can be, silent, and gone with the command."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -82,6 +83,7 @@ class QuickSession:
             if self._session is not None:
                 self._session.stop()
             return
+        logging.getLogger().addFilter(_not_of_py4j)
         self._process.stdin.close()  # Java ends when it is alone, and tidies up
         try:
             self._process.wait(_END_S)
@@ -114,3 +116,8 @@ class QuickSession:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()[-_TOLD_LINES:]
         return ":\n  " + "\n  ".join(lines) if lines else ""
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether it is not PySpark's bridge that speaks, which wants to let go of Java's objects when Java has ended."""
+    return "/py4j/" not in record.pathname

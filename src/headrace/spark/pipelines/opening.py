@@ -150,5 +150,5 @@ def _begin_context(master: str, settings: Mapping[str, str], lock_fd: int, log_f
     before = signal.getsignal(signal.SIGINT)
     SparkContext(conf=conf, gateway=launch(conf, started))
     # Spark takes Ctrl-C for itself, and would cancel the batches that are to be finished.
-    if threading.current_thread() is threading.main_thread():
+    if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, before)
