@@ -28,7 +28,11 @@ with one of them in the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bring the tests into the order in which processes take them, if there are several."""
+    """Leave out what takes long, unless it is asked for; have the rest in the order in which processes take it."""
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes long: bin/test --long runs it, too"))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
 

@@ -202,6 +202,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
             one.end()
 
 
+@pytest.mark.long
 def test_a_process_of_its_own(command: Callable[..., Command], shop: SparkBroker, tmp_path: Path) -> None:
     columns = "key, max(timestamp) > now() - interval 1 day as fresh, timestamp'2026-01-31 12:00:00' as noon"
     query = f"select {columns} from bills group by key order by key"
@@ -211,6 +212,7 @@ def test_a_process_of_its_own(command: Callable[..., Command], shop: SparkBroker
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_process_that_follows(command: Callable[..., Command], shop: SparkBroker, topic: str) -> None:
     shop.bus.create_topic(topic)
     shop.bus.publish_many(topic, [b"a", b"b", b"b"])

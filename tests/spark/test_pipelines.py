@@ -561,6 +561,7 @@ def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
     eventually(lambda: not supervised(broker.data / "pipelines"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_driver_and_a_broker_are_killed_and_nothing_is_lost_or_doubled(
     tidy: SparkBroker, topic: str, tmp_path: Path
@@ -606,6 +607,7 @@ def test_a_driver_and_a_broker_are_killed_and_nothing_is_lost_or_doubled(
     assert main(["pipeline", "remove", "copies", "--yes", "--files", *here]) == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_declarative_pipelines_of_sparks_read_and_write_topics(broker: SparkBroker, tmp_path: Path) -> None:
     for module in ("grpc", "grpc_status", "google.rpc", "zstandard", "yaml"):

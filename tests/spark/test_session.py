@@ -11,7 +11,6 @@ from tests.spark.conftest import SparkBroker
 
 import headrace.spark
 from headrace.model.errors import InvalidArgument, TopicNotFound
-from headrace.spark.quick import QuickSession, kept_classes
 from headrace.spark.sessions import java_version, need_java
 from headrace.spark.tables import register
 
@@ -121,17 +120,3 @@ def test_without_pyspark(tmp_path: Path) -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "pip install 'headrace[spark]'" in said.stdout
-
-
-def test_classes_that_were_kept_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def java(**options: bool) -> str:
-        return QuickSession("local[2]", {}, **options)._local_settings("/scratch")["spark.driver.extraJavaOptions"]
-
-    assert "jsa" not in java()
-    assert '-XX:ArchiveClassesAtExit="/scratch/' in java(keep_classes=True)
-    Path(kept_classes()).parent.mkdir()
-    Path(kept_classes()).touch()
-    assert f'-XX:SharedArchiveFile="{tmp_path}/' in java()
-    assert "SharedArchiveFile" not in java(keep_classes=True)

@@ -8,9 +8,15 @@ from tests import pages
 
 PATIENCE_S = 280
 HOW_TO = pages.ROOT / "docs" / "how-to"
+LONG = ("archive.md", "pipelines.md")
+PAGES = [
+    pytest.param(page.name, marks=[pytest.mark.long] if page.name in LONG else [])
+    for page in sorted(HOW_TO.glob("*.md"))
+    if pages.needs_spark(page)
+]
 
 
-@pytest.mark.parametrize("page", [page.name for page in sorted(HOW_TO.glob("*.md")) if pages.needs_spark(page)])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_true(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     assert spark is SparkSession.getActiveSession()  # the one that the page's programs use
     monkeypatch.setattr(pages, "COMMAND_S", PATIENCE_S)

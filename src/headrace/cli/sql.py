@@ -57,9 +57,6 @@ messages published from now on, or from --from on. A query that groups tells
 rows again when they change; one that sorts as well, all rows again. Ends with
 Ctrl-C, SIGTERM, --limit, and when nobody reads its output any more.
 
-The first run with --prepare keeps Spark's classes, as Java has them ready, in
-170 MB of ~/.cache/headrace: then each run has about a third less to do.
-
 A table has 1,000 rows at most unless --limit says otherwise. Needs Spark and
 Java: pip install 'headrace[spark]'. Times are UTC.
 """
@@ -96,9 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--master", default="local[*]", help="where Spark runs (default: local[*])")
     where.add_argument(
         "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark; may be given again"
-    )
-    where.add_argument(
-        "--prepare", action="store_true", help="take longer this once, and let all later starts of Java take less time"
     )
     parser.set_defaults(run=sql, check=_check)
 
@@ -185,10 +179,9 @@ class _Sql:
         from headrace.spark.quick import QuickSession
 
         conf = dict(setting.split("=", 1) for setting in self._given.conf)
-        quick = QuickSession(self._given.master, conf, keep_classes=self._given.prepare)
+        quick = QuickSession(self._given.master, conf)
         starting = _Aside(quick.begin)
         try:
-            quick.preload()
             self._topics, tables = self._tables()
             spark: Session = starting.result()
             self._register(spark, tables)

@@ -2,14 +2,11 @@
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
@@ -20,7 +17,7 @@ from headrace.spark.sessions import need_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
 """For a process that lives for seconds: compile quickly rather than well, and start no threads that are not needed."""
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -30,10 +27,13 @@ _SETTINGS = {
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
     "spark.sql.streaming.stopTimeout": "10s",
 }
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _JAVA,
+}
 _TOLD_LINES = 15
 _END_S = 20.0
-_KEEP_S = 600.0
-_CLASSES = "classes.jsa"
 
 
 class QuickSession:
@@ -42,13 +42,11 @@ class QuickSession:
     A program that has a session already, and runs a command, goes on with its own.
     """
 
-    def __init__(self, master: str, conf: Mapping[str, str], *, keep_classes: bool = False) -> None:
+    def __init__(self, master: str, conf: Mapping[str, str]) -> None:
         from pyspark.sql import SparkSession
 
         self._master = checked_master(master)
         self._conf = conf
-        self._keep_classes = keep_classes
-        """Whether Java is to leave behind what lets the next one begin in less time."""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log: Any = None
         self._process: Any = None
@@ -60,11 +58,8 @@ class QuickSession:
         if self._borrowed is not None:
             return self._borrowed
         need_java(self._master)
-        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
-
-        from headrace.spark.problems import problem_text
 
         os.environ["TZ"] = "UTC"  # PySpark tells times in the zone of its process, whatever Spark's is
         time.tzset()
@@ -75,19 +70,12 @@ class QuickSession:
             else:
                 self._begin_context()
             self._session = builder.getOrCreate()
-        except (PySparkException, Py4JError) as error:
-            if isinstance(error, PySparkException) and error.getCondition() == "JAVA_GATEWAY_EXITED":
+        except PySparkException as error:
+            if error.getCondition() == "JAVA_GATEWAY_EXITED":
                 raise SparkMissing(f"Java ended before Spark had begun{self._said()}") from error
-            raise InvalidArgument(f"Spark could not begin: {problem_text(error)}") from error
+            raise InvalidArgument(f"Spark could not begin: {error}") from error
         assert self._session is not None
         return self._session
-
-    def preload(self) -> None:
-        """Import what will be needed, while Java starts."""
-        import_module("headrace.spark.statements")
-        import_module("headrace.spark.tables")
-        # PySpark asks before it hands anything to Java whether there is NumPy; that takes as long as all the rest.
-        import_module("pyspark.testing.utils")
 
     def end(self) -> None:
         """End the session and its Java process."""
@@ -98,15 +86,11 @@ class QuickSession:
         logging.getLogger().addFilter(_not_of_py4j)
         self._process.stdin.close()  # Java ends when it is alone, and tidies up
         try:
-            self._process.wait(_KEEP_S if self._keep_classes else _END_S)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.terminate()
         self._log.close()
         if self._scratch is not None:
-            made = f"{self._scratch.name}/{_CLASSES}"
-            if os.path.exists(made):
-                os.makedirs(os.path.dirname(kept_classes()), exist_ok=True)
-                shutil.move(made, kept_classes())
             self._scratch.cleanup()
 
     def _begin_context(self) -> None:
@@ -115,9 +99,12 @@ class QuickSession:
 
         settings = session_settings("headrace sql", self._master, {}, quick=True, quiet=True) | _SETTINGS
         if local_cores(self._master) is not None:
+            settings |= _LOCAL
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             self._scratch = tempfile.TemporaryDirectory(prefix="headrace-spark-", ignore_cleanup_errors=True)
-            settings |= self._local_settings(self._scratch.name)
+            settings |= {
+                name: f"{self._scratch.name}/{name}" for name in ("spark.local.dir", "spark.sql.warehouse.dir")
+            }
         conf = SparkConf().setMaster(self._master).setAll(list({**settings, **self._conf}.items()))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed when Java has ended
         launch: Any = launch_gateway
@@ -125,30 +112,10 @@ class QuickSession:
         self._process = gateway.proc
         SparkContext(conf=conf, gateway=gateway)
 
-    def _local_settings(self, scratch: str) -> dict[str, str]:
-        java = _JAVA
-        if self._keep_classes:
-            java += f' -XX:ArchiveClassesAtExit="{scratch}/{_CLASSES}"'
-        elif os.path.exists(kept_classes()):  # if they are of another Spark or Java, that is seen, and does no harm
-            java += f' -XX:SharedArchiveFile="{kept_classes()}"'
-        return {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": java,
-            "spark.local.dir": f"{scratch}/local",
-            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
-        }
-
     def _said(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()[-_TOLD_LINES:]
         return ":\n  " + "\n  ".join(lines) if lines else ""
-
-
-def kept_classes() -> str:
-    """The file in which Java finds Spark's classes ready for use, if one has been made."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(cache, "headrace", f"spark-{version('pyspark')}.jsa")
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
