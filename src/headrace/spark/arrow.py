@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import msgspec
@@ -20,7 +20,8 @@ _BYTES = 16 << 20
 Values = Callable[[pa.Array], dict[str, pa.Array]]
 """Makes the column `value`, and what goes with it, of the messages' bytes."""
 
-_BIN8_BYTES = 2
+_NIL = b"\xc0"
+_UINT64, _UINT64_BYTES = 0xCF, 8
 _TIME = pa.timestamp("us", "UTC")
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _TEXTS = msgspec.msgpack.Decoder(list[bytes | None] | None)
@@ -53,11 +54,9 @@ class Decoder:
         for batch in batches:
             if not self._is_wanted(batch, wanted):
                 continue
-            piece = _Piece(batch, wanted, self._expired_too)
-            if piece.count:
-                pieces.append(piece)
-                rows += piece.count
-                size += batch.raw_bytes
+            pieces.append(_Piece(batch, wanted, self._expired_too))
+            rows += batch.count
+            size += batch.raw_bytes
             if rows >= _ROWS or size >= _BYTES:
                 yield self._joined(wanted, pieces, rows)
                 pieces, rows, size = [], 0, 0
@@ -79,57 +78,49 @@ class Decoder:
             if name in arrays:
                 continue
             if name in ("value", "_corrupt"):
-                arrays |= self._values(_binary(pieces, "values"))
+                arrays |= self._values(_binary(pieces, "values", rows))
             else:
                 arrays[name] = _COLUMNS[name](wanted, pieces, rows)
-        return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
+        whole = pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
+        if all(piece.wanted is None for piece in pieces):
+            return whole
+        wanted_ones = chain.from_iterable(piece.wanted or repeat(True, piece.count) for piece in pieces)
+        return whole.filter(pa.array(wanted_ones, pa.bool_()))
 
 
 class _Piece:
-    """What is wanted of one batch. Its columns are decoded when they are asked for: most reads need few of them."""
+    """One batch. Its columns are decoded when they are asked for, with those of others: most reads need few of them."""
 
-    __slots__ = ("_raw", "batch", "count", "indices", "places")
+    __slots__ = ("batch", "count", "raw", "wanted")
 
     def __init__(self, batch: Batch, wanted: Range, expired_too: bool) -> None:
         self.batch = batch
-        self._raw = batch.raw_columns()
-        self.places: Sequence[int] | None = self._raw.places
-        """Each message's offset less the batch's, if there are holes."""
-        self.indices: Sequence[int] | None = None
-        """Of the messages that are wanted, if not all are."""
+        self.raw = batch.raw_columns()
         self.count = batch.count
+        self.wanted: list[bool] | None = None
+        """For each message, whether it is; None if all are."""
         outside = batch.base_offset < wanted.start or batch.next_offset > wanted.end
-        expires = None if expired_too else _NUMBERS.decode(self._raw.expires)
+        expires = None if expired_too else _NUMBERS.decode(self.raw.expires)
         if outside or expires is not None:
-            self._pick(wanted, expires)
+            self.wanted = self._picked(wanted, expires)
 
-    def _pick(self, wanted: Range, expires: Sequence[int | None] | None) -> None:
+    def _picked(self, wanted: Range, expires: Sequence[int | None] | None) -> list[bool] | None:
         """Leave out what is not of the range, and what has expired."""
         now_us, base = time.time_ns() // 1000, self.batch.base_offset
-        places = range(self.count) if self.places is None else self.places
-        indices = [
-            index
-            for index, place in enumerate(places)
-            if wanted.start <= base + place < wanted.end
+        places = range(self.count) if self.raw.places is None else self.raw.places
+        picked = [
+            wanted.start <= base + place < wanted.end
             and (expires is None or (ends := expires[index]) is None or ends > now_us)
+            for index, place in enumerate(places)
         ]
-        if len(indices) < self.count:
-            self.indices, self.count = indices, len(indices)
-            self.places = [places[index] for index in indices]
-
-    def even(self, name: str) -> np.ndarray | None:
-        """A column of bytes, a row for each message that is wanted, if all of them are of one length."""
-        table = _even(memoryview(getattr(self._raw, name)), self.batch.count)
-        return table if table is None or self.indices is None else table[self.indices]
+        return None if all(picked) else picked
 
     def column(self, name: str, decoder: Any) -> list[Any] | None:
-        """A column of the messages that are wanted; None if no message has it."""
-        column: list[Any] | None = decoder.decode(getattr(self._raw, name))
-        if column is None:
-            return None
-        if len(column) != self.batch.count:
-            raise InvalidBatch(f"a column has {len(column)} entries for {self.batch.count} messages")
-        return column if self.indices is None else [column[index] for index in self.indices]
+        """A column; None if no message has it."""
+        column: list[Any] | None = decoder.decode(getattr(self.raw, name))
+        if column is not None and len(column) != self.count:
+            raise InvalidBatch(f"a column has {len(column)} entries for {self.count} messages")
+        return column
 
 
 def _chained(pieces: list[_Piece], name: str, decoder: Any) -> list[Any]:
@@ -141,35 +132,60 @@ def _chained(pieces: list[_Piece], name: str, decoder: Any) -> list[Any]:
     return chained
 
 
-def _binary(pieces: list[_Piece], name: str) -> pa.Array:
+def _is_nowhere(pieces: list[_Piece], name: str) -> bool:
+    return all(bytes(getattr(piece.raw, name)) == _NIL for piece in pieces)
+
+
+def _binary(pieces: list[_Piece], name: str, rows: int) -> pa.Array:
     """A column of bytes of all pieces."""
-    tables = []
+    tables = _even(pieces, name, _bytes_head)
+    if tables is None:
+        return pa.array(_chained(pieces, name, _TEXTS), pa.binary())
+    edges = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.repeat([table.shape[1] for table in tables], [len(table) for table in tables]), out=edges[1:])
+    content = np.ascontiguousarray(_joined([table.reshape(-1) for table in tables]))
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(edges), pa.py_buffer(content)])
+
+
+def _even(pieces: list[_Piece], name: str, head_of: Callable[[np.ndarray], int | None]) -> list[np.ndarray] | None:
+    """A column as tables of bytes, a row for each message; None if messages of a batch differ in length.
+
+    Messages of one length need no object each: what lies side by side in the batch does so in Arrow.
+    """
+    runs: list[tuple[int, list[memoryview]]] = []  # neighbours of one length, together
     for piece in pieces:
-        table = piece.even(name)
-        if table is None:
-            return pa.array(_chained(pieces, name, _TEXTS), pa.binary())
-        tables.append(table)
-    # Messages of one length need no object each: what lies side by side in the batch does so in Arrow.
-    widths = np.repeat([table.shape[1] for table in tables], [len(table) for table in tables])
-    edges = np.zeros(len(widths) + 1, np.int32)
-    np.cumsum(widths, out=edges[1:])
-    content = np.concatenate([table.reshape(-1) for table in tables])
-    buffers = [None, pa.py_buffer(edges), pa.py_buffer(content)]
-    return pa.Array.from_buffers(pa.binary(), len(widths), buffers)
+        packed = memoryview(getattr(piece.raw, name))
+        kind = packed[0]
+        begin = 1 if kind >> 4 == 9 else {0xDC: 3, 0xDD: 5}.get(kind, len(packed))
+        width, rest = divmod(len(packed) - begin, piece.count)
+        if rest or not width:
+            return None
+        if not runs or runs[-1][0] != width:
+            runs.append((width, []))
+        runs[-1][1].append(packed[begin:])
+    tables = []
+    for width, parts in runs:
+        table = np.frombuffer(b"".join(parts), np.uint8).reshape(-1, width)
+        head = head_of(table)
+        if head is None or any((table[:, at] != table[0, at]).any() for at in range(head)):
+            return None
+        tables.append(table[:, head:])
+    return tables
 
 
-def _even(packed: memoryview, count: int) -> np.ndarray | None:
-    """The contents of a packed array of bytes that are all of one length; None if they are not."""
-    kind = packed[0]
-    begin = 1 if kind >> 4 == 9 else {0xDC: 3, 0xDD: 5}.get(kind, len(packed))
-    width, rest = divmod(len(packed) - begin, count)
-    if rest or width < _BIN8_BYTES:
-        return None
-    head = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(packed[begin])  # how many bytes say which and how many bytes follow
-    if head is None or int.from_bytes(packed[begin + 1 : begin + head]) != width - head:
-        return None
-    table = np.frombuffer(packed, np.uint8, offset=begin).reshape(count, width)
-    return table[:, head:] if (table[:, :head] == table[0, :head]).all() else None
+def _joined(tables: list[np.ndarray]) -> np.ndarray:
+    return tables[0] if len(tables) == 1 else np.concatenate(tables)
+
+
+def _bytes_head(table: np.ndarray) -> int | None:
+    """How many bytes of the first row say that bytes follow, and how many; None if they do not."""
+    head = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(int(table[0, 0]))
+    return head if head and int.from_bytes(table[0, 1:head].tobytes()) == table.shape[1] - head else None
+
+
+def _number_head(table: np.ndarray) -> int | None:
+    """As `_bytes_head`, for numbers of eight bytes, as times of our days are."""
+    return 1 if table[0, 0] == _UINT64 and table.shape[1] == 1 + _UINT64_BYTES else None
 
 
 def _topics(wanted: Range, _pieces: list[_Piece], rows: int) -> pa.Array:
@@ -183,12 +199,16 @@ def _partitions(wanted: Range, _pieces: list[_Piece], rows: int) -> pa.Array:
 def _offsets(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     parts = []
     for piece in pieces:
-        base, places = piece.batch.base_offset, piece.places
+        base, places = piece.batch.base_offset, piece.raw.places
         parts.append(np.arange(base, base + piece.count) if places is None else np.asarray(places, np.int64) + base)
     return pa.array(np.concatenate(parts), pa.int64())
 
 
 def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+    tables = _even(pieces, "timestamps", _number_head)
+    if tables is not None:
+        numbers = np.ascontiguousarray(_joined(tables)).view(">i8").astype(np.int64)
+        return pa.array(numbers.reshape(-1), pa.int64()).view(_TIME)
     parts = []
     for piece in pieces:
         times = piece.column("timestamps", _NUMBERS)
@@ -196,8 +216,8 @@ def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     return pa.array(np.concatenate(parts), pa.int64()).view(_TIME)
 
 
-def _keys(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
-    return _binary(pieces, "keys")
+def _keys(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
+    return pa.nulls(rows, pa.binary()) if _is_nowhere(pieces, "keys") else _binary(pieces, "keys", rows)
 
 
 def _dues(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
