@@ -10,7 +10,7 @@ from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
 
 import headrace
-from headrace.model.batch import Columns
+from headrace.model.batch import Columns, encode
 
 ROUNDS = int(os.environ.get("HEADRACE_KILLS", "16"))
 TASKS = 3
@@ -80,7 +80,7 @@ class Job:
                 return 0, []
             for batch in range(batches_of(sequence, task)):
                 content = value(sequence, task, batch, attempt)
-                part.stage(TOPIC, batch % PARTITIONS, Columns([content]), len(content))
+                part.stage(TOPIC, batch % PARTITIONS, encode(Columns([content]), 0))
                 time.sleep(pause_s)
             return part.epoch, part.staged()
 

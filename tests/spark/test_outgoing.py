@@ -1,5 +1,6 @@
 """Arrow's record batches as topics' batches, with neither Spark nor a broker at work."""
 
+import time
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.client.shapes import Shape
-from headrace.model.batch import Columns
+from headrace.model.batch import Batch, Columns, received
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.partitioning import by_key
@@ -38,10 +39,11 @@ class Staged:
     def shape(self, _topic: str) -> Shape:
         return self._shape
 
-    def stage(self, topic: str, partition: int, columns: Columns, size: int) -> None:
+    def stage(self, topic: str, partition: int, batch: Batch) -> None:
         if not 0 <= partition < self._shape.partitions:
             raise PartitionNotFound(f"{topic} has no {partition}")
-        self.batches.append((topic, partition, columns, size))
+        columns = received(batch.data).columns()  # as the broker checks it
+        self.batches.append((topic, partition, columns, size_of(columns)))
 
     def values(self, topic: str = "t") -> dict[int, list[Any]]:
         """By partition."""
@@ -50,6 +52,12 @@ class Staged:
             if name == topic:
                 found.setdefault(partition, []).extend(columns.values)
         return found
+
+
+def size_of(columns: Columns) -> int:
+    headers = [pair for one in columns.headers or () for pair in (one or {}).items()]
+    texts = [*columns.values, *(columns.keys or ()), *(part for pair in headers for part in pair)]
+    return sum(len(text or b"") for text in texts)
 
 
 def table(**columns: list[Any]) -> Any:
@@ -101,6 +109,31 @@ def test_large_types_and_slices() -> None:
     assert columns.values == [b"a", b"b"]
     assert columns.headers == [{"x": b"1", "y": b""}, None]
     assert size == 5
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize("count", [1, 15, 16, 70_000])
+def test_messages_of_one_length(size: int, count: int) -> None:
+    count = min(count, (4 << 20) // (size + 1))
+    values = [(b"%d " % at * size)[:size] for at in range(count)]
+    times = [1_700_000_000_000_000 + at for at in range(count)]
+    staged = sent(table(value=values, timestamp=times, due=times))
+    assert staged.values() == {0: values}
+    assert [at for _, _, columns, _ in staged.batches for at in columns.timestamps or ()] == times
+    assert [at for _, _, columns, _ in staged.batches for at in columns.dues or ()] == times
+
+
+def test_a_small_rest_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "_BATCH_BYTES", 10_000)
+    staged = sent(table(value=[b"x" * 100] * 101))
+    assert [len(columns.values) for _, _, columns, _ in staged.batches] == [51, 50]
+
+
+def test_messages_without_a_time_of_their_own() -> None:
+    ((_, _, columns, _),) = sent(table(value=[b"a", b"b"], timestamp=[5, None])).batches
+    assert columns.timestamps is not None
+    assert columns.timestamps[0] == 5
+    assert abs(columns.timestamps[1] - time.time_ns() // 1000) < 60_000_000
 
 
 def test_batches_have_a_good_size_and_small_ones_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import headrace
 from headrace.broker import applying, staging, transactions
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import store
-from headrace.model.batch import Columns
+from headrace.model.batch import Columns, encode
 from headrace.model.errors import (
     Busy,
     DiskFull,
@@ -453,7 +453,7 @@ def test_clients_share_one(data: str) -> None:
             part.join()
             assert (part.already_committed, part.sequence, part.shape("orders").partitions) == (False, 4, 1)
             part.publish("orders", b"%d" % number)
-            part.stage("orders", 0, Columns([b"a", b"b"]), 2)
+            part.stage("orders", 0, encode(Columns([b"a", b"b"]), 0))
             part.publish_many("orders", [b"c"])
             stages += part.staged()
         assert parts[0].epoch == parts[1].epoch > 0
@@ -465,7 +465,7 @@ def test_clients_share_one(data: str) -> None:
         late = bus.transaction(NAME, sequence=4)
         late.join()
         assert late.already_committed
-        late.stage("orders", 0, Columns([b"late"]), 4)
+        late.stage("orders", 0, encode(Columns([b"late"]), 0))
         assert late.staged() == []
         late.abort()
 
@@ -477,12 +477,12 @@ def test_clients_on_an_event_loop_share_one() -> None:
             stages: list[int] = []
             for part in (first, second):
                 await part.join()
-                await part.stage("orders", 0, Columns([b"a"]), 1)
+                await part.stage("orders", 0, encode(Columns([b"a"]), 0))
                 stages += await part.staged()
             with pytest.raises(PartitionNotFound):
-                await first.stage("orders", 1, Columns([b"a"]), 1)
+                await first.stage("orders", 1, encode(Columns([b"a"]), 0))
             await bus.alter_topic("orders", partitions=2)
-            await first.stage("orders", 1, Columns([b"a"]), 1)  # which it did not know of
+            await first.stage("orders", 1, encode(Columns([b"a"]), 0))  # which it did not know of
             whole = bus.transaction(NAME, sequence=0)
             whole.take_up(second.epoch, stages)
             await whole.commit()

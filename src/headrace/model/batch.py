@@ -277,15 +277,33 @@ def encode(
     if len(data) > MESSAGE_BYTES_MAX:
         _check_sizes(columns, len(data))
     if codec is not Codec.NONE:
-        packed = compress(codec, memoryview(data)[HEADER_BYTES:])
-        if len(packed) < len(data) - HEADER_BYTES:
-            data[HEADER_BYTES:] = packed
-        else:
-            codec = Codec.NONE
+        codec = _compressed(data, codec)
     time_min = time_max = time_us
     if columns.timestamps:
         time_min, time_max = min(columns.timestamps), max(columns.timestamps)
     return _finish(data, codec, flags, count, span or count, time_min, time_max, producer)
+
+
+def encode_raw(columns: RawColumns, count: int, times_us: tuple[int, int], *, codec: Codec = Codec.NONE) -> Batch:
+    """Make a batch of columns that are packed already, of checked messages whose first and last time are given."""
+    if not 0 < count <= BATCH_COUNT_MAX:
+        raise BatchTooLarge(f"a batch holds 1 to {BATCH_COUNT_MAX} messages, not {count}")
+    data = bytearray(HEADER_BYTES)
+    _encoder.encode_into(columns, data, HEADER_BYTES)
+    if len(data) > BATCH_BYTES_MAX:
+        raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {len(data)}")
+    if codec is not Codec.NONE:
+        codec = _compressed(data, codec)
+    return _finish(data, codec, 0, count, count, *times_us, NO_PRODUCER)
+
+
+def _compressed(data: bytearray, codec: Codec) -> Codec:
+    """Compress the body, if it gets smaller; returns the codec that it has."""
+    packed = compress(codec, memoryview(data)[HEADER_BYTES:])
+    if len(packed) >= len(data) - HEADER_BYTES:
+        return Codec.NONE
+    data[HEADER_BYTES:] = packed
+    return codec
 
 
 def gap(span: int, flag: int, time_us: int, body: Bytes = b"") -> Batch:

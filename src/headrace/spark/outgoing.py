@@ -2,18 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
-from typing import Any
+from math import ceil
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.client._sync.transaction import Transaction
 from headrace.client.shapes import Shape
-from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.model.partitioning import by_key
+from headrace.spark.packing import packed
 
 _BATCH_BYTES = 256 << 10
 """A batch of this size costs little for each message, and whoever looks for one of them has not much to decode."""
@@ -90,7 +89,7 @@ class Outgoing:
             if number == _ANY:
                 partition = self._turn % shape.partitions
                 self._turn += 1
-            self._transaction.stage(topic, partition, columns_of(portion), size)
+            self._transaction.stage(topic, partition, packed(portion, shape.codec))
             self.bytes += size
 
 
@@ -151,30 +150,14 @@ def portions(topic: str, rows: pa.RecordBatch, shape: Shape) -> Iterator[tuple[p
             "as its setting message_bytes_max says"
         )
     ends = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")
+    # Rather some that are equal than a small one in the end.
+    share = min(ceil(ends[-1] / max(ceil(ends[-1] / _BATCH_BYTES), 1)) + largest, _BATCH_BYTES)
     start = before = 0
     while start < len(rows):
-        end = bisect_right(ends, before + _BATCH_BYTES, start, min(start + _BATCH_COUNT, len(rows)))
+        end = bisect_right(ends, before + share, start, min(start + _BATCH_COUNT, len(rows)))
         end = max(end, start + 1)
         yield rows.slice(start, end - start), ends[end - 1] - before
         start, before = end, ends[end - 1]
-
-
-def columns_of(rows: pa.RecordBatch) -> Columns:
-    """Rows as a batch has them."""
-
-    def column(name: str) -> list[Any] | None:
-        return rows.column(name).to_pylist() if name in names else None
-
-    names = rows.schema.names
-    return Columns(
-        rows.column("value").to_pylist(),
-        column("key"),
-        column("timestamp"),  # what has no time gets one when the batch is made
-        _headers_of(rows.column("headers")) if "headers" in names else None,
-        column("due"),
-        column("priority"),
-        column("expires"),
-    )
 
 
 def _sizes(rows: pa.RecordBatch) -> pa.Array:
@@ -200,17 +183,6 @@ def _header_sizes(column: pa.Array) -> pa.Array:
 def _lengths(column: pa.Array) -> pa.Array:
     lengths = pc.binary_length(column).cast(pa.int64())
     return lengths.fill_null(0) if lengths.null_count else lengths
-
-
-def _headers_of(column: pa.Array) -> list[dict[str, bytes] | None]:
-    """Headers as messages have them; of several of one name the last counts."""
-    flat = column.flatten()
-    names, texts = flat.field(0).to_pylist(), flat.field(1).to_pylist()
-    if None in names:
-        raise InvalidArgument("a header has no name: the key of an entry of the column headers is null")
-    pairs = zip(names, [b"" if text is None else text for text in texts], strict=True)
-    lengths = pc.list_value_length(column).to_pylist()
-    return [dict(islice(pairs, length)) if length else None for length in lengths]
 
 
 def _to_bytes(column: pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
 from headrace.client.times import Moment
-from headrace.model.batch import NO_PRODUCER, Columns
+from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
 from headrace.model.partitioning import by_key
 from headrace.model.requests import (
@@ -193,8 +193,8 @@ class Transaction:
         """What must be known to stage batches for a topic, which the broker may make now."""
         return self._catalogue.get(topic)
 
-    def stage(self, topic: str, partition: int, columns: Columns, size: int) -> None:
-        """Stage messages, checked and of about so many bytes, as one batch; returns before the broker has it."""
+    def stage(self, topic: str, partition: int, batch: Batch) -> None:
+        """Stage a batch, whose messages have been checked; returns before the broker has it."""
         if self._nothing_to_do():
             return
         shape = self._catalogue.get(topic)
@@ -203,9 +203,7 @@ class Transaction:
             shape = self._catalogue.get(topic)
             _check_partition(topic, partition, shape)
         self._stage(topic, partition, shape)  # what was published before goes before
-        parcel = self._gathering[topic, partition] = _parcel()
-        parcel.fill(columns, size)
-        self._stage(topic, partition, shape)
+        self._send(topic, partition, batch.data)
 
     def staged(self) -> list[int]:
         """The numbers of all batches that were staged here, once the broker has them."""
@@ -272,10 +270,13 @@ class Transaction:
         parcel = self._gathering.pop((topic, number), None)
         if parcel is None:
             return
-        assert self._begun is not None
         parcel.encode(time.time_ns() // 1000, shape.codec, NO_PRODUCER, None)
         assert parcel.batch is not None
-        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), parcel.batch.data)
+        self._send(topic, number, parcel.batch.data)
+
+    def _send(self, topic: str, number: int, batch: Bytes) -> None:
+        assert self._begun is not None
+        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
         link = self._line.get(now() + self._line.timeout)
