@@ -19,6 +19,7 @@ from headrace.model import errors
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicSettings
 from headrace.server import ServerSettings
+from headrace.spark import errors as spark_errors
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -125,9 +126,9 @@ def _errors_below(kind: type[errors.HeadraceError], depth: int) -> Iterator[str]
     text = " ".join((kind.__doc__ or "").split())
     again = "yes" if kind.retryable else "no"
     yield f"| {'&nbsp;&nbsp;' * depth}`{kind.__name__}` | `{kind.code}` | {again} | {_cell(text)} |"
-    # Those of the client come last, by name, whichever was imported first.
+    # Those of the client and of Spark come last, by name, whichever was imported first.
     for below in sorted(kind.__subclasses__(), key=_client_name):
-        if below.__module__ in (errors.__name__, failing.__name__, serialising.__name__):
+        if below.__module__ in (errors.__name__, failing.__name__, serialising.__name__, spark_errors.__name__):
             yield from _errors_below(below, depth + 1)
 
 

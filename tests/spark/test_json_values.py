@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.model.errors import InvalidArgument
+from headrace.spark.datasource import checked_schema
 from headrace.spark.json_inference import all_objects, ddl
 from headrace.spark.json_values import JsonValues, inferred_type
 
@@ -234,3 +235,9 @@ def test_names_that_are_data() -> None:
     many = [msgspec.json.encode({f"k{at * 1000 + one}": one for one in range(1000)}) for at in range(3)]
     with pytest.raises(InvalidArgument, match="map<string"):
         inferred_type(many)
+
+
+def test_what_json_cannot_be_is_refused_before_anything_is_read() -> None:
+    schema = StructType([StructField("value", StructType([StructField("a", VariantType())]))])
+    with pytest.raises(InvalidArgument, match="cannot be read as variant"):
+        checked_schema(schema)

@@ -26,7 +26,7 @@ from headrace.cli.output import Output
 from headrace.cli.pipeline_display import Display
 from headrace.model.errors import InvalidArgument
 from headrace.spark import pipeline
-from headrace.spark.pipelines.failures import PipelineInUse, QueryFailed, SparkMissing
+from headrace.spark.errors import PipelineInUse, QueryFailed, SparkMissing
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import need_spark, session_settings
 from headrace.spark.pipelines.places import Folder, home_of

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.conftest import SparkBroker
 
-from headrace.spark.pipelines.failures import QueryFailed
+from headrace.spark.errors import QueryFailed
 from headrace.spark.statements import InvalidStatement, Rows, ask, follow, rows_of, write_parquet
 from headrace.spark.tables import register
 

@@ -284,7 +284,7 @@ def _bound(where: "int | str | datetime | None") -> "int | datetime | None":
 
 def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, work: Any) -> int:
     """Do something with a session, which is begun for it and ended; if Spark is missing say what to install."""
-    from headrace.spark.pipelines.failures import SparkMissing
+    from headrace.spark.errors import SparkMissing
 
     try:
         with interrupts.held(once=True), Progress("working") as progress, _session(given) as spark:

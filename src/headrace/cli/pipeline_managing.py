@@ -104,7 +104,7 @@ def _restart(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> 
 
 def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Forget a pipeline, if the user is sure."""
-    from headrace.spark.pipelines.failures import PipelineInUse
+    from headrace.spark.errors import PipelineInUse
 
     with connected(given, out) as bus:
         registry = found(bus, given.name)
@@ -180,7 +180,7 @@ def _registry(bus: "Bus") -> "Registry":
 
 def _checked(file: str, master: str) -> str:
     """The hash of a file whose pipelines are in order."""
-    from headrace.spark.pipelines.failures import SessionNeeded
+    from headrace.spark.errors import SessionNeeded
     from headrace.spark.pipelines.loading import load, settings_of
     from headrace.spark.pipelines.opening import checked_master, need_spark
 
@@ -232,7 +232,7 @@ def _place(checkpoints: str) -> str:
 
 def _started(name: str, before: "Record | None", definition: "Wanted", out: Output) -> "Record | None":
     """What becomes of a record when somebody wants its pipeline to run."""
-    from headrace.spark.pipelines.failures import PipelineInUse
+    from headrace.spark.errors import PipelineInUse
     from headrace.spark.pipelines.records import RUNNING, Record
 
     if before is None:

@@ -34,7 +34,7 @@ def run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 def with_spark(out: Output, work: Callable[..., int], *arguments: object) -> int:
     """Do what needs Spark; if that is not installed, say what to do, as of any wrong usage."""
-    from headrace.spark.pipelines.failures import SparkMissing
+    from headrace.spark.errors import SparkMissing
 
     try:
         return work(*arguments)

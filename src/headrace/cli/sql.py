@@ -119,7 +119,7 @@ def _check(given: argparse.Namespace) -> str | None:
 
 def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Run a query, and print what comes out."""
-    from headrace.spark.pipelines.failures import SparkMissing
+    from headrace.spark.errors import SparkMissing
     from headrace.spark.pipelines.opening import need_spark
 
     warnings.filterwarnings("ignore", module=r"pyspark\b")

@@ -1,7 +1,6 @@
 """`format("headrace")`: what Spark asks for a source or a sink."""
 
 from collections.abc import MutableMapping
-from itertools import islice
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -37,8 +36,6 @@ _TYPES: dict[str, DataType] = {
     "priority": IntegerType(),
     "expires": TimestampType(),
 }
-_SAMPLE = 1000
-"""Messages that are looked at for the structure of JSON."""
 
 
 class HeadraceDataSource(DataSource):
@@ -111,8 +108,14 @@ def table_schema(options: SourceOptions) -> StructType | str:
         words[at] = f"value struct<{options.value_schema}>"
         return ", ".join(words)
     from headrace.spark.json_values import inferred_type
+    from headrace.spark.origin import open_origin
+    from headrace.spark.sampling import sample
 
-    fields[at] = StructField("value", inferred_type(_sample(options)))
+    origin = open_origin(options)
+    try:
+        fields[at] = StructField("value", inferred_type(sample(origin, options)))
+    finally:
+        origin.close()
     return StructType([*fields, corrupt])
 
 
@@ -131,26 +134,11 @@ def checked_schema(schema: StructType) -> StructType:
                 f"a topic has no column {field.name} of type {kind.simpleString()}; there are {known}. "
                 'For JSON give option("value.format", "json") and option("value.schema", ...) rather than a schema'
             )
+        if isinstance(kind, StructType):
+            from headrace.spark.json_forms import form_of
+
+            form_of(kind)  # which refuses what JSON cannot be
     return schema
-
-
-def _sample(options: SourceOptions) -> list[bytes | None]:
-    """Values of some messages, the oldest of each partition."""
-    from headrace.spark.origin import chosen_topics, open_origin, surviving
-
-    origin = open_origin(options)
-    values: list[bytes | None] = []
-    try:
-        topics = chosen_topics(origin, options)
-        count = sum(len(topic.spans) for topic in topics)
-        for topic in topics:
-            for number, span in topic.spans.items():
-                found = surviving(origin, topic.name, number, span.first, span.end)
-                each = (value for batch in found for value in batch.columns().values)
-                values += islice(each, _SAMPLE // count + 1)
-    finally:
-        origin.close()
-    return values
 
 
 def _check_append(overwrite: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.pipelines.failures import SparkMissing
+from headrace.spark.errors import SparkMissing
 from headrace.spark.pipelines.opening import checked_master, is_connect, local_cores, session_settings
 from headrace.spark.sessions import need_java
 

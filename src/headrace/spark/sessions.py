@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.pipelines.failures import SparkMissing
+from headrace.spark.errors import SparkMissing
 from headrace.spark.pipelines.opening import (
     LOCAL,
     checked_master,

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, TimestampType, VariantType
 
 from headrace.model.errors import HeadraceError, InvalidArgument
-from headrace.spark.pipelines.failures import QueryFailed
+from headrace.spark.errors import QueryFailed
 from headrace.spark.problems import is_of_python, problem_text
 
 if TYPE_CHECKING:

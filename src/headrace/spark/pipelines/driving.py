@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.client._sync.bus import Bus
 from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.spark.errors import SessionNeeded
 from headrace.spark.pipelines.definition import Definition
-from headrace.spark.pipelines.failures import SessionNeeded
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import has_session, local_cores, open_session, session_settings
 from headrace.spark.pipelines.places import Driver, Folder, is_local_path, this_driver

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.spark.errors import SessionNeeded, SparkMissing
 from headrace.spark.pipelines.definition import Definition, gathering
-from headrace.spark.pipelines.failures import SessionNeeded, SparkMissing
 from headrace.spark.pipelines.sql_files import definition_from_sql
 
 MODULE = "headrace_pipeline_file"

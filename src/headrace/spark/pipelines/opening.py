@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.pipelines.failures import SparkMissing
+from headrace.spark.errors import SparkMissing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import msgspec
 from headrace.client.addresses import parse_address
 from headrace.model.errors import InvalidArgument
 from headrace.model.requests import BrokerInfo
-from headrace.spark.pipelines.failures import PipelineInUse
+from headrace.spark.errors import PipelineInUse
 from headrace.spark.pipelines.processes import start_mark
 
 PIPELINES = "pipelines"

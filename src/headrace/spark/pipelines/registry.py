@@ -8,7 +8,7 @@ import msgspec
 from headrace.client._sync.bus import Bus
 from headrace.client.results import Received, ReceivedBatch
 from headrace.model.errors import OffsetOutOfRange, UnexpectedOffset
-from headrace.spark.pipelines.failures import PipelineNotFound
+from headrace.spark.errors import PipelineNotFound
 from headrace.spark.pipelines.progress import Progress
 from headrace.spark.pipelines.records import (
     PROGRESS_KEPT_S,

@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.spark.errors import QueryFailed
 from headrace.spark.pipelines.building import error_text, start_query
 from headrace.spark.pipelines.definition import Definition
-from headrace.spark.pipelines.failures import QueryFailed
 from headrace.spark.pipelines.listening import Heard, Listener
 
 if TYPE_CHECKING:

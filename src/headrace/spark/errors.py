@@ -1,4 +1,4 @@
-"""What can go wrong with pipelines besides a wrong file."""
+"""What can go wrong with Spark at work, besides what goes wrong everywhere."""
 
 from headrace.model.errors import HeadraceError, InvalidArgument
 
