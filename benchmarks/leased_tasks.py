@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headrace.bench.measure import WrongResult
+from headrace.bench.measure import WrongResult, uses
 from headrace.bench.payload import Payload
 from headrace.bench.queues import CONSUMERS, Receiving, Worked, WorkQueue, check_all
 from headrace.bench.receiver import Arrived
@@ -121,6 +121,7 @@ class Workers:
         paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
         self._server = Server([*command, str(consumers), path], place, environment=environment)
+        uses(self._server)
 
     @contextlib.contextmanager
     def receiving(self, topic: str, count: int) -> Iterator[Callable[[], Arrived]]:

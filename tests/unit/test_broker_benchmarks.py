@@ -13,6 +13,7 @@ import pytest
 from benchmarks import broker, broker_kafka, broker_nats, broker_rabbitmq, harness, installing
 
 from headrace.bench import broker_workloads
+from headrace.bench import measure as measuring
 from headrace.bench.brokers import Comparison, Pace, check_shares
 from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult, duration, measure
 from headrace.bench.payload import Payload
@@ -228,6 +229,27 @@ def test_a_server_is_stopped_when_a_sample_is_interrupted(tmp_path: Path) -> Non
     assert len(processes) == 2
     assert not any(Path(f"/proc/{process}/cmdline").exists() and alive(process) for process in processes)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_servers_sleep_while_another_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_AWAKE_S", 0.0)
+    shared, other = Sleeping(), Sleeping()
+    seen: list[tuple[str, str, str]] = []
+
+    def states(node: Node) -> str:
+        processes = node._servers[0]._processes()
+        return "".join(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] for process in processes)
+
+    def subject(name: str, node: Node) -> Subject:
+        def sample(_: str, __: int) -> Taken:
+            seen.append((name, states(shared), states(other)))
+            return Taken(1.0)
+
+        return Subject(name, sample, {}, 1, lambda place: node.start(place, synced=False), node.stop)
+
+    subjects = [subject("a", shared), subject("b", other), subject("c", shared)]
+    list(measure("made", Benchmark({"s": duration()}, subjects, {}, 1), str(tmp_path), seconds=1, samples=2))
+    assert seen == [("a", "SS", "TT"), ("b", "TT", "SS"), ("c", "SS", "TT")] * 2
 
 
 def alive(process: int) -> bool:

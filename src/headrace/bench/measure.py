@@ -6,13 +6,16 @@ import math
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 SAMPLES_MIN = 5
 _CALIBRATION_SHARE = 0.3
 """A rate counts as known once it was measured over this share of a sample's time."""
 _GROWTH_MAX = 10
+_AWAKE_S = 1.0
+"""What somebody who slept is given to catch up before it is measured."""
 
 
 class WrongResult(Exception):
@@ -55,6 +58,25 @@ class Subject(NamedTuple):
     """Called once, before the first sample, with a directory that stays until the last."""
     finish: Callable[[], None] | None = None
     """Called once, after the last sample, whatever happened, if `prepare` came through."""
+
+
+class Sleeper(Protocol):
+    """What a subject needs all the time, and may be put to sleep while another is measured."""
+
+    def sleep(self) -> None:
+        """Do nothing at all."""
+
+    def wake(self) -> None:
+        """Go on."""
+
+
+_used: set[Sleeper] = set()
+"""By whatever is being prepared."""
+
+
+def uses(sleeper: Sleeper) -> None:
+    """Whoever is being prepared needs this."""
+    _used.add(sleeper)
 
 
 class Benchmark(NamedTuple):
@@ -110,16 +132,22 @@ def measure(
     samples: int = SAMPLES_MIN,
     say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """One line for every figure and subject, after all samples; `seconds` is about what each sample lasts."""
+    """One line for every figure and subject, after all samples; `seconds` is about what each sample lasts.
+
+    Subjects take turns, and what the others need sleeps meanwhile: no server takes time from one that is measured.
+    """
     title = f"{group}.{'/'.join(benchmark.figures)}"
     runs = [_Run(benchmark, subject, root) for subject in benchmark.subjects]
     with contextlib.ExitStack() as kept:
         for run in runs:
             say(f"{title} {run.subject.name}: preparing")
             run.begin(seconds, kept)
+        everybody = set[Sleeper]().union(*(run.uses for run in runs))
         for number in range(1, samples + 1):
             for run in runs:
-                if run.go():
+                with _asleep(everybody - run.uses):
+                    taken = run.go()
+                if taken:
                     say(f"{title} {run.subject.name}: {number} of {samples}: {run.last()}")
     for name in benchmark.figures:
         for run in runs:
@@ -132,6 +160,7 @@ class _Run:
     def __init__(self, benchmark: Benchmark, subject: Subject, root: str) -> None:
         self.subject = subject
         self.why_not: str | None = None
+        self.uses: set[Sleeper] = set()
         self._benchmark = benchmark
         self._root = root
         self._count = benchmark.operations or 0
@@ -139,6 +168,7 @@ class _Run:
 
     def begin(self, seconds: float, kept: contextlib.ExitStack) -> None:
         """Prepare, and find out how much to do in a sample."""
+        _used.clear()
         try:
             if self.subject.prepare is not None:
                 self.subject.prepare(kept.enter_context(_directory(self._root)))
@@ -148,6 +178,7 @@ class _Run:
                 self._count = self._calibrated(seconds)
         except Unavailable as error:
             self.why_not = str(error)
+        self.uses = set(_used)
 
     def go(self) -> bool:
         """Take a sample, if that can be done."""
@@ -194,6 +225,20 @@ class _Run:
             if taken >= seconds * _CALIBRATION_SHARE or steps == steps_max:
                 return wanted * step
             steps = min(steps * _GROWTH_MAX, max(wanted, steps + 1), steps_max)
+
+
+@contextlib.contextmanager
+def _asleep(sleepers: Iterable[Sleeper]) -> Iterator[None]:
+    sleepers = list(sleepers)
+    for sleeper in sleepers:
+        sleeper.sleep()
+    try:
+        if sleepers:
+            time.sleep(_AWAKE_S)
+        yield
+    finally:
+        for sleeper in sleepers:
+            sleeper.wake()
 
 
 def _sample(subject: Subject, root: str, count: int) -> Taken:

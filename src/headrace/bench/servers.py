@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from headrace.bench.measure import Unavailable
+from headrace.bench.measure import Unavailable, uses
 
 HOST = "127.0.0.1"
 _PATIENCE_S = 60.0
@@ -77,8 +77,23 @@ class Server:
         """The resident memory of all its processes."""
         return sum(_resident_bytes(process) for process in self._processes())
 
+    def sleep(self) -> None:
+        """Have all its processes do nothing."""
+        self._tell(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Have them go on."""
+        self._tell(signal.SIGCONT)
+
+    def _tell(self, number: int) -> None:
+        if self._process.poll() is None:
+            for process in self._processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+
     def stop(self, *, gently: bool = False) -> None:
         """End all its processes; gently: give the server time to end by itself."""
+        self.wake()
         children = self._processes()[1:]
         if gently:
             self._process.terminate()
@@ -145,6 +160,7 @@ class Node(abc.ABC):
                 self._stop()
                 raise
         self._users += 1
+        uses(self)
 
     def stop(self) -> None:
         """Stop it, unless somebody else uses it."""
@@ -152,6 +168,16 @@ class Node(abc.ABC):
             self._users -= 1
             if not self._users:
                 self._stop()
+
+    def sleep(self) -> None:
+        """Do nothing, until it is woken."""
+        for server in self._servers:
+            server.sleep()
+
+    def wake(self) -> None:
+        """Go on."""
+        for server in self._servers:
+            server.wake()
 
     @property
     def memory_bytes(self) -> int:
