@@ -71,6 +71,20 @@ def test_forms_for_programs(run: Run) -> None:
     assert run(query, "--csv")[:2] == (0, "key,id,sum\nk0,0,0.0\nk1,1,1.5\nk0,2,3.0\n")
 
 
+def test_only_columns_that_are_named_are_read(run: Run, spark: SparkSession) -> None:
+    for query, columns, rows in (
+        ("select count(*) as n from bills", ["offset"], '{"n":10}\n'),
+        (
+            "select headers, priority from bills where offset = 0 and partition = 0",
+            None,
+            '{"headers":null,"priority":null}\n',
+        ),
+        ("select count(_corrupt) as n from bills", ["value", "_corrupt"], '{"n":0}\n'),
+    ):
+        assert run(query, "--json")[:2] == (0, rows)
+        assert spark.table("bills").columns == (columns or ["partition", "offset", "headers", "priority"])
+
+
 def test_values_as_they_are_wanted(run: Run) -> None:
     for arguments, kind in (
         ([], "struct<id:bigint,city:string,total:double>"),
@@ -160,14 +174,13 @@ def test_following_up_to_a_limit(run: Run, shop: SparkBroker, topic: str) -> Non
 class Command:
     """`headrace sql` as a process."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        environment = {**ENVIRONMENT, "TMPDIR": str(directory), "PYSPARK_PYTHON": sys.executable}
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headrace", "sql", *arguments, "--master", "local[2]"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**ENVIRONMENT, **environment},
             start_new_session=True,
         )
         self._watch = threading.Timer(PATIENCE_S, self.process.kill)
@@ -186,13 +199,13 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+def command(quickly: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Command]]:
     if problem := java_problem():
         pytest.skip(problem)
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:
-        started.append(Command(tmp_path, *arguments))
+        started.append(Command({**quickly, "TMPDIR": str(tmp_path)}, *arguments))
         return started[-1]
 
     yield start

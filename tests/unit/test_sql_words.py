@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.cli.output import Output
 from headrace.cli.sql_rows import CsvRows, JsonRows, TableRows, fitted, padded_to
-from headrace.cli.sql_words import in_need_of_quotes, named_topics, statements
+from headrace.cli.sql_words import in_need_of_quotes, named_columns, named_topics, statements
 
 TOPICS = ["orders", "eu.orders", "Logs", "logs", "a-b", "t/x", "select"]
 
@@ -36,6 +36,37 @@ def test_topics_that_are_named(text: str, wanted: list[str]) -> None:
     assert [name for name in found if name != "select" or name in wanted] == wanted
 
 
+COLUMNS = ["partition", "offset", "key", "value", "_corrupt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("select count(*) from orders", []),
+        ("select count( /* all */ * ) n from orders", []),
+        ("SELECT Value.city, max(o.OFFSET) from orders o group by all", ["offset", "value"]),
+        (
+            "with a as (select `key` k from orders) select k || '!' from a; select _corrupt from orders",
+            ["key", "_corrupt"],
+        ),
+        ("select 'value' from orders", ["value"]),  # one too many does no harm
+        ("select * from orders", None),
+        ("select o.* from orders o", None),
+        ("select partition * 2 from orders", None),
+        ("select count(*) from (from orders)", None),
+        ("select count(*) from orders; describe orders", None),
+        ("from orders", None),
+        ("table orders", None),
+        ("select count(*) from (table orders)", None),
+        ("select count(*) from a natural join b", None),
+        ("select partition from orders pivot (count(offset) for partition in (0, 1))", None),
+        ("with a as (select 1 |> from orders) select 2", None),
+    ],
+)
+def test_columns_that_are_named(text: str, wanted: list[str] | None) -> None:
+    assert named_columns(text, COLUMNS) == wanted
+
+
 def test_names_that_need_quotes() -> None:
     assert in_need_of_quotes("select * from eu.orders join a-b", TOPICS) == ["eu.orders", "a-b"]
     assert in_need_of_quotes("select * from `eu.orders` where x = 'a-b'", TOPICS) == []
@@ -51,6 +82,7 @@ def test_any_text_is_taken_apart(text: str) -> None:
     parts = statements(text)
     assert "".join(";".join(parts).split()) in "".join(text.split()) or len(parts) > 1
     named_topics(text, TOPICS)
+    named_columns(f"select {text}", COLUMNS)
     in_need_of_quotes(text, TOPICS)
 
 

@@ -19,7 +19,7 @@ from headrace.cli.connecting import add_connection, broker_url, connected
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_USAGE, Output, Progress, counted, say
 from headrace.cli.sql_rows import CsvRows, JsonRows, Printer, TableRows
-from headrace.cli.sql_words import in_need_of_quotes, named_topics, statements
+from headrace.cli.sql_words import in_need_of_quotes, named_columns, named_topics, statements
 from headrace.model.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _TABLE_ROWS = 1000
 """So many rows a table has unless more are asked for."""
 _LOOK_EVERY_S = 0.25
+_CORRUPT = "_corrupt"
+"""A column that goes with the value."""
+_CHEAPEST = "offset"
+"""The column that is read if it does not matter which."""
 _FORMATS = ("auto", "string", "json", "bytes")
 _NO_TABLE = re.compile(r"^The table or view (`.*`) cannot be found")
 _OF_TOPIC = re.compile(r"([A-Za-z0-9][\w./-]*)=(.*)", re.DOTALL)
@@ -190,11 +194,16 @@ class _Sql:
             quick.end()
 
     def _tables(self) -> tuple[list[str], dict[str, dict[str, str]]]:
-        topics = self._all_topics()
-        named = named_topics(";".join(self._statements), topics)
+        from headrace.spark.options import DEFAULT_COLUMNS, MORE_COLUMNS
+
+        topics, text = self._all_topics(), ";".join(self._statements)
+        columns = named_columns(text, (*DEFAULT_COLUMNS, *MORE_COLUMNS, _CORRUPT))
         tables: dict[str, dict[str, str]] = {}
-        for name in named:
+        for name in named_topics(text, topics):
             own: dict[str, str] = {}
+            if columns is not None:
+                # Spark would have all of them read and decoded, and then drop what the query does not need.
+                own["columns"] = ",".join(columns).replace(_CORRUPT, "value") or _CHEAPEST
             for option, given in (("value.format", self._given.formats), ("value.schema", self._given.schemas)):
                 for topic, text in map(_own, given):
                     if topic in (None, name):

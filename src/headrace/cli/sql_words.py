@@ -1,4 +1,4 @@
-"""SQL as far as it has to be understood here: where statements end, and which topics they name."""
+"""SQL as far as it has to be understood here: where statements end, and which topics and columns they name."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,6 +15,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_ALL_COLUMNS = frozenset(("natural", "pivot", "unpivot", "table"))
+"""Where one of these words is, columns may matter that nobody names."""
 _SHOW = re.compile(r"show\s+(tables|views)\b", re.IGNORECASE)
 
 
@@ -51,6 +53,29 @@ def named_topics(text: str, topics: Iterable[str]) -> list[str]:
     folded = {name.lower() for name in names}
     exact = {name.lower() for name in topics if name in names}
     return [name for name in topics if name in names or (name.lower() in folded and name.lower() not in exact)]
+
+
+def named_columns(text: str, columns: Iterable[str]) -> list[str] | None:
+    """The columns that a text names, and perhaps some more; None if it may mean all that there are.
+
+    >>> named_columns("select count(*) from orders where partition = 1", ["partition", "offset"])
+    ['partition']
+    >>> named_columns("select * from orders", ["partition", "offset"])
+    """
+    words = set(re.findall(r"\w+", text.lower()))
+    if words & _ALL_COLUMNS:
+        return None
+    for statement in statements(text):
+        tokens = [token.text.lower() for token in _tokens(statement) if _says_something([token])]
+        if tokens[0] not in ("select", "with"):
+            return None
+        for at, token in enumerate(tokens):
+            before, following = tokens[max(at - 2, 0) : at], tokens[at + 1 : at + 2]
+            is_star = token == "*" and not (before == ["count", "("] and following == [")"])
+            is_piped = token == "|" and following == [">"]
+            if is_star or is_piped or (token == "from" and before[-1:] == ["("]):
+                return None
+    return [name for name in columns if name in words]
 
 
 def in_need_of_quotes(text: str, topics: Iterable[str]) -> list[str]:

@@ -92,8 +92,11 @@ def _resolved(origin: Origin, given: Mapping[str, Any], *, asked: bool) -> dict[
         if options["value.format"] == AUTO:
             options["value.format"] = "json"  # why else give a schema?
         return options
-    values = sample(origin, source_options({**options, "value.format": "bytes"}))
     text = {**options, "value.format": "string"}
+    plain = source_options({**options, "value.format": "bytes"})
+    if "value" not in plain.columns:
+        return text
+    values = sample(origin, plain)
     if options["value.format"] == AUTO and not all_objects(values):
         return text
     try:
