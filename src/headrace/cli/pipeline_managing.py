@@ -35,6 +35,7 @@ _BROKER_S = 3.0
 _SUPERVISE = ("-m", "headrace", "pipeline", "supervise")
 _ENVIRONMENT = (
     "HADOOP_CONF_DIR",
+    "HEADRACE_SPARK_PYTHON",
     "JAVA_HOME",
     "PATH",
     "PYSPARK_PYTHON",

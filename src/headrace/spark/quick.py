@@ -3,7 +3,6 @@
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
+from headrace.spark.local_python import choose_python
 from headrace.spark.pipelines.opening import checked_master, is_connect, local_cores, session_settings
 from headrace.spark.sessions import need_java
 
@@ -100,7 +100,7 @@ class QuickSession:
         settings = session_settings("headrace sql", self._master, {}, quick=True, quiet=True) | _SETTINGS
         if local_cores(self._master) is not None:
             settings |= _LOCAL
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            choose_python()
             self._scratch = tempfile.TemporaryDirectory(prefix="headrace-spark-", ignore_cleanup_errors=True)
             settings |= {
                 name: f"{self._scratch.name}/{name}" for name in ("spark.local.dir", "spark.sql.warehouse.dir")

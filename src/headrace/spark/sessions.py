@@ -4,12 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
+from headrace.spark.local_python import choose_python
 from headrace.spark.pipelines.opening import (
     LOCAL,
     checked_master,
@@ -108,8 +108,7 @@ def _opened(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSessio
     builder: Any = SparkSession.builder
     builder = builder.remote(master) if is_connect(master) else builder.master(master)
     if local_cores(master) is not None:
-        # What is called python3 on the PATH may be another, without Headrace.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        choose_python()
     try:
         settings = session_settings(app_name, master, conf, quick=False, quiet=False)
         return builder.config(map=settings).getOrCreate()  # type: ignore[no-any-return]

@@ -5,13 +5,13 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
+from headrace.spark.local_python import choose_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +124,7 @@ def open_session(
         if is_connect(master):
             return builder.remote(master).config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
         if local_cores(master) is not None:
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            choose_python()
             path = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
         _begin_context(master, settings, lock_fd, log_fd)
