@@ -1,64 +1,121 @@
 """What Spark's tests share: one session for all of them, and real brokers."""
 
+import functools
+import hashlib
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import BrokerProcess
+from tests.spark.pythons import Pythons, forked_pythons
 
 import headrace
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install headrace[spark]")
 
 
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+"""For processes that live for seconds: compile quickly rather than well."""
+MANY = 300
+"""So many tests load most of what is ever loaded."""
+
+
 def java_problem() -> str | None:
     """Why Spark cannot run here; None when it can."""
-    java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else shutil.which("java")
-    if not java:
+    said = java_version()
+    if not said:
         return "Spark's tests need Java 17: apt-get install openjdk-17-jre-headless"
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', said)
-    return None if version and int(version[1]) >= 17 else f"Spark's tests need Java 17, which {java} is not: {said}"
+    return None if version and int(version[1]) >= 17 else f"Spark's tests need Java 17, and this is another: {said}"
+
+
+@functools.cache
+def java_version() -> str:
+    """What Java says it is; nothing if there is none."""
+    java = f"{os.environ['JAVA_HOME']}/bin/java" if os.environ.get("JAVA_HOME") else shutil.which("java")
+    return subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr if java else ""
 
 
 def spark_settings() -> dict[str, str]:
-    """Settings for a small machine and short jobs."""
+    """Settings for a small machine and short jobs: what a query does is interpreted, not compiled to be run once."""
     return {
         "spark.master": "local[2]",
         "spark.app.name": "headrace-tests",
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.streaming.pollingDelay": "1ms",
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["object"]:
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pythons]:
+    """What Spark takes for Python."""
+    with forked_pythons(tmp_path_factory.mktemp("python")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def classes(request: pytest.FixtureRequest) -> Path:
+    """A file that Java takes Spark's classes from in half the time: a run of all tests leaves it to the next one."""
+    import pyspark
+
+    made_of = f"{java_version()} {pyspark.__file__} {pyspark.__version__}"
+    cache = request.config.cache.mkdir("spark-classes")
+    return cache / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.jsa"
+
+
+@pytest.fixture(scope="session")
+def quickly(pythons: Pythons, classes: Path) -> dict[str, str]:
+    """Variables of the environment with which Spark begins quickly."""
+    options = f"{JAVA} -XX:SharedArchiveFile={classes}" if classes.exists() else JAVA
+    return {**pythons.environment, "SPARK_LAUNCHER_OPTS": JAVA, "SPARK_SUBMIT_OPTS": options}
+
+
+@pytest.fixture(scope="session")
+def spark(
+    request: pytest.FixtureRequest, quickly: dict[str, str], classes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["object"]:
     """The one Spark session."""
     if problem := java_problem():
         pytest.skip(problem)
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder
+    os.environ.update(quickly)
     home = tmp_path_factory.mktemp("spark")
-    for name, value in {**spark_settings(), "spark.sql.warehouse.dir": f"{home}/warehouse"}.items():
+    settings = {**spark_settings(), "spark.sql.warehouse.dir": f"{home}/warehouse"}
+    many = request.session.testscollected >= MANY and not os.environ.get("CI")
+    kept = home / "classes" if many and not classes.exists() else None
+    if kept:
+        settings["spark.driver.extraJavaOptions"] = f"-XX:ArchiveClassesAtExit={kept}"
+    builder = SparkSession.builder
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+    if kept:
+        java = SparkContext._gateway.proc
+        java.stdin.close()  # it ends when it is alone
+        java.wait()
+        shutil.move(kept, classes)
 
 
 class SparkBroker(BrokerProcess):

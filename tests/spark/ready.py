@@ -68,12 +68,14 @@ def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
-    yield
-    for name, old in before.items():
-        if old is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, old)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def forget_last_commit(checkpoints: Path, pipeline: str) -> None:

@@ -3,7 +3,6 @@
 Run as: sink_driver.py ADDRESS CHECKPOINT PERMISSION. It begins when the file PERMISSION is there.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,6 @@ ROWS = 1000
 
 def main(address: str, checkpoint: str, permission: str) -> None:
     """Write for ever; a query that fails is started again, as whoever looks after one does."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder
     for name, value in {**spark_settings(), "spark.master": "local[2,8]"}.items():
         builder = builder.config(name, value)

@@ -609,7 +609,9 @@ def test_a_driver_and_a_broker_are_killed_and_nothing_is_lost_or_doubled(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_declarative_pipelines_of_sparks_read_and_write_topics(broker: SparkBroker, tmp_path: Path) -> None:
+def test_declarative_pipelines_of_sparks_read_and_write_topics(
+    broker: SparkBroker, quickly: dict[str, str], tmp_path: Path
+) -> None:
     for module in ("grpc", "grpc_status", "google.rpc", "zstandard", "yaml"):
         pytest.importorskip(
             module, reason=f"Spark Connect is not installed ({module}): pip install 'headrace[connect]'"
@@ -626,7 +628,7 @@ def test_declarative_pipelines_of_sparks_read_and_write_topics(broker: SparkBrok
     broker.bus.publish_many("refunds", [b"50", b"500", b"5000"])
     done = subprocess.run(
         [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"],
-        env={**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        env={**ENVIRONMENT, **quickly},
         cwd=tmp_path,
         capture_output=True,
         text=True,

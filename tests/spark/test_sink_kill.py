@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random, SystemRandom
 
+import pytest
 from tests.known import ENVIRONMENT
 from tests.spark import sink_driver
 from tests.spark.conftest import SparkBroker
+from tests.spark.pythons import Pythons, forked_pythons
 from tests.spark.sink_driver import ROWS, TOPIC
 
 LIVES = int(os.environ.get("HEADRACE_DRIVERS", "2"))
@@ -23,7 +26,7 @@ PATIENCE_S = 180.0
 class Driver:
     """A process with a stream in it, which begins when it is told to."""
 
-    def __init__(self, number: int, directory: Path, address: str) -> None:
+    def __init__(self, number: int, directory: Path, address: str, environment: dict[str, str]) -> None:
         self._permission = directory / f"permission-{number}"
         self._output = directory / f"driver-{number}.log"
         with self._output.open("wb") as output:
@@ -31,7 +34,7 @@ class Driver:
                 [sys.executable, sink_driver.__file__, address, str(directory / "checkpoint"), str(self._permission)],
                 stdout=output,
                 stderr=output,
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, **environment},
                 start_new_session=True,
             )
 
@@ -49,14 +52,15 @@ class Driver:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def kill_a_worker(self, dice: Random) -> bool:
-        """Kill a process that runs Python for Spark, if there is one just now."""
-        workers = [pid for pid in _below(self.process.pid) if b"pyspark.daemon" in _command(pid)]
-        if not workers:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(dice.choice(workers), signal.SIGKILL)
-        return True
+
+def kill_a_worker(pythons: Pythons, dice: Random) -> bool:
+    """Kill a process that runs Python for Spark, if there is one just now."""
+    workers = [pid for pid in _below(pythons.pid) if _name(pid) == "pyspark.daemon"]
+    if not workers:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(dice.choice(workers), signal.SIGKILL)
+    return True
 
 
 def _below(parent: int) -> list[int]:
@@ -72,18 +76,22 @@ def _below(parent: int) -> list[int]:
     return sorted(found - {parent})
 
 
-def _command(pid: int) -> bytes:
+def _name(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 class Stage:
     """The broker, and the one who writes just now."""
 
-    def __init__(self, broker: SparkBroker, directory: Path, dice: Random) -> None:
+    def __init__(
+        self, broker: SparkBroker, directory: Path, environment: dict[str, str], pythons: Pythons, dice: Random
+    ) -> None:
         self._broker = broker
         self._directory = directory
+        self._environment = {**environment, **pythons.environment}
+        self._pythons = pythons
         self._dice = dice
         self._started = 0
         self.struck: dict[str, int] = {"broker": 0, "worker": 0, "driver": 0}
@@ -91,7 +99,7 @@ class Stage:
     def start(self) -> Driver:
         """Another driver, which takes long to be ready."""
         self._started += 1
-        return Driver(self._started, self._directory, self._broker.address)
+        return Driver(self._started, self._directory, self._broker.address, self._environment)
 
     def live(self, driver: Driver, more: int) -> None:
         """Wait until so many batches more were written."""
@@ -102,12 +110,12 @@ class Stage:
             assert time.monotonic() < deadline, "nothing more is written"
             time.sleep(0.02)
 
-    def strike(self, driver: Driver) -> None:
+    def strike(self) -> None:
         """Kill the broker, or a worker, or both, at some moment."""
         time.sleep(self._dice.uniform(0, 0.7))
         what = self._dice.choice(["broker", "worker", "worker", "both"])
         if what != "broker":
-            self.struck["worker"] += driver.kill_a_worker(self._dice)
+            self.struck["worker"] += kill_a_worker(self._pythons, self._dice)
         if what != "worker":
             self._broker.restart()
             self.struck["broker"] += 1
@@ -137,20 +145,28 @@ class Stage:
         return len(found)
 
 
-def test_every_row_is_written_once_whoever_is_killed(own_broker: SparkBroker, tmp_path: Path) -> None:
+@pytest.fixture
+def own_pythons(tmp_path: Path) -> Iterator[Pythons]:
+    """No other test's workers are below it, and killed."""
+    with forked_pythons(tmp_path) as started:
+        yield started
+
+
+def test_every_row_is_written_once_whoever_is_killed(
+    own_broker: SparkBroker, own_pythons: Pythons, quickly: dict[str, str], tmp_path: Path
+) -> None:
     seed = int(os.environ.get("HEADRACE_SEED", SystemRandom().getrandbits(32)))
     print(f"HEADRACE_SEED={seed}")  # pytest shows it when the test fails
     own_broker.bus.create_topic(TOPIC, partitions=PARTITIONS)
-    stage = Stage(own_broker, tmp_path, Random(seed))
+    stage = Stage(own_broker, tmp_path, quickly, own_pythons, Random(seed))
     driver = following = stage.start()
     try:
         for _ in range(LIVES - 1):
-            driver = following
+            driver, following = following, stage.start()  # beside this one: to start takes longer than all else
             driver.begin()
             stage.live(driver, 1)
-            following = stage.start()  # while this one lives: to start takes longer than all else
             for number in range(STRIKES):
-                stage.strike(driver)
+                stage.strike()
                 if number % 2:
                     stage.live(driver, 1)
             stage.end(driver)

@@ -17,8 +17,11 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_true(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+def test_a_page_is_true(
+    spark: SparkSession, quickly: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
     assert spark is SparkSession.getActiveSession()  # the one that the page's programs use
     monkeypatch.setattr(pages, "COMMAND_S", PATIENCE_S)
+    monkeypatch.setattr(pages, "ENVIRONMENT", {**pages.ENVIRONMENT, **quickly})
     with pages.reader(tmp_path) as reading:
         reading.read(f"how-to/{page}", (HOW_TO / page).read_text(encoding="utf-8"))

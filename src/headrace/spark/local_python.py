@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-_LAUNCHER = str(Path(__file__).with_name("python.sh"))
+LAUNCHER = str(Path(__file__).with_name("python.sh"))
+"""What Spark takes for Python."""
 
 
 def choose_python() -> None:
@@ -12,7 +13,7 @@ def choose_python() -> None:
     if "PYSPARK_PYTHON" in os.environ:
         return
     # With a Spark of the user's own its archive of pyspark counts, not what is installed here.
-    if "SPARK_HOME" in os.environ or not os.access(_LAUNCHER, os.X_OK):
+    if "SPARK_HOME" in os.environ or not os.access(LAUNCHER, os.X_OK):
         os.environ["PYSPARK_PYTHON"] = sys.executable
         return
-    os.environ |= {"PYSPARK_PYTHON": _LAUNCHER, "HEADRACE_SPARK_PYTHON": sys.executable}
+    os.environ |= {"PYSPARK_PYTHON": LAUNCHER, "HEADRACE_SPARK_PYTHON": sys.executable}
