@@ -325,6 +325,8 @@ def test_what_the_user_sets_counts() -> None:
     assert settings["spark.log.level"] == "INFO"
     assert "spark.hadoop.fs.file.impl" not in settings
     assert "spark.hadoop.fs.file.impl" in session_settings("n", "yarn", {}, quick=True, quiet=True)
+    rocks = {"spark.sql.streaming.stateStore.providerClass": "a.b.RocksDBStateStoreProvider"}
+    assert "spark.hadoop.fs.file.impl" not in session_settings("n", "yarn", rocks, quick=True, quiet=True)
     assert session_settings("n", "sc://x", {}, quick=False, quiet=True) == {"spark.app.name": "n"}
 
 

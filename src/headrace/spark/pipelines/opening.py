@@ -28,12 +28,14 @@ ALWAYS = {
 }
 """What makes micro-batches quicker and gives nothing up."""
 
+_LOCAL_FILES = "spark.hadoop.fs.file.impl"
+_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 QUICK = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    _LOCAL_FILES: "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 """What makes them quicker still, and gives up the checksums of local files."""
 
@@ -70,6 +72,8 @@ def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: 
         settings["spark.sql.shuffle.partitions"] = str(max(cores, 2))
     if quick:
         settings |= QUICK
+        if "RocksDB" in conf.get(_STATE_STORE, ""):
+            del settings[_LOCAL_FILES]  # its files want those checksums
     if quiet and not is_connect(master):
         settings["spark.log.level"] = "ERROR"
     return settings | dict(conf)
