@@ -4,7 +4,6 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.spark.conftest import SparkBroker
 import headrace
 from headrace.spark.pipelines.building import start_query
 from headrace.spark.pipelines.loading import load, settings_of
+from headrace.spark.sessions import for_a_while
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 sys.path.insert(0, str(PIPELINES))
@@ -56,26 +56,10 @@ def publish(bus: headrace.Bus, topic: str, messages: Iterable[samples.Message]) 
 def run(spark: SparkSession, broker: SparkBroker, file: str, checkpoints: Path, *names: str) -> None:
     """Run the pipelines of a file, or some of them, until all that is there is done; they go on where they were."""
     definitions = [each for each in load(str(PIPELINES / file)) if not names or each.name in names]
-    with settings(spark, settings_of(definitions)):
+    with for_a_while(spark, settings_of(definitions)):
         for each in definitions:
             query = start_query(spark, each, address=broker.address, checkpoints=str(checkpoints), once=True)
             query.awaitTermination()
-
-
-@contextmanager
-def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    """Settings of the session for a while."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
 
 
 def forget_last_commit(checkpoints: Path, pipeline: str) -> None:

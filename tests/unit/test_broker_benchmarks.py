@@ -232,7 +232,7 @@ def test_a_server_is_stopped_when_a_sample_is_interrupted(tmp_path: Path) -> Non
 
 
 def test_servers_sleep_while_another_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_AWAKE_S", 0.0)
+    monkeypatch.setattr(measuring, "_AWAKE_S", 0.1)  # until signals have arrived
     shared, other = Sleeping(), Sleeping()
     seen: list[tuple[str, str, str]] = []
 

@@ -205,9 +205,9 @@ class _Sql:
                 # Spark would have all of them read and decoded, and then drop what the query does not need.
                 own["columns"] = ",".join(columns).replace(_CORRUPT, "value") or _CHEAPEST
             for option, given in (("value.format", self._given.formats), ("value.schema", self._given.schemas)):
-                for topic, text in map(_own, given):
+                for topic, said in map(_own, given):
                     if topic in (None, name):
-                        own[option] = text
+                        own[option] = said
             tables[name] = own
         return topics, tables
 

@@ -143,7 +143,7 @@ def _binary(pieces: list[_Piece], name: str, rows: int) -> pa.Array:
         return pa.array(_chained(pieces, name, _TEXTS), pa.binary())
     edges = np.zeros(rows + 1, np.int32)
     np.cumsum(np.repeat([table.shape[1] for table in tables], [len(table) for table in tables]), out=edges[1:])
-    content = np.ascontiguousarray(_joined([table.reshape(-1) for table in tables]))
+    content = np.ascontiguousarray(_concatenated([table.reshape(-1) for table in tables]))
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(edges), pa.py_buffer(content)])
 
 
@@ -173,7 +173,7 @@ def _even(pieces: list[_Piece], name: str, head_of: Callable[[np.ndarray], int |
     return tables
 
 
-def _joined(tables: list[np.ndarray]) -> np.ndarray:
+def _concatenated(tables: list[np.ndarray]) -> np.ndarray:
     return tables[0] if len(tables) == 1 else np.concatenate(tables)
 
 
@@ -207,7 +207,7 @@ def _offsets(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
 def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     tables = _even(pieces, "timestamps", _number_head)
     if tables is not None:
-        numbers = np.ascontiguousarray(_joined(tables)).view(">i8").astype(np.int64)
+        numbers = np.ascontiguousarray(_concatenated(tables)).view(">i8").astype(np.int64)
         return pa.array(numbers.reshape(-1), pa.int64()).view(_TIME)
     parts = []
     for piece in pieces:

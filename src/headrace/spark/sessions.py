@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
@@ -66,6 +67,22 @@ def session(
         _apply(spark, {_PUSHDOWN: "true", **(conf or {})})
     register(spark, address, path=path, tables=tables, value_format=value_format)
     return spark
+
+
+@contextmanager
+def for_a_while(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+    """Other settings of a session for a while."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def need_java(master: str) -> None:

@@ -1,6 +1,6 @@
 """Copying messages of a topic to Parquet files with Spark, and checking them against the log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -17,6 +17,7 @@ from headrace.spark.archive.parquet import SQL_SCHEMA, TIME_NONE, open_file
 from headrace.spark.archive.places import files_below, place_of
 from headrace.spark.archive.tasks import SUM_SCHEMA, Job, LogReading, check_job, copy_job
 from headrace.spark.problems import problem_text
+from headrace.spark.sessions import for_a_while
 
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -45,7 +46,7 @@ class Copier:
         base = f"{self._url}/{self.directory}"
         small = [piece for piece in pieces if piece.bytes <= _SMALL_BYTES]
         large = sorted(piece for piece in pieces if piece.bytes > _SMALL_BYTES)
-        with failures_told(), _settings(self._spark, _SETTINGS):
+        with failures_told(), for_a_while(self._spark, _SETTINGS):
             if small:
                 job = copy_job(self._log, [piece.wanted for piece in small], [piece.day for piece in small])
                 rows = numbered(self._spark, len(small), job, f"date string, {SQL_SCHEMA}")
@@ -116,22 +117,6 @@ def failures_told() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise HeadraceError(f"the Spark job failed: {problem_text(error)}") from error
-
-
-@contextmanager
-def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Other settings for a while."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
 
 
 def _begin(metadata: Any) -> tuple[int, int]:
