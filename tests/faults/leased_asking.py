@@ -74,12 +74,12 @@ class Asking(LeaseBooks):
         entries = world.subscriptions[name].entries
         queues = []
         for portion in words.portions:
-            count = len(portion.offsets)
+            count = len(portion.all_offsets)
             assert count, "an empty portion"
             assert not portion.deliveries or len(portion.deliveries) == count
             assert not portion.versions or len(portion.versions) == count
             for at, read in enumerate(reads[:count]):
-                offset = portion.offsets[at]
+                offset = portion.all_offsets[at]
                 expected = world.messages[portion.partition, offset]
                 entry = entries[portion.partition, offset]
                 why = content_differs(expected, read)
@@ -87,11 +87,11 @@ class Asking(LeaseBooks):
                 assert (portion.deliveries or [1] * count)[at] == entry.deliveries + 1, f"{expected.id}: {portion}"
                 assert (portion.versions or [1] * count)[at] == expected.version, f"{expected.id}: {portion}"
                 assert entry.doubtful or portion.states.get(offset) == entry.state, f"{expected.id}: {portion}"
-            ids = [(portion.partition, offset) for offset in portion.offsets]
+            ids = [(portion.partition, offset) for offset in portion.all_offsets]
             until_us = max(self.handed_out(name, at, 1, holder, lease_us).until_us for at in ids)
             assert portion.until_us == until_us, f"{portion} should end at {until_us}"
             del reads[:count]
-            queues.append([(portion.partition, offset) for offset in portion.offsets])
+            queues.append([(portion.partition, offset) for offset in portion.all_offsets])
         assert not reads
         self.check_order(request, eligible, [list(queue) for queue in queues])
         for portion, queue in zip(words.portions, queues, strict=True):

@@ -59,7 +59,7 @@ class Queue:
         words, body = parts(self.bench.ask(Lease("jobs", subscription, most, **more)))
         held, reads = {}, contents(body)
         for portion in words.portions:
-            for offset in portion.offsets:
+            for offset in portion.all_offsets:
                 value = (reads.pop(0).value or b"").decode()
                 held[value] = Holding(portion.partition, portion.lease, [offset]), portion.until_us
         return held

@@ -282,9 +282,9 @@ class Stage:
         words, body = answer if isinstance(answer, WithBody) else (answer, b"")
         messages = contents(body)
         for portion in words.portions:
-            versions = portion.versions or [1] * len(portion.offsets)
-            deliveries = portion.deliveries or [1] * len(portion.offsets)
-            for offset, version, times in zip(portion.offsets, versions, deliveries, strict=True):
+            versions = portion.versions or [1] * len(portion.all_offsets)
+            deliveries = portion.deliveries or [1] * len(portion.all_offsets)
+            for offset, version, times in zip(portion.all_offsets, versions, deliveries, strict=True):
                 value = text(messages.pop(0))
                 self.held[holder, value] = portion.partition, offset, portion.lease
                 line = f"{holder} gets {value}, until {shown(portion.until_us)}"

@@ -221,9 +221,9 @@ def test_holdings_go_by_partition_and_token() -> None:
 def test_requests_are_not_too_large_and_complete(sizes: list[int], most: int) -> None:
     holdings = [Holding(number, 7, list(range(size))) for number, size in enumerate(sizes)]
     requests = in_requests(holdings, most)
-    assert all(0 < sum(len(holding.offsets) for holding in request) <= most for request in requests)
-    told = [(holding.partition, offset) for request in requests for holding in request for offset in holding.offsets]
-    assert told == [(holding.partition, offset) for holding in holdings for offset in holding.offsets]
+    assert all(0 < sum(len(holding.all_offsets) for holding in request) <= most for request in requests)
+    told = [(holding.partition, offset) for request in requests for holding in request for offset in holding.all_offsets]
+    assert told == [(holding.partition, offset) for holding in holdings for offset in holding.all_offsets]
 
 
 def test_refusals_become_errors() -> None:

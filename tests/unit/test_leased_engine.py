@@ -58,7 +58,7 @@ class RunsAgainstAList(RuleBasedStateMachine):
         keys, offsets = self.runs.take(count, until)
         self.plain.sort()
         expected = [one for one in self.plain if until is None or one[0] <= until][:count]
-        assert keys == [key for key, _ in expected]
+        assert list(keys) == [key for key, _ in expected]
         taken = list(zip(keys, offsets, strict=True))
         # Among equal keys any order will do.
         left = {key: [] for key in keys}

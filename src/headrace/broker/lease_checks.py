@@ -1,7 +1,7 @@
 """What can be asked for in leases, and what cannot."""
 
 from headrace.model.errors import InvalidArgument
-from headrace.model.leasing import Lease, Release
+from headrace.model.leasing import Holding, Lease, Release
 from headrace.model.limits import (
     AHEAD_SECONDS_MAX,
     LEASE_MESSAGES_MAX,
@@ -30,6 +30,14 @@ def check_lease_ms(lease_ms: int) -> None:
     """Refuse a lease that lasts too long."""
     if not 0 <= lease_ms <= LEASE_SECONDS_MAX * 1000:
         raise InvalidArgument(f"lease_ms is 0 to {LEASE_SECONDS_MAX * 1000}, not {lease_ms}")
+
+
+def check_holdings(holdings: list[Holding]) -> None:
+    """Refuse to hear of messages that cannot be, or of too many."""
+    if any(holding.following < 0 or (holding.following and not holding.offsets) for holding in holdings):
+        raise InvalidArgument("following is the number of messages that follow the last of the offsets")
+    if sum(len(holding.offsets) + holding.following for holding in holdings) > LEASE_MESSAGES_MAX:
+        raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be settled at once")
 
 
 def check_release(request: Release) -> None:

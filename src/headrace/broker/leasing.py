@@ -11,14 +11,14 @@ from crc32c import crc32c
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.fact import Fact
 from headrace.broker.later import Later, WithBody, sealed
-from headrace.broker.lease_checks import check_lease, check_lease_ms, check_release
+from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
 from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Session
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry, Want
 from headrace.engines.api import NOT_READY, RANK_BITS, Held, LeasedIndex, Taken, packed
-from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
     Extend,
@@ -33,10 +33,8 @@ from headrace.model.leasing import (
     Settlement,
     cut_reason,
 )
-from headrace.model.limits import (
-    BATCH_BYTES_MAX,
-    LEASE_MESSAGES_MAX,
-)
+from headrace.model.limits import BATCH_BYTES_MAX
+from headrace.model.offsets import gathered
 from headrace.model.requests import Done, Words
 from headrace.model.subscription import Discipline, Expired
 
@@ -153,13 +151,14 @@ class Leasing:
         bodies: list[bytes | bytearray | memoryview] = []
         for partition, taken in portions:
             until_us = taken.begins_us + lease_us
-            offsets = list(taken.offsets)
+            offsets, following = gathered(taken.offsets)
             facts.append(HandedOut(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
-            told.append(
-                LeasedPortion(partition, number, until_us, offsets, taken.deliveries, taken.versions, taken.states)
-            )
-            bodies.append(sealed(taken.columns, now_us))
-            subscription.delivered += len(offsets)
+            about = taken.deliveries, taken.versions, taken.states
+            told.append(LeasedPortion(partition, number, until_us, offsets, *about, following))
+            bodies += [batch.data for batch in taken.stored]
+            if taken.columns.values:
+                bodies.append(sealed(taken.columns, now_us))
+            subscription.delivered += len(taken.offsets)
             self._plan(subscription, until_us)
         answer = WithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 
@@ -306,15 +305,14 @@ class Leasing:
         self, subscription: Subscription, holdings: list[Holding], refused: list[Refusal], *, late: bool = False
     ) -> list[tuple[LeasedIndex, Holding, Sequence[int]]]:
         """What of it is in the hands of who says so; the rest is added to what is refused."""
-        if sum(len(holding.offsets) for holding in holdings) > LEASE_MESSAGES_MAX:
-            raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be settled at once")
+        check_holdings(holdings)
         found = []
         for holding in holdings:
-            index = subscription.indexes.get(holding.partition)
+            index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
             if index is None:
-                refused += [Refusal(holding.partition, offset, "message_gone") for offset in holding.offsets]
+                refused += [Refusal(holding.partition, offset, "message_gone") for offset in offsets]
                 continue
-            accepted, wrong = index.checked(holding.lease, holding.offsets, late=late)
+            accepted, wrong = index.checked(holding.lease, offsets, late=late)
             refused += [Refusal(holding.partition, offset, code) for offset, code in wrong]
             if accepted:
                 found.append((index, holding, accepted))

@@ -18,7 +18,7 @@ class Grip:
         self.lease = portion.lease
         self.lease_ms = lease_ms
         """How long it was asked for; 0 is as long as the subscription says."""
-        self.offsets = set(portion.offsets)
+        self.offsets = set(portion.all_offsets)
         self.extended(portion.until_us, now_us)
 
     def extended(self, until_us: int, now_us: int) -> None:
@@ -44,7 +44,7 @@ class Hand:
             grip = Grip(portion, lease_ms, now_us)
             before = self._grips.setdefault((portion.partition, portion.lease), grip)
             if before is not grip:  # an answer may have several portions of a partition, under one token
-                before.offsets.update(portion.offsets)
+                before.offsets.update(portion.all_offsets)
                 before.extended(min(before.until_us, grip.until_us), now_us)
                 grip = before
             self.renew_us = min(self.renew_us, grip.renew_us)

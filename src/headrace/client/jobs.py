@@ -1,6 +1,6 @@
 """Messages that were leased, and what is said about them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from headrace.client.exchange import Bytes
@@ -9,6 +9,7 @@ from headrace.model.batch import Batch, parse
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
 from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.model.offsets import gathered
 
 
 class Job(Received, frozen=True, gc=False):
@@ -49,17 +50,24 @@ def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> l
     jobs: list[Job] = []
     rest = memoryview(body)
     for portion in answer.portions:
-        batch, rest = _first_batch(rest)
-        _check_count(batch, len(portion.offsets))
-        jobs += _portion_jobs(topic, subscription, portion, batch)
+        offsets, seen = portion.all_offsets, 0
+        while seen < len(offsets):
+            batch, rest = _first_batch(rest)
+            if not 0 < batch.count <= len(offsets) - seen:
+                raise _miscounted(len(offsets), seen + batch.count)
+            part = slice(seen, seen + batch.count)
+            jobs += _batch_jobs(topic, subscription, portion, offsets[part], part, batch)
+            seen += batch.count
     return jobs
 
 
-def _portion_jobs(topic: str, subscription: str, portion: LeasedPortion, batch: Batch) -> Iterator[Job]:
+def _batch_jobs(
+    topic: str, subscription: str, portion: LeasedPortion, offsets: Sequence[int], part: slice, batch: Batch
+) -> Iterator[Job]:
     columns, states = batch.columns(), portion.states
     return map(
         Job,
-        portion.offsets,
+        offsets,
         columns.values,
         columns.timestamps or repeat(batch.time_max),
         columns.keys or repeat(None),
@@ -72,9 +80,9 @@ def _portion_jobs(topic: str, subscription: str, portion: LeasedPortion, batch: 
         repeat(subscription),
         repeat(portion.lease),
         repeat(portion.until_us),
-        portion.deliveries or repeat(1),
-        portion.versions or repeat(1),
-        map(states.get, portion.offsets) if states else repeat(None),
+        portion.deliveries[part] or repeat(1),
+        portion.versions[part] or repeat(1),
+        map(states.get, offsets) if states else repeat(None),
     )
 
 
@@ -83,7 +91,8 @@ def found_messages(topic: str, answer: Found, body: Bytes) -> list[PendingMessag
     if not answer.messages:
         return []
     batch, _ = _first_batch(memoryview(body))
-    _check_count(batch, len(answer.messages))
+    if batch.count != len(answer.messages):
+        raise _miscounted(len(answer.messages), batch.count)
     columns = batch.columns()
     messages = answer.messages
     return list(
@@ -117,25 +126,28 @@ def _first_batch(view: memoryview) -> tuple[Batch, memoryview]:
     return batch, view[batch.length :]
 
 
-def _check_count(batch: Batch, count: int) -> None:
-    if batch.count != count:
-        raise ProtocolError(f"the broker named {count} messages and sent {batch.count}")
+def _miscounted(named: int, sent: int) -> HeadraceError:
+    return ProtocolError(f"the broker named {named} messages and sent {sent}")
 
 
-def holdings_of(jobs: Iterable[Job]) -> list[Holding]:
+def holdings_of(jobs: Sequence[Job]) -> list[Holding]:
     """The messages by partition and token, as settling them wants it."""
-    found: dict[tuple[int, int], Holding] = {}
+    if len(leases := {job.lease for job in jobs}) == 1 and len(partitions := {job.partition for job in jobs}) == 1:
+        return [holding_of(*partitions, *leases, [job.offset for job in jobs])]  # nearly always
+    found: dict[tuple[int, int], list[int]] = {}
     partition = lease = -1
     offsets: list[int] = []
     for job in jobs:
         if job.lease != lease or job.partition != partition:
             partition, lease = job.partition, job.lease
-            holding = found.get((partition, lease))
-            if holding is None:
-                holding = found[partition, lease] = Holding(partition, lease, [])
-            offsets = holding.offsets
+            offsets = found.setdefault((partition, lease), [])
         offsets.append(job.offset)
-    return list(found.values())
+    return [holding_of(partition, lease, offsets) for (partition, lease), offsets in found.items()]
+
+
+def holding_of(partition: int, lease: int, offsets: Sequence[int]) -> Holding:
+    """Messages of a partition that were leased under one token."""
+    return Holding(partition, lease, *gathered(offsets))
 
 
 def in_requests(holdings: Sequence[Holding], messages_max: int = LEASE_MESSAGES_MAX) -> list[list[Holding]]:
@@ -143,13 +155,13 @@ def in_requests(holdings: Sequence[Holding], messages_max: int = LEASE_MESSAGES_
     requests: list[list[Holding]] = [[]]
     room = messages_max
     for holding in holdings:
-        offsets = holding.offsets
+        offsets = holding.all_offsets
         for start in range(0, len(offsets), messages_max):
-            part = offsets[start : start + messages_max] if len(offsets) > messages_max else offsets
+            part = offsets[start : start + messages_max]
             if len(part) > room:
                 requests.append([])
                 room = messages_max
-            requests[-1].append(Holding(holding.partition, holding.lease, part))
+            requests[-1].append(holding_of(holding.partition, holding.lease, part))
             room -= len(part)
     return requests if requests[0] else []
 

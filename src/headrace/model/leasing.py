@@ -1,10 +1,12 @@
 """What can be asked of leased subscriptions, and what is answered. See requests.py."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.model.limits import REASON_CHARS_MAX
+from headrace.model.offsets import spread
 from headrace.model.requests import Words
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
@@ -150,7 +152,7 @@ class LeaseStop(Words):
 
 
 class LeasedPortion(Words):
-    """Messages of one partition under one lease; the answer's body has a batch with their contents."""
+    """Messages of one partition under one lease; the answer's body has batches with their contents."""
 
     partition: int
     lease: int
@@ -158,17 +160,24 @@ class LeasedPortion(Words):
     until_us: int
     """When the lease ends, by the broker's clock."""
     offsets: list[int]
-    """In the order in which the subscription hands them out; the batch's messages are in the same order."""
+    """In the order in which the subscription hands them out; the batches' messages are in the same order."""
     deliveries: list[int] = []
     """How often each has been handed out by now; empty: for the first time, all of them."""
     versions: list[int] = []
     """The version of each, which rises when a message is edited; empty: 1, all of them."""
     states: dict[int, bytes] = {}
     """What the last holder left for the next, by offset."""
+    following: int = 0
+    """So many more follow the last of the offsets, without a gap."""
+
+    @property
+    def all_offsets(self) -> Sequence[int]:
+        """The offsets, and those that follow."""
+        return spread(self.offsets, self.following)
 
 
 class Leased(Words):
-    """The answer to Lease. The body has a batch for each portion, in the same order; none when there is nothing."""
+    """The answer to Lease. The body has the portions' batches, in the same order; none when there is nothing."""
 
     portions: list[LeasedPortion]
 
@@ -179,6 +188,13 @@ class Holding(Words):
     partition: int
     lease: int
     offsets: list[int]
+    following: int = 0
+    """So many more follow the last of the offsets, without a gap."""
+
+    @property
+    def all_offsets(self) -> Sequence[int]:
+        """The offsets, and those that follow."""
+        return spread(self.offsets, self.following)
 
 
 class Ack(Words):

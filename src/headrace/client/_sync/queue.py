@@ -215,7 +215,7 @@ class Queue(Pending):
                 delay_ms,
                 until_us,
                 cut_reason(reason),
-                dict.fromkeys(part[0].offsets, bytes(state)) if state else {},
+                dict.fromkeys(part[0].all_offsets, bytes(state)) if state else {},
                 False,
                 self.subscription,
             )

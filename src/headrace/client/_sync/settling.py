@@ -12,7 +12,7 @@ from headrace.client._sync.line import Line
 from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes
 from headrace.client.hand import NEVER_US, Hand
-from headrace.client.jobs import Job, holdings_of, in_requests
+from headrace.client.jobs import Job, holding_of, holdings_of, in_requests
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Settlement
 from headrace.model.requests import Words
@@ -52,7 +52,7 @@ class Gathered:
 
     def holdings(self) -> list[Holding]:
         """By partition and token."""
-        return [Holding(partition, lease, offsets) for (partition, lease), offsets in self.offsets.items()]
+        return [holding_of(partition, lease, offsets) for (partition, lease), offsets in self.offsets.items()]
 
 
 class Said:
@@ -184,7 +184,7 @@ class Settling:
     def let_go(self, holdings: Sequence[Holding]) -> None:
         """These need not be extended any more; with the guard held."""
         for holding in holdings:
-            self.hand.drop(holding.partition, holding.lease, holding.offsets)
+            self.hand.drop(holding.partition, holding.lease, holding.all_offsets)
 
     def flush(self) -> None:
         """Let go what was queued to be sent; without the guard, for that may take a moment."""
@@ -291,7 +291,7 @@ class Settling:
             ended = self.hand.ended(self.clock.now_us())
             by_length: dict[int, list[Holding]] = {}
             for grip in self.hand.renewable(self.clock.now_us()):
-                holding = Holding(grip.partition, grip.lease, list(grip.offsets))
+                holding = holding_of(grip.partition, grip.lease, sorted(grip.offsets))
                 by_length.setdefault(grip.lease_ms, []).append(holding)
             for lease_ms, holdings in by_length.items():
                 for part in in_requests(holdings):
@@ -323,7 +323,7 @@ class Settling:
         """The message is no longer ours; returns whether it was still held."""
         for holding in holdings:
             grip = self.hand.grip(holding.partition, holding.lease)
-            if grip is None or holding.partition != refusal.partition or refusal.offset not in holding.offsets:
+            if grip is None or holding.partition != refusal.partition or refusal.offset not in holding.all_offsets:
                 continue
             if refusal.offset in grip.offsets:
                 self.hand.drop_one(holding.partition, holding.lease, refusal.offset)

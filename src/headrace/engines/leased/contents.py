@@ -1,6 +1,6 @@
 """The contents of messages by offset, out of the batches they are stored in."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import repeat
@@ -83,6 +83,23 @@ class Contents:
             _edit(found, there, edits)
         return found, there, gone
 
+    def stored(self, offsets: range, bytes_max: int) -> list[Batch]:
+        """The batches, as they are stored, that have the first of these messages and no others; no small ones."""
+        found: list[Batch] = []
+        offset = offsets.start
+        while offsets.stop - offset >= _SMALL and self._known(offset) is None:
+            try:
+                batch = self._partition.batch_at(offset)
+            except (OffsetOutOfRange, CorruptBatch):
+                break
+            bytes_max -= batch.raw_bytes
+            whole = batch.base_offset == offset and _SMALL <= batch.count == batch.span <= offsets.stop - offset
+            if not whole or bytes_max < 0:
+                break
+            found.append(batch)
+            offset = batch.next_offset
+        return found
+
     def _read_sorted(
         self, offsets: Sequence[int], edits: Mapping[int, EditRecord]
     ) -> tuple[Columns, list[int], list[int]]:
@@ -94,14 +111,17 @@ class Contents:
         picked.places = None
         return picked, wanted, gone
 
+    def _known(self, offset: int) -> _Decoded | Picker | None:
+        at = bisect_right(self._bases, offset) - 1
+        known = self._cache[self._bases[at]] if at >= 0 else None
+        return known if known is not None and offset < known.end else None
+
     def _find(self, offsets: Sequence[int], place: int) -> _Decoded | Picker | None:
         offset = offsets[place]
-        at = bisect_left(self._bases, offset + 1) - 1
-        if at >= 0:
-            known = self._cache[self._bases[at]]
-            if offset < known.end:
-                self._cache.move_to_end(known.base)
-                return known
+        known = self._known(offset)
+        if known is not None:
+            self._cache.move_to_end(known.base)
+            return known
         try:
             batch = self._partition.batch_at(offset)
             if not batch.base_offset <= offset < batch.next_offset or not batch.count:

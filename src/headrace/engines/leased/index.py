@@ -1,7 +1,7 @@
 """A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.engines.leased.contents import Contents
@@ -22,7 +22,7 @@ from headrace.engines.leased.statuses import (
     Statuses,
 )
 from headrace.engines.partition import Partition
-from headrace.model.batch import Columns
+from headrace.model.batch import Batch, Columns
 from headrace.model.errors import LeaseExpired, MessageGone, NotLeaseHolder
 from headrace.model.subscription import SubscriptionSettings
 
@@ -43,18 +43,21 @@ class Taken:
     """Messages that were taken out, to be leased."""
 
     offsets: Sequence[int]
+    stored: Sequence[Batch]
+    """The first of them, as they are stored."""
     columns: Columns
+    """The others."""
     size_bytes: int
-    """Of their values, keys and headers."""
-    deliveries: list[int]
-    """How often each has been handed out by now; empty: once, all of them."""
-    versions: list[int]
-    """Empty: 1, all of them."""
-    states: dict[int, bytes]
-    begins_us: int
-    """When the lease begins: now, or when the last one of them is due."""
+    """Of their values, keys and headers; of those that are stored a little more."""
     entries: Entries
     """Where they were, should they have to go back."""
+    begins_us: int
+    """When the lease begins: now, or when the last one of them is due."""
+    deliveries: list[int] = field(default_factory=list)
+    """How often each has been handed out by now; empty: once, all of them."""
+    versions: list[int] = field(default_factory=list)
+    """Empty: 1, all of them."""
+    states: dict[int, bytes] = field(default_factory=dict)
 
 
 class LeasedIndex:
@@ -161,45 +164,60 @@ class LeasedIndex:
 
         So many at `least` are taken however large they are.
         """
+        assert self.pending.contents is not None
         entries: Entries = []
-        there: list[int] = []
         early: set[int] = set()
-        chosen: Sequence[int] = (0,)
-        while chosen and not there:  # those that come first may be gone, or blocked
+        while True:
             chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
-            assert self.pending.contents is not None
-            columns, there, gone = self.pending.contents.read(chosen, self.edits)
+            stored = self._stored(chosen, bytes_max)
+            others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
+            columns, there, gone = self.pending.contents.read(others, self.edits)
             self.pending.settle(gone)
             if self._settings.ordered_by_key:
                 columns, there = self._unblocked(columns, there, entries, early)
+            if stored or there or not chosen:  # those that come first may be gone, or blocked
+                break
         if early:
             self.pending.put_back(early, entries)
-        kept, size = _fitting(columns, bytes_max, least)
+        stored_bytes = sum(batch.raw_bytes for batch in stored)
+        kept, size = _fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
         if kept < len(there):
             self.pending.put_back(set(there[kept:]), entries)
             columns, there = columns.picked(range(kept), range(kept)), there[:kept]
             columns.places = None
-        if not there:
+        if not there and not stored:
             return None
-        offsets: Sequence[int] = chosen if len(there) == len(chosen) else there
+        offsets = chosen if len(there) == len(others) else [*chosen[: len(chosen) - len(others)], *there]
         self.statuses.change(offsets, LEASED)
         if self._settings.ordered_by_key:
             self._keys.occupy(there, columns.keys)
-        return self._described(offsets, columns, size, entries, now_us)
+        taken = Taken(offsets, stored, columns, stored_bytes + size, entries, now_us)
+        self._describe(taken)
+        return taken
 
-    def _described(self, offsets: Sequence[int], columns: Columns, size: int, entries: Entries, now_us: int) -> Taken:
-        edits, versions = self.edits, []
+    def _stored(self, chosen: Sequence[int], bytes_max: int) -> list[Batch]:
+        """The batches of the first of these messages, if they can be handed out as they are."""
+        if type(chosen) is not range or self._settings.ordered_by_key:
+            return []
+        if self.edits and not self.edits.keys().isdisjoint(chosen):
+            return []
+        assert self.pending.contents is not None
+        return self.pending.contents.stored(chosen, bytes_max)
+
+    def _describe(self, taken: Taken) -> None:
+        """Say what there is to know of messages that were taken out, beside their contents."""
+        offsets, edits = taken.offsets, self.edits
         if edits and not edits.keys().isdisjoint(offsets):
-            versions = [edits[offset].version if offset in edits else 1 for offset in offsets]
-        deliveries = [failed + 1 for failed in self.statuses.failures(offsets)]
-        states = {offset: self.states[offset] for offset in offsets if offset in self.states} if self.states else {}
-        begins_us = now_us
-        early = [entry for entry in entries if entry[0] is not self.pending.ready and entry[1]]
-        taken = set(offsets) if early else set()
+            taken.versions = [edits[offset].version if offset in edits else 1 for offset in offsets]
+        taken.deliveries = [failed + 1 for failed in self.statuses.failures(offsets)]
+        if self.states:
+            taken.states = {offset: self.states[offset] for offset in offsets if offset in self.states}
+        early = [entry for entry in taken.entries if entry[0] is not self.pending.ready and entry[1]]
+        ahead = set(offsets) if early else set()
         for _, times, entered in early:
-            self._ahead.update((at, time_us) for at, time_us in zip(entered, times, strict=True) if at in taken)
-            begins_us = max(begins_us, *(time for at, time in zip(entered, times, strict=True) if at in taken), 0)
-        return Taken(offsets, columns, size, deliveries, versions, states, begins_us, entries)
+            dues = {at: time_us for at, time_us in zip(entered, times, strict=True) if at in ahead}
+            self._ahead.update(dues)
+            taken.begins_us = max(taken.begins_us, *dues.values(), 0)
 
     def give_back(self, taken: Taken) -> None:
         """It could not be leased after all."""

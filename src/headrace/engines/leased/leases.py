@@ -1,11 +1,14 @@
 """Who holds which messages, under which token, and until when."""
 
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
 
 _ENDS_MIN = 1024
+_WHOLE_MIN = 16
+"""A lease of fewer messages has an entry for each from the beginning."""
 
 
 class Held:
@@ -29,10 +32,18 @@ class Held:
 
 
 class Leases:
-    """All leases of a subscription in a partition."""
+    """All leases of a subscription in a partition.
+
+    Most leases of many messages are of a range, and are settled whole: those take one entry. Of all others, and once
+    something is said about a part of one, each message has its own.
+    """
 
     def __init__(self) -> None:
         self._by_offset: dict[int, Held] = {}
+        self._whole: dict[int, Held] = {}
+        """By the first offset; none of their messages is among those that have entries of their own."""
+        self._starts: list[int] = []
+        """Of the whole ones, in order."""
         self._leaving: dict[int, Held] = {}
         """Who had those that are on their way out: as long as they may come back that has to be remembered."""
         self._ends: list[tuple[int, int, Held]] = []
@@ -42,7 +53,12 @@ class Leases:
     def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> Held:
         """These are leased from now on."""
         held = Held(number, holder, until_us, offsets)
-        self._by_offset.update(zip(offsets, repeat(held)))
+        self._release(offsets)
+        if type(offsets) is range and len(offsets) >= _WHOLE_MIN:
+            self._whole[offsets.start] = held
+            insort(self._starts, offsets.start)
+        else:
+            self._by_offset.update(zip(offsets, repeat(held)))
         self._expect_end(held)
         return held
 
@@ -50,11 +66,12 @@ class Leases:
         """These were leased, and nobody has taken them since."""
         held = Held(number, holder, until_us, ())
         held.over = True
+        self._divide(offsets)
         self._by_offset.update(zip(offsets, repeat(held)))
 
     def end_early(self, offset: int) -> None:
         """A message's lease is over, as what happened to it later shows."""
-        held = self._by_offset.get(offset)
+        held = self.get(offset)
         if held is not None:
             self.remember(held.number, held.holder, held.until_us, [offset])
 
@@ -62,7 +79,7 @@ class Leases:
         """What was said about these is being written down: their holders have no more to say about them."""
         held = self.common(offsets)
         if held is not None:
-            self.forget(offsets)
+            self._release(offsets)
             return [held.part(offsets)]
         reserved: dict[Held, list[int]] = {}
         for offset in offsets:
@@ -79,6 +96,7 @@ class Leases:
 
     def leave(self, offsets: Sequence[int]) -> None:
         """These are on their way out: their holders have no more to say about them."""
+        self._divide(offsets)
         for offset in offsets:
             held = self._by_offset.pop(offset, None)
             if held is not None:
@@ -93,6 +111,10 @@ class Leases:
 
     def extend(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
         """Those of them that are leased under this number are leased until then."""
+        held = self.common(offsets)
+        if held is not None and held.number == number:
+            self.hold(number, held.holder, until_us, offsets)
+            return
         by_offset = self._by_offset
         kept = [offset for offset in offsets if (held := by_offset.get(offset)) is not None and held.number == number]
         if kept:
@@ -100,16 +122,20 @@ class Leases:
 
     def get(self, offset: int) -> Held | None:
         """Who has a message, or had it last."""
-        return self._by_offset.get(offset)
+        return self._by_offset.get(offset) or self._whole_with(offset)
 
     def common(self, offsets: Sequence[int]) -> Held | None:
         """The lease that all of these are under, if there is one."""
+        held = self._whole_of(offsets)
+        if held is not None:
+            return held
+        self._divide(offsets)
         found = set(map(self._by_offset.get, offsets))
         return found.pop() if len(found) == 1 else None
 
     def forget(self, offsets: Sequence[int]) -> None:
         """These are settled, or given back."""
-        deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
+        self._release(offsets)
         if self._leaving:
             deque(map(self._leaving.pop, offsets, repeat(None)), maxlen=0)
 
@@ -118,6 +144,7 @@ class Leases:
         while self._ends and self._ends[0][0] <= now_us:
             held = heappop(self._ends)[2]
             held.over = True
+            self._divide(held.offsets)
             offsets = [offset for offset in held.offsets if self._by_offset.get(offset) is held]
             held.offsets = ()
             if offsets:
@@ -130,23 +157,71 @@ class Leases:
     @property
     def next_end_us(self) -> int | None:
         """When the next lease ends."""
-        while self._ends and self._ends[0][2] not in map(self._by_offset.get, self._ends[0][2].offsets):
+        while self._ends and not self._is_alive(self._ends[0][2]):
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
     def current(self) -> Iterator[tuple[Held, list[int]]]:
         """All that are not over, or over and not taken by others, with their messages."""
-        held_offsets: dict[Held, list[int]] = {}
+        held_offsets: dict[Held, list[int]] = {held: list(held.offsets) for held in self._whole.values()}
         for offset, held in chain(self._by_offset.items(), self._leaving.items()):
             held_offsets.setdefault(held, []).append(offset)
         yield from held_offsets.items()
+
+    # Leases that are whole.
+
+    def _whole_of(self, offsets: Sequence[int]) -> Held | None:
+        """The whole lease of just these."""
+        held = self._whole.get(offsets[0]) if self._whole and offsets else None
+        return held if held is not None and held.offsets == offsets else None
+
+    def _whole_with(self, offset: int) -> Held | None:
+        """The whole lease that a message is in."""
+        if not self._starts or (at := bisect_right(self._starts, offset) - 1) < 0:
+            return None
+        held = self._whole[self._starts[at]]
+        return held if offset in held.offsets else None
+
+    def _divide(self, offsets: Sequence[int]) -> None:
+        """Give an entry to each message of the whole leases that these are in."""
+        if not self._whole:
+            return
+        if type(offsets) is range and offsets:  # a look at the ends is enough, and at what begins between them
+            begun = self._starts[bisect_right(self._starts, offsets[0]) : bisect_right(self._starts, offsets[-1])]
+            offsets = [offsets[0], *begun]
+        for offset in offsets:
+            held = self._whole_with(offset)
+            if held is not None:
+                self._drop_whole(held)
+                self._by_offset.update(zip(held.offsets, repeat(held)))
+
+    def _release(self, offsets: Sequence[int]) -> None:
+        """Nobody has these."""
+        held = self._whole_of(offsets)
+        if held is not None:
+            self._drop_whole(held)
+            return
+        self._divide(offsets)
+        if self._by_offset:
+            deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
+
+    def _drop_whole(self, held: Held) -> None:
+        start = held.offsets[0]
+        del self._whole[start]
+        del self._starts[bisect_left(self._starts, start)]
+
+    def _is_alive(self, held: Held) -> bool:
+        """Whether it has any messages."""
+        if held.offsets and self._whole.get(held.offsets[0]) is held:
+            return True
+        return held in map(self._by_offset.get, held.offsets)
 
     def _expect_end(self, held: Held) -> None:
         self._serial += 1
         heappush(self._ends, (held.until_us, self._serial, held))
         if len(self._ends) > self._ends_max:
             # Most were settled long before their time: do not keep them until it comes.
-            alive = set(self._by_offset.values())
+            alive = {*self._by_offset.values(), *self._whole.values()}
             self._ends = [end for end in self._ends if end[2] in alive]
             heapify(self._ends)
             self._ends_max = max(2 * len(self._ends), _ENDS_MIN)

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from struct import Struct
 
-from headrace.engines.leased.statuses import follow
+from headrace.model.offsets import follow
 
 _RANGE = Struct("<Bqq")
 _LIST = b"\x01"

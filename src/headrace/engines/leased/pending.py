@@ -16,8 +16,8 @@ from headrace.engines.leased.statuses import (
     UNKNOWN,
     WAITING,
     Statuses,
-    follow,
 )
+from headrace.model.offsets import follow
 from headrace.model.subscription import Discipline
 
 _EVER_US = 1 << 62
@@ -26,7 +26,7 @@ NOT_READY = 1 << 62
 _AT_ONCE = 4096
 """Messages that are made ready at a time."""
 
-Entries = list[tuple[Runs, list[int], list[int]]]
+Entries = list[tuple[Runs, Sequence[int], Sequence[int]]]
 """Where messages were taken from, with keys and offsets."""
 
 
@@ -160,12 +160,12 @@ class Pending:
         self.ready = Runs()
         self.add_ready(list(self.statuses.with_status(READY)))
 
-    def add_ready(self, offsets: list[int]) -> None:
+    def add_ready(self, offsets: Sequence[int]) -> None:
         """Put messages whose status says that they are ready into the order; what has to be known of them is read."""
         for place in range(0, len(offsets), _AT_ONCE):
             self._add_some(offsets[place : place + _AT_ONCE])
 
-    def _add_some(self, offsets: list[int]) -> None:
+    def _add_some(self, offsets: Sequence[int]) -> None:
         assert self.contents is not None
         priorities: Sequence[int | None] | None = None
         times: Sequence[int] = ()
@@ -194,7 +194,7 @@ class Pending:
         What rests is not taken before its time: only we know when that is.
         """
         self.advance(now_us)
-        chosen: list[int] = []
+        chosen: Sequence[int] = ()
         while len(chosen) < count and (first := self.ready.first_key) is not None:
             if until_key is not None and first > until_key:
                 break
@@ -206,7 +206,9 @@ class Pending:
             times, offsets = self._valid(WAITING, *self.waiting.take(count - len(chosen), until_us))
             entries.append((self.waiting, times, offsets))
             chosen = _together(chosen, offsets)
-        return range(chosen[0], chosen[-1] + 1) if chosen and follow(chosen) else chosen
+        if type(chosen) is not range and chosen and follow(chosen):
+            return range(chosen[0], chosen[-1] + 1)
+        return chosen
 
     def put_back(self, offsets: set[int], entries: Entries) -> None:
         """These were taken out in vain."""
@@ -227,7 +229,9 @@ class Pending:
         edit = self.edits.get(offset)
         return given if edit is None or edit.priority is None else edit.priority
 
-    def _valid(self, status: int, times: list[int], offsets: list[int]) -> tuple[list[int], list[int]]:
+    def _valid(
+        self, status: int, times: Sequence[int], offsets: Sequence[int]
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """Those entries of waiting or resting messages that count."""
         if not self.edits and self.statuses.all_have(offsets, status):
             return times, offsets
@@ -240,7 +244,7 @@ class Pending:
                 kept.append(offset)
         return kept_times, kept
 
-    def _valid_ready(self, keys: list[int], offsets: list[int]) -> tuple[list[int], list[int]]:
+    def _valid_ready(self, keys: Sequence[int], offsets: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """Those entries of ready messages that count."""
         by_content = self.discipline in (Discipline.PRIORITY, Discipline.DEADLINE)
         if not (by_content and self.edits) and self.statuses.all_have(offsets, READY):
@@ -263,7 +267,9 @@ class Pending:
         return self.discipline is Discipline.DEADLINE and edit.due is not None and edit.due != key
 
 
-def _together(chosen: list[int], more: list[int]) -> list[int]:
+def _together(chosen: Sequence[int], more: Sequence[int]) -> Sequence[int]:
     """Each once: a message that was moved may have left an entry behind where it was."""
-    chosen += more
-    return chosen if len(set(chosen)) == len(chosen) else list(dict.fromkeys(chosen))
+    if not chosen and type(more) is range and more.step == 1:
+        return more
+    both = [*chosen, *more]
+    return both if len(set(both)) == len(both) else list(dict.fromkeys(both))

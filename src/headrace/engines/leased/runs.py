@@ -98,9 +98,11 @@ class Runs:
             if self._small > _SMALL_RUNS_MAX:
                 self._merge()
 
-    def take(self, count: int, until: int | None = None) -> tuple[list[int], list[int]]:
+    def take(self, count: int, until: int | None = None) -> tuple[Sequence[int], Sequence[int]]:
         """Take out up to so many, in order, none with a key beyond `until`: their keys, and their offsets."""
         heads, loose = self._heads, self._loose
+        if len(heads) == 1 and not loose and (until is None or heads[0][0] <= until):
+            return self._take_run(count, until)  # parts of ranges are ranges
         keys: list[int] = []
         offsets: list[int] = []
         while len(keys) < count and (heads or loose):
@@ -113,10 +115,12 @@ class Runs:
             elif until is not None and heads[0][0] > until:
                 break
             else:
-                self._take_run(count - len(keys), until, keys, offsets)
+                more_keys, more_offsets = self._take_run(count - len(keys), until)
+                keys += more_keys
+                offsets += more_offsets
         return keys, offsets
 
-    def _take_run(self, count: int, until: int | None, keys: list[int], offsets: list[int]) -> None:
+    def _take_run(self, count: int, until: int | None) -> tuple[Sequence[int], Sequence[int]]:
         """Take from the first run what comes before the first of all others."""
         heads = self._heads
         serial, run = heads[0][2:]
@@ -128,8 +132,7 @@ class Runs:
             end = bisect_left(run.keys, min(others), place + 1, end) if end > place + 1 else end
         if until is not None:
             end = bisect_right(run.keys, until, place, end)
-        keys += run.keys[place:end]
-        offsets += run.offsets[place:end]
+        taken = run.keys[place:end], run.offsets[place:end]
         run.place = end
         if end < len(run.keys):
             heapreplace(heads, (run.keys[end], run.offsets[end], serial, run))
@@ -138,6 +141,7 @@ class Runs:
             self._small -= len(run.keys) < _SMALL
             if run is self._last:
                 self._last = None
+        return taken
 
     def between(self, least: int, beyond: int) -> Iterator[tuple[int, int]]:
         """Key and offset of all with a key in these bounds, in order, without taking them; nothing may be changed."""

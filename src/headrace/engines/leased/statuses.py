@@ -4,6 +4,8 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from headrace.model.offsets import follow
+
 UNKNOWN, WAITING, READY, LEASED, RESTING, BLOCKED, LEAVING, SETTLED = range(8)
 """Waiting for its `due`; resting before it is tried again; blocked by another one of its key; leaving for the dead."""
 
@@ -194,7 +196,7 @@ class Statuses:
 
     def failures(self, offsets: Offsets) -> list[int]:
         """How often each was handed out in vain; an empty list if none ever was."""
-        if not self._failed:
+        if not self._failed or (type(offsets) is range and self._failed.keys().isdisjoint(_numbers(offsets))):
             return []
         found = []
         for offset in offsets:
@@ -254,16 +256,6 @@ class Statuses:
             if chunk is not None and chunk.count(SETTLED) == _CHUNK:
                 del self._chunks[number]
                 self._failed.pop(number, None)
-
-
-def follow(offsets: Offsets) -> bool:
-    """Whether the offsets follow each other without a gap."""
-    if type(offsets) is range:
-        return offsets.step == 1
-    if len(offsets) == 1:
-        return True
-    first, last = offsets[0], offsets[-1]
-    return last - first == len(offsets) - 1 and list(offsets) == list(range(first, last + 1))
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,36 @@
+"""Offsets of messages that are spoken of together: most follow each other, and a range is all there is to say."""
+
+from collections.abc import Sequence
+
+
+def follow(offsets: Sequence[int]) -> bool:
+    """Whether the offsets, one at least, follow each other without a gap."""
+    if type(offsets) is range:
+        return offsets.step == 1
+    if len(offsets) == 1:
+        return True
+    first, last = offsets[0], offsets[-1]
+    return last - first == len(offsets) - 1 and list(offsets) == list(range(first, last + 1))
+
+
+def gathered(offsets: Sequence[int]) -> tuple[list[int], int]:
+    """The first of the offsets, and how many follow it, if all others do; else all of them, and 0.
+
+    >>> gathered(range(3, 8)), gathered([3, 4]), gathered([5, 2])
+    (([3], 4), ([3], 1), ([5, 2], 0))
+    """
+    if len(offsets) > 1 and follow(offsets):
+        return [offsets[0]], len(offsets) - 1
+    return list(offsets), 0
+
+
+def spread(offsets: list[int], following: int) -> Sequence[int]:
+    """The offsets, and so many more that follow the last one; a range if only one is given.
+
+    >>> spread([3], 4), spread([1, 3], 1), spread([5, 2], 0)
+    (range(3, 8), [1, 3, 4], [5, 2])
+    """
+    if not following:
+        return offsets
+    run = range(offsets[-1], offsets[-1] + 1 + following)
+    return run if len(offsets) == 1 else [*offsets[:-1], *run]
