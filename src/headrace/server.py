@@ -129,6 +129,7 @@ class LoopPorts:
 
     def __init__(self, turns: "Turns", worker: "Worker", wake_at: Callable[[int], None]) -> None:
         self.soon = turns.soon
+        self.last = turns.last
         self.from_thread = turns.from_thread
         self.background = worker.submit
         self.wake_at = wake_at
@@ -205,8 +206,10 @@ class Server:
             self._lock = DirectoryLock(disk, directory)
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
+        host = Host(disk)
+        host.quickness.wait_here()
         self._broker = Broker(
-            Store(Host(disk), directory),
+            Store(host, directory),
             ports,
             self.settings.broker(),
             new_id=secrets.token_hex(8),

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 from tests.faults.leased_world import Entry, Id, Message, Subscription, World
 
 from headrace.broker.later import WithBody
-from headrace.model.batch import received
+from headrace.model.batch import parse
 from headrace.model.leasing import Find, Found, FoundMessage, Selection
 from headrace.model.message import Message as Read
 from headrace.testing.workbench import Workbench
 
 TOPIC = "jobs"
 DEAD = "jobs.dead"
-LENGTH_AT = 40
-"""Where a batch says how long it is."""
 
 
 @dataclass
@@ -26,12 +24,13 @@ class Seen:
 
 
 def contents(body: bytes | bytearray | memoryview) -> list[Read]:
-    """The messages of an answer's body: batches that have no place in a log."""
+    """The messages of an answer's body; what its batches say of offsets does not count."""
     view, messages = memoryview(body), list[Read]()
     while view:
-        length = int.from_bytes(view[LENGTH_AT : LENGTH_AT + 4], "little")
-        messages += received(view[:length]).messages()
-        view = view[length:]
+        batch = parse(view)
+        batch.verify()
+        messages += batch.messages()
+        view = view[batch.length :]
     return messages
 
 

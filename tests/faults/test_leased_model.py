@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -21,6 +22,7 @@ from tests.faults.leased_choices import (
 from tests.faults.leased_sight import TOPIC, find
 from tests.faults.leased_world import Id
 
+from headrace.engines.leased import contents, leases
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import LogFailed, SubscriptionExists, SubscriptionNotFound
 from headrace.model.leasing import (
@@ -43,6 +45,13 @@ from headrace.model.requests import Publish
 from headrace.model.subscription import subscription_settings
 from headrace.testing import PowerLoss, Unsynced
 from headrace.testing.workbench import Workbench
+
+
+@pytest.fixture(autouse=True)
+def _small_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done for many messages at once is done for two."""
+    monkeypatch.setattr(contents, "STORED_MIN", 2)
+    monkeypatch.setattr(leases, "WHOLE_MIN", 2)
 
 
 class LeasedOnAFaultyDisk(Choices):

@@ -50,5 +50,6 @@ def leased_and_acked(bench: Workbench) -> list[int]:
     answer = bench.ask(Lease("reminders", messages_max=10_000, bytes_max=1 << 24))
     if not isinstance(answer, WithBody):
         return []
-    bench.ask(Ack("reminders", [Holding(0, each.lease, each.offsets, each.following) for each in answer.words.portions]))
+    (portion,) = answer.words.portions
+    bench.ask(Ack("reminders", [Holding(0, portion.lease, portion.offsets, portion.following)]))
     return [int(value or b"") for value in parse(memoryview(answer.body)).columns().values]

@@ -222,7 +222,8 @@ def test_requests_are_not_too_large_and_complete(sizes: list[int], most: int) ->
     holdings = [Holding(number, 7, list(range(size))) for number, size in enumerate(sizes)]
     requests = in_requests(holdings, most)
     assert all(0 < sum(len(holding.all_offsets) for holding in request) <= most for request in requests)
-    told = [(holding.partition, offset) for request in requests for holding in request for offset in holding.all_offsets]
+    parts = [holding for request in requests for holding in request]
+    told = [(holding.partition, offset) for holding in parts for offset in holding.all_offsets]
     assert told == [(holding.partition, offset) for holding in holdings for offset in holding.all_offsets]
 
 

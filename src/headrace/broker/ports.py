@@ -10,6 +10,9 @@ class Ports(Protocol):
     def soon(self, call: Callable[[], None]) -> None:
         """Call it on the broker's thread, after what is going on now: all that has just arrived comes before."""
 
+    def last(self, call: Callable[[], None]) -> None:
+        """Call it on the broker's thread, after all that is to be done soon and what follows from that."""
+
     def from_thread(self, call: Callable[[], None]) -> None:
         """Call it on the broker's thread; may be said on any thread."""
 

@@ -28,6 +28,8 @@ class Syncing:
         """Whether nobody is told anything before `release`."""
         self._ports = ports
         self._waiting: deque[tuple[int, Told]] = deque()
+        self._coming = False
+        """Whether the log is going to be asked."""
         self._asked = 0
         self._failure: HeadraceError | None = None
 
@@ -43,24 +45,33 @@ class Syncing:
             return
         self._waiting.append((offset, tell))
         if not self._asked and not self.held:
-            self._ask()
+            self._ask_last()
 
     def release(self) -> None:
         """Hold it no longer."""
         self.held = False
         if self._waiting and not self._asked:
-            self._ask()
+            self._ask_last()
 
     def fail(self, error: HeadraceError) -> None:
         """Tell all who wait, now or later, that it cannot be."""
         self._failure = error
         self._tell(error)
 
-    def _ask(self) -> None:
-        self._asked = max(offset for offset, _ in self._waiting)
-        self._source.when_synced(self._asked, self._on_another_thread)
+    def _ask_last(self) -> None:
+        """Ask when all others have what they wait for: this may take a moment."""
+        if not self._coming:
+            self._coming = True
+            self._ports.last(self._ask)
 
-    def _on_another_thread(self, error: HeadraceError | None) -> None:
+    def _ask(self) -> None:
+        self._coming = False
+        if not self._waiting:
+            return
+        self._asked = max(offset for offset, _ in self._waiting)
+        self._source.when_synced(self._asked, self._on_some_thread)
+
+    def _on_some_thread(self, error: HeadraceError | None) -> None:
         self._ports.from_thread(lambda: self._tell(error))
 
     def _tell(self, error: HeadraceError | None) -> None:
@@ -69,6 +80,6 @@ class Syncing:
         told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
         self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
         if self._waiting:
-            self._ask()
+            self._ask_last()
         for _, tell in told:
             tell(error)

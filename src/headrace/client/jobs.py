@@ -132,8 +132,8 @@ def _miscounted(named: int, sent: int) -> HeadraceError:
 
 def holdings_of(jobs: Sequence[Job]) -> list[Holding]:
     """The messages by partition and token, as settling them wants it."""
-    if len(leases := {job.lease for job in jobs}) == 1 and len(partitions := {job.partition for job in jobs}) == 1:
-        return [holding_of(*partitions, *leases, [job.offset for job in jobs])]  # nearly always
+    if len({job.lease for job in jobs}) == 1 and len({job.partition for job in jobs}) == 1:  # nearly always
+        return [holding_of(jobs[0].partition, jobs[0].lease, [job.offset for job in jobs])]
     found: dict[tuple[int, int], list[int]] = {}
     partition = lease = -1
     offsets: list[int] = []

@@ -1,6 +1,7 @@
 """What is to be done soon, on an event loop: all of it in one turn, with what follows from it."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 _PASSES = 4
@@ -16,7 +17,9 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._calls: list[Callable[[], None]] = []
+        self._last: list[Callable[[], None]] = []
         self._comes = False
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -26,8 +29,18 @@ class Turns:
             self._comes = True
             self._loop.call_soon(self._run)
 
+    def last(self, call: Callable[[], None]) -> None:
+        """Call it when all that is to be done soon is done, and what follows from that."""
+        self._last.append(call)
+        if not self._comes:
+            self._comes = True
+            self._loop.call_soon(self._run)
+
     def from_thread(self, call: Callable[[], None]) -> None:
         """Call it on the loop's thread, with what follows; may be said on any thread."""
+        if threading.get_ident() == self._thread:
+            self.soon(call)
+            return
         try:
             self._loop.call_soon_threadsafe(self._run_now, call)
         except RuntimeError:
@@ -43,12 +56,14 @@ class Turns:
     def _run(self) -> None:
         for _ in range(_PASSES):
             calls, self._calls = self._calls, []
+            if not calls:
+                calls, self._last = self._last, []
             for call in calls:
                 try:
                     call()
                 except Exception as error:  # noqa: BLE001 the loop tells of it, as it would have by itself
                     self._loop.call_exception_handler({"message": "what was put off failed", "exception": error})
-            if not self._calls:
+            if not self._calls and not self._last:
                 self._comes = False
                 return
         self._loop.call_soon(self._run)

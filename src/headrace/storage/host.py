@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from headrace.storage.disk import Disk, OpenFile
 from headrace.storage.index import Index
 from headrace.storage.pool import Pool
+from headrace.storage.quickness import Quickness
 from headrace.storage.worker import Worker
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Host:
         self.views: Pool[FileSegment, memoryview] = Pool(views_max)
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
         self.flusher = flusher or Worker("headrace-flush")
+        self.quickness = Quickness()
         self.preparer = preparer or Worker("headrace-prepare")
 
     def forget(self, segment: "FileSegment") -> None:

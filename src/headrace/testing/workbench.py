@@ -63,7 +63,7 @@ class Workbench:
         """A port of the broker."""
         self._calls.append(call)
 
-    from_thread = soon
+    from_thread = last = soon
 
     def wake_at(self, time_us: int) -> None:
         """A port of the broker: here time passes only when it is told to, with `tick`."""

@@ -18,6 +18,8 @@ _CACHED_MIN = 8
 _FEW = 8
 """When less than one of so many messages of a batch is wanted, it is picked out; else all are decoded."""
 _SMALL = 32
+STORED_MIN = 32
+"""Batches with fewer messages are not handed out as they are stored: one that is made of many costs less than those."""
 _NO_EDITS: Mapping[int, EditRecord] = MappingProxyType({})
 _FIELDS = ("keys", "headers", "dues", "priorities", "expires")
 
@@ -87,13 +89,13 @@ class Contents:
         """The batches, as they are stored, that have the first of these messages and no others; no small ones."""
         found: list[Batch] = []
         offset = offsets.start
-        while offsets.stop - offset >= _SMALL and self._known(offset) is None:
+        while offsets.stop - offset >= STORED_MIN and self._known(offset) is None:
             try:
                 batch = self._partition.batch_at(offset)
             except (OffsetOutOfRange, CorruptBatch):
                 break
             bytes_max -= batch.raw_bytes
-            whole = batch.base_offset == offset and _SMALL <= batch.count == batch.span <= offsets.stop - offset
+            whole = batch.base_offset == offset and STORED_MIN <= batch.count == batch.span <= offsets.stop - offset
             if not whole or bytes_max < 0:
                 break
             found.append(batch)

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, repeat
 
 _ENDS_MIN = 1024
-_WHOLE_MIN = 16
+WHOLE_MIN = 16
 """A lease of fewer messages has an entry for each from the beginning."""
 
 
@@ -54,7 +54,7 @@ class Leases:
         """These are leased from now on."""
         held = Held(number, holder, until_us, offsets)
         self._release(offsets)
-        if type(offsets) is range and len(offsets) >= _WHOLE_MIN:
+        if type(offsets) is range and len(offsets) >= WHOLE_MIN:
             self._whole[offsets.start] = held
             insort(self._starts, offsets.start)
         else:

@@ -229,9 +229,7 @@ class Pending:
         edit = self.edits.get(offset)
         return given if edit is None or edit.priority is None else edit.priority
 
-    def _valid(
-        self, status: int, times: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]]:
+    def _valid(self, status: int, times: Sequence[int], offsets: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """Those entries of waiting or resting messages that count."""
         if not self.edits and self.statuses.all_have(offsets, status):
             return times, offsets

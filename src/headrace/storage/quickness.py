@@ -1,0 +1,28 @@
+"""How long the disk takes for little: where that is less than another thread would cost, it is waited for at once."""
+
+import threading
+
+_QUICK_S = 0.001
+_SHARE = 0.1
+"""How much one sync counts towards what is usual."""
+
+
+class Quickness:
+    """What is usual for a sync of little, and whose thread may wait so long."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._usual_s = 0.0
+
+    def wait_here(self) -> None:
+        """This thread may wait: those it would serve meanwhile come together, and are served together."""
+        self._thread = threading.get_ident()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is a thread that may wait, and the disk is quick enough for that."""
+        return self._usual_s < _QUICK_S and threading.get_ident() == self._thread
+
+    def took(self, seconds: float) -> None:
+        """Note how long a sync of little took."""
+        self._usual_s += (seconds - self._usual_s) * _SHARE
