@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -207,7 +208,7 @@ class Server:
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
         host = Host(disk)
-        host.quickness.wait_here()
+        host.quickness.wait_here(time.perf_counter)
         self._broker = Broker(
             Store(host, directory),
             ports,

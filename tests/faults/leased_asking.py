@@ -36,7 +36,13 @@ class Asking(LeaseBooks):
         lease_us = request.lease_ms * 1000 or round(one.settings.lease_seconds * 1e6)
         eligible = self.world.eligible(name, now_us, request.ahead_ms * 1000)
         self.asked_of = name
-        self.leasing = {at: self.handed_out(name, at, -1, holder, lease_us) for at in eligible}
+        handed_out = {at: self.handed_out(name, at, -1, holder, lease_us) for at in eligible}
+        ends_us = {entry.until_us for entry in handed_out.values()}
+        # The lease of those that are handed out together begins when the last of them is due.
+        self.leasing = {
+            at: [replace(entry, until_us=end_us) for end_us in ends_us if end_us >= entry.until_us]
+            for at, entry in handed_out.items()
+        }
 
         def ask() -> Any:
             answer = self.bench.begin(request, b"", self.sessions[holder])

@@ -70,7 +70,7 @@ class LeaseBooks(RuleBasedStateMachine):
         self.tokens: list[tuple[str, Id, int]] = []
         self.granted: set[int] = set()
         self.in_flight: set[tuple[str, Id]] = set()
-        self.leasing: dict[Id, Entry] = {}
+        self.leasing: dict[Id, list[Entry]] = {}
         self.redriving: set[Id] = set()
         self.asked_of = ""
         self.bench = self.started(START_US)
@@ -281,8 +281,8 @@ class LeaseBooks(RuleBasedStateMachine):
                 one = world.subscriptions.get(name)
                 entry = one.entries.get(at) if one is not None else mine.entries.get(at)
                 possible.append((entry, world.messages.get(at, self.world.messages[at])))
-            if name == self.asked_of and at in self.leasing:
-                possible.append((self.leasing[at], self.world.messages[at]))
+            if name == self.asked_of:
+                possible += [(entry, self.world.messages[at]) for entry in self.leasing.get(at, ())]
             if name == self.asked_of and at in self.redriving:
                 possible.append((Entry("redriven"), self.world.messages[at]))
             fitting = [

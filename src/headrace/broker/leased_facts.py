@@ -152,6 +152,9 @@ class LeasedState:
     def apply(self, fact: LeasedFact) -> None:
         """Take in a fact."""
         match fact:
+            case HandedOut() | Finished() | KeptLonger() | GivenBack() | IndexKept() | ChunksKept() | RestKept():
+                if fact.subscription in self.subscriptions:
+                    self._apply_to(self.index(fact.subscription, fact.partition), fact)
             case SubscriptionSet():
                 self.subscriptions[fact.id] = fact
                 self.subscription_id = max(self.subscription_id, fact.id)
@@ -160,18 +163,15 @@ class LeasedState:
                 self._indexes = {key: index for key, index in self._indexes.items() if key[0] != fact.id}
             case Edited():
                 self._edit(fact)
-            case _:
-                if fact.subscription in self.subscriptions:
-                    self._apply_to(self.index(fact.subscription, fact.partition), fact)
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
             case HandedOut():
                 index.apply_leased(fact.number, fact.holder, fact.until_us, unpacked(fact.offsets))
-            case KeptLonger():
-                index.apply_extended(fact.number, fact.until_us, unpacked(fact.offsets))
             case Finished():
                 index.apply_settled(unpacked(fact.offsets))
+            case KeptLonger():
+                index.apply_extended(fact.number, fact.until_us, unpacked(fact.offsets))
             case GivenBack():
                 note = Note(fact.time_us, fact.holder, fact.reason) if fact.reason else None
                 offsets = unpacked(fact.offsets)

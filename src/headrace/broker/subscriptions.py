@@ -233,9 +233,11 @@ class SubscriptionRegistry:
     def refresh(self, subscription: Subscription, now_us: int) -> None:
         """Bring a subscription up to the moment: with all that was published, and what is over is over."""
         self.catch_up(subscription)
+        overdue = False
         for number, index in subscription.indexes.items():
             index.forget_before(self._topics.lane(subscription.topic, number).partition.first_offset)
-        if any(index.is_due(now_us) for index in subscription.indexes.values()):
+            overdue = overdue or index.is_due(now_us)
+        if overdue:
             self.overdue(subscription, now_us)
 
     def catch_up(self, subscription: Subscription) -> None:

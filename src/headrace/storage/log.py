@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -166,7 +165,8 @@ class FileLog(LogReader):
 
     def request_sync(self) -> None:
         """Have the flusher sync soon what has been written by now; or do it here, if it is little and soon done."""
-        if not self._is_little() or not self.host.quickness.is_here or not self._structure.acquire(blocking=False):
+        here = self.host.quickness.is_here and self._has_little() and not self._has_chores()
+        if not here or not self._structure.acquire(blocking=False):
             self.host.flusher.submit(self._sync)
             return
         try:
@@ -174,10 +174,14 @@ class FileLog(LogReader):
         finally:
             self._structure.release()
 
-    def _is_little(self) -> bool:
-        """Whether only a few bytes have to be synced."""
-        last = self._segments[-1] if self._segments and not self._unsynced_directories else None
-        return last is not None and 0 < last.end - last.synced_end <= _LITTLE_BYTES
+    def _has_chores(self) -> bool:
+        """Whether more is to be done than to sync one file."""
+        last = self._segments[-1]
+        return bool(self._unsynced_directories) or last.end - last.checkpoint >= self.settings.checkpoint_bytes
+
+    def _has_little(self) -> bool:
+        """Whether there is something to be synced, but not much."""
+        return bool(self._segments) and 0 < self._segments[-1].end - self._segments[-1].synced_end <= _LITTLE_BYTES
 
     def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:
         """Return when all messages before an offset are on the disk."""
@@ -339,20 +343,20 @@ class FileLog(LogReader):
             target = self.next_offset
             segments = self._segments
             summary = segments[-1].summary() if segments else None
-            little = self._is_little()
+            little = self._has_little()
             directories, self._unsynced_directories = self._unsynced_directories, []
-        began = time.perf_counter()
+        began = self.host.quickness.now()
         self._sync_files(segments, directories)
         self._synced_offset = target
         if summary is None:
             return
-        if little:
-            self.host.quickness.took(time.perf_counter() - began)
+        if little and not directories:
+            self.host.quickness.took(self.host.quickness.now() - began)
         last = segments[-1]
         if summary.end - last.checkpoint >= self.settings.checkpoint_bytes:
             last.save_index(summary)
-        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs.
         last.synced_end = summary.end
+        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs.
         if little and last.wants_room(self.settings.ahead_bytes_max):
             self.host.preparer.submit(self._prepare)
 

@@ -1,6 +1,7 @@
 """How long the disk takes for little: where that is less than another thread would cost, it is waited for at once."""
 
 import threading
+from collections.abc import Callable
 
 _QUICK_S = 0.001
 _SHARE = 0.1
@@ -11,16 +12,19 @@ class Quickness:
     """What is usual for a sync of little, and whose thread may wait so long."""
 
     def __init__(self) -> None:
+        self.now: Callable[[], float] = lambda: 0.0
+        """A clock, of seconds."""
         self._thread: int | None = None
         self._usual_s = 0.0
 
-    def wait_here(self) -> None:
+    def wait_here(self, clock: Callable[[], float]) -> None:
         """This thread may wait: those it would serve meanwhile come together, and are served together."""
+        self.now = clock
         self._thread = threading.get_ident()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is a thread that may wait, and the disk is quick enough for that."""
+        """Whether this is the thread that may wait, and the disk is quick enough for that."""
         return self._usual_s < _QUICK_S and threading.get_ident() == self._thread
 
     def took(self, seconds: float) -> None:

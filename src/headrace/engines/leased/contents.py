@@ -79,7 +79,11 @@ class Contents:
             place += len(wanted)
             indices = _indices(known, wanted, gone)
             if indices:
-                _append(found, known.pick(indices))
+                picked = known.pick(indices)
+                if there:
+                    _append(found, picked)
+                else:
+                    found, picked.places, picked.origins = picked, None, None
                 there += wanted if len(indices) == len(wanted) else [one for one in wanted if one not in gone]
         if edits and not edits.keys().isdisjoint(there):
             _edit(found, there, edits)
@@ -89,7 +93,10 @@ class Contents:
         """The batches, as they are stored, that have the first of these messages and no others; no small ones."""
         found: list[Batch] = []
         offset = offsets.start
-        while offsets.stop - offset >= STORED_MIN and self._known(offset) is None:
+        while offsets.stop - offset >= STORED_MIN:
+            known = self._known(offset)
+            if known is not None and not (known.base == offset and known.end <= offsets.stop):
+                break  # it need not be looked for
             try:
                 batch = self._partition.batch_at(offset)
             except (OffsetOutOfRange, CorruptBatch):

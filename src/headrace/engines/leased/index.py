@@ -164,22 +164,18 @@ class LeasedIndex:
 
         So many at `least` are taken however large they are.
         """
-        assert self.pending.contents is not None
         entries: Entries = []
         early: set[int] = set()
         while True:
             chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
-            stored = self._stored(chosen, bytes_max)
-            others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
-            columns, there, gone = self.pending.contents.read(others, self.edits)
-            self.pending.settle(gone)
+            stored, columns, there = self._contents(chosen, bytes_max)
             if self._settings.ordered_by_key:
                 columns, there = self._unblocked(columns, there, entries, early)
             if stored or there or not chosen:  # those that come first may be gone, or blocked
                 break
         if early:
             self.pending.put_back(early, entries)
-        stored_bytes = sum(batch.raw_bytes for batch in stored)
+        stored_count, stored_bytes = sum(batch.count for batch in stored), sum(batch.raw_bytes for batch in stored)
         kept, size = _fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
         if kept < len(there):
             self.pending.put_back(set(there[kept:]), entries)
@@ -187,7 +183,8 @@ class LeasedIndex:
             columns.places = None
         if not there and not stored:
             return None
-        offsets = chosen if len(there) == len(others) else [*chosen[: len(chosen) - len(others)], *there]
+        complete = stored_count + len(there) == len(chosen)
+        offsets = chosen if complete else [*chosen[:stored_count], *there]
         self.statuses.change(offsets, LEASED)
         if self._settings.ordered_by_key:
             self._keys.occupy(there, columns.keys)
@@ -195,14 +192,18 @@ class LeasedIndex:
         self._describe(taken)
         return taken
 
-    def _stored(self, chosen: Sequence[int], bytes_max: int) -> list[Batch]:
-        """The batches of the first of these messages, if they can be handed out as they are."""
-        if type(chosen) is not range or self._settings.ordered_by_key:
-            return []
-        if self.edits and not self.edits.keys().isdisjoint(chosen):
-            return []
-        assert self.pending.contents is not None
-        return self.pending.contents.stored(chosen, bytes_max)
+    def _contents(self, chosen: Sequence[int], bytes_max: int) -> tuple[list[Batch], Columns, list[int]]:
+        """The first messages as they are stored, if that will do, and the others, with their offsets."""
+        contents, edits = self.pending.contents, self.edits
+        assert contents is not None
+        stored: list[Batch] = []
+        as_it_is = type(chosen) is range and not self._settings.ordered_by_key
+        if as_it_is and not (edits and not edits.keys().isdisjoint(chosen)):
+            stored = contents.stored(chosen, bytes_max)  # type: ignore[arg-type]
+        others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
+        columns, there, gone = contents.read(others, edits)
+        self.pending.settle(gone)
+        return stored, columns, there
 
     def _describe(self, taken: Taken) -> None:
         """Say what there is to know of messages that were taken out, beside their contents."""

@@ -53,11 +53,12 @@ class Leases:
     def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> Held:
         """These are leased from now on."""
         held = Held(number, holder, until_us, offsets)
-        self._release(offsets)
         if type(offsets) is range and len(offsets) >= WHOLE_MIN:
+            self._release(offsets)
             self._whole[offsets.start] = held
             insort(self._starts, offsets.start)
         else:
+            self._divide(offsets)
             self._by_offset.update(zip(offsets, repeat(held)))
         self._expect_end(held)
         return held
@@ -130,6 +131,8 @@ class Leases:
         if held is not None:
             return held
         self._divide(offsets)
+        if len(offsets) == 1:
+            return self._by_offset.get(offsets[0])
         found = set(map(self._by_offset.get, offsets))
         return found.pop() if len(found) == 1 else None
 
@@ -202,7 +205,9 @@ class Leases:
             self._drop_whole(held)
             return
         self._divide(offsets)
-        if self._by_offset:
+        if len(offsets) == 1:
+            self._by_offset.pop(offsets[0], None)
+        elif self._by_offset:
             deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
 
     def _drop_whole(self, held: Held) -> None:

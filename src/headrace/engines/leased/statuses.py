@@ -80,9 +80,9 @@ class Statuses:
             return
         counts = self.counts
         chunks = self._chunks
-        contiguous = type(offsets) is range and offsets.step == 1 and len(offsets) > 1
+        contiguous = type(offsets) is range and offsets.step == 1
         self._reach(offsets[-1] + 1 if contiguous else max(offsets) + 1)
-        if contiguous:
+        if contiguous and len(offsets) > 1:
             self._change_range(offsets[0], offsets[-1] + 1, status)
         else:
             changed = 0
@@ -118,6 +118,8 @@ class Statuses:
         """Whether all of them have this status."""
         if not offsets:
             return True
+        if len(offsets) == 1:
+            return self[offsets[0]] == status
         if not follow(offsets):
             return len(self.only(offsets, status)) == len(offsets)
         for number, low, high in _parts(offsets[0], offsets[-1] + 1):
@@ -253,7 +255,8 @@ class Statuses:
         """Forget chunks in which everything is settled."""
         for number in numbers:
             chunk = self._chunks.get(number)
-            if chunk is not None and chunk.count(SETTLED) == _CHUNK:
+            # A look at the ends spares counting most of the time.
+            if chunk is not None and chunk[0] == chunk[-1] == SETTLED and chunk.count(SETTLED) == _CHUNK:
                 del self._chunks[number]
                 self._failed.pop(number, None)
 
