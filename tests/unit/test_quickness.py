@@ -2,38 +2,53 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError, LogFailed
+from headrace.storage.disk import OpenFile
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.testing import FaultyDisk
 
 
+class TimedDisk(FaultyDisk):
+    """A disk that takes as long for a sync as it is told to, by a clock of its own."""
+
+    now = 0.0
+    sync_s = 0.0001
+
+    def sync(self, file: OpenFile) -> None:
+        self.now += self.sync_s
+        super().sync(file)
+
+
 class Desk:
-    """A log whose disk takes as long for a sync as it is told to."""
+    """A log that has been written to, and a thread that may wait for it: this one."""
 
-    def __init__(self, directory: str, disk: FaultyDisk | None = None) -> None:
-        self.host = Host(disk)
-        self.sync_s = 0.0
-        self._now = 0.0
-        self.host.quickness.wait_here(self._clock)
-        self.log = FileLog(self.host, directory)
-        self.append()  # the first one makes files, which others have to see to
-        assert self.synced() != threading.get_ident()
+    def __init__(self, directory: Path) -> None:
+        self.disk = TimedDisk()
+        self.host = Host(self.disk)
+        self.host.quickness.wait_here(lambda: self.disk.now)
+        self._directory = directory
+        self.log = self.opened("log")
 
-    def _clock(self) -> float:
-        """Every other look is at the end of a sync."""
-        self._now += self.sync_s / 2
-        return self._now
+    def opened(self, name: str) -> FileLog:
+        """A log whose files are made: others have to see to that."""
+        log = FileLog(self.host, str(self._directory / name))
+        self.append(log=log)
+        assert not self.synced_here(log)
+        return log
 
-    def append(self, size: int = 10) -> None:
-        self.log.append(encode(Columns([b"." * size]), 1), 1)
+    def append(self, size: int = 10, log: FileLog | None = None, later_s: float = 1.0) -> None:
+        self.disk.now += later_s
+        (log or self.log).append(encode(Columns([b"." * size]), 1), 1)
 
-    def synced(self) -> int:
-        """Have all synced; the thread that did it."""
+    def synced_here(self, log: FileLog | None = None) -> bool:
+        """Have all synced; whether it was done on this thread."""
+        log = log or self.log
         threads: list[int] = []
         told = threading.Event()
 
@@ -42,55 +57,65 @@ class Desk:
             threads.append(threading.get_ident())
             told.set()
 
-        self.log.when_synced(self.log.next_offset, tell)
+        log.when_synced(log.next_offset, tell)
         assert told.wait(10)
         self.host.close()  # whatever else was asked of other threads is done
-        assert self.log.synced_offset == self.log.next_offset
-        return threads[0]
+        assert log.synced_offset == log.next_offset
+        return threads == [threading.get_ident()]
 
 
 @pytest.fixture
-def desk(tmp_path) -> Iterator[Desk]:
-    desk = Desk(str(tmp_path / "log"))
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
     yield desk
-    desk.log.close()
     desk.host.close()
 
 
 def test_little_is_synced_where_it_is_asked_for(desk: Desk) -> None:
-    desk.append()
-    assert desk.synced() == threading.get_ident()
+    for _ in range(3):
+        desk.append()
+        assert desk.synced_here()
 
 
 def test_much_is_not(desk: Desk) -> None:
     desk.append(100_000)
-    assert desk.synced() != threading.get_ident()
+    assert not desk.synced_here()
     desk.append()
-    assert desk.synced() == threading.get_ident()
+    assert desk.synced_here()
 
 
 def test_another_thread_need_not_wait(desk: Desk) -> None:
     desk.append()
-    threads: list[int] = []
-    asking = threading.Thread(target=lambda: threads.extend((threading.get_ident(), desk.synced())))
+    here: list[bool] = []
+    asking = threading.Thread(target=lambda: here.append(desk.synced_here()))
     asking.start()
     asking.join()
-    assert threads[0] != threads[1]
+    assert here == [False]
 
 
 def test_a_slow_disk_is_left_to_others_until_it_is_quick_again(desk: Desk) -> None:
-    desk.sync_s = 0.1
+    desk.disk.sync_s = 0.1
     desk.append()
-    assert desk.synced() == threading.get_ident()  # who could know
+    assert desk.synced_here()  # who could know
     for _ in range(5):
         desk.append()
-        assert desk.synced() != threading.get_ident()
-    desk.sync_s = 0.0001
-    for _ in range(100):
+        assert not desk.synced_here()
+    desk.disk.sync_s = 0.0001
+    for _ in range(60):
         desk.append()
-        desk.synced()
+        desk.synced_here()
     desk.append()
-    assert desk.synced() == threading.get_ident()
+    assert desk.synced_here()
+
+
+def test_who_has_just_waited_does_not_wait_again_at_once(desk: Desk) -> None:
+    other = desk.opened("other")
+    desk.append()
+    desk.append(log=other)
+    assert desk.synced_here()
+    assert not desk.synced_here(other)
+    desk.append(later_s=desk.disk.sync_s)
+    assert desk.synced_here()
 
 
 def test_nobody_waits_for_work_on_the_files(desk: Desk) -> None:
@@ -114,14 +139,11 @@ def test_nobody_waits_for_work_on_the_files(desk: Desk) -> None:
     assert synced == [None]
 
 
-def test_who_waits_hears_of_a_failure(tmp_path) -> None:
-    disk = FaultyDisk()
-    desk = Desk(str(tmp_path / "log"), disk)
+def test_who_waits_hears_of_a_failure(desk: Desk) -> None:
     desk.append()
-    disk.fail_sync()
+    desk.disk.fail_sync()
     told: list[HeadraceError | None] = []
     desk.log.when_synced(desk.log.next_offset, told.append)
     assert isinstance(told[0], LogFailed)
     with pytest.raises(LogFailed):
         desk.append()
-    desk.host.close()

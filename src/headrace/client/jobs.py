@@ -1,7 +1,8 @@
 """Messages that were leased, and what is said about them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import Any
 
 from headrace.client.exchange import Bytes
 from headrace.client.results import Received
@@ -65,8 +66,7 @@ def _batch_jobs(
     topic: str, subscription: str, portion: LeasedPortion, offsets: Sequence[int], part: slice, batch: Batch
 ) -> Iterator[Job]:
     columns, states = batch.columns(), portion.states
-    return map(
-        Job,
+    fields: list[Iterable[Any]] = [
         offsets,
         columns.values,
         columns.timestamps or repeat(batch.time_max),
@@ -80,10 +80,10 @@ def _batch_jobs(
         repeat(subscription),
         repeat(portion.lease),
         repeat(portion.until_us),
-        portion.deliveries[part] or repeat(1),
-        portion.versions[part] or repeat(1),
-        map(states.get, offsets) if states else repeat(None),
-    )
+    ]
+    if portion.deliveries or portion.versions or states:
+        fields += portion.deliveries[part] or repeat(1), portion.versions[part] or repeat(1), map(states.get, offsets)
+    return map(Job, *fields)
 
 
 def found_messages(topic: str, answer: Found, body: Bytes) -> list[PendingMessage]:

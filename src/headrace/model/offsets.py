@@ -10,7 +10,9 @@ def follow(offsets: Sequence[int]) -> bool:
     if len(offsets) == 1:
         return True
     first, last = offsets[0], offsets[-1]
-    return last - first == len(offsets) - 1 and list(offsets) == list(range(first, last + 1))
+    if last - first != len(offsets) - 1:
+        return False
+    return (offsets if type(offsets) is list else list(offsets)) == list(range(first, last + 1))
 
 
 def gathered(offsets: Sequence[int]) -> tuple[list[int], int]:

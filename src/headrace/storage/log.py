@@ -165,14 +165,17 @@ class FileLog(LogReader):
 
     def request_sync(self) -> None:
         """Have the flusher sync soon what has been written by now; or do it here, if it is little and soon done."""
-        here = self.host.quickness.is_here and self._has_little() and not self._has_chores()
+        quickness = self.host.quickness
+        here = quickness.is_here and self._has_little() and not self._has_chores()
         if not here or not self._structure.acquire(blocking=False):
             self.host.flusher.submit(self._sync)
             return
+        began = quickness.now()
         try:
             self._sync()
         finally:
             self._structure.release()
+            quickness.waited(quickness.now() - began)
 
     def _has_chores(self) -> bool:
         """Whether more is to be done than to sync one file."""

@@ -16,6 +16,7 @@ class Quickness:
         """A clock, of seconds."""
         self._thread: int | None = None
         self._usual_s = 0.0
+        self._not_before = 0.0
 
     def wait_here(self, clock: Callable[[], float]) -> None:
         """This thread may wait: those it would serve meanwhile come together, and are served together."""
@@ -24,9 +25,15 @@ class Quickness:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the thread that may wait, and the disk is quick enough for that."""
-        return self._usual_s < _QUICK_S and threading.get_ident() == self._thread
+        """Whether this is the thread that may wait, has not just done so, and the disk is quick enough for that."""
+        if threading.get_ident() != self._thread or self._usual_s >= _QUICK_S:
+            return False
+        return self.now() >= self._not_before
+
+    def waited(self, seconds: float) -> None:
+        """Note how long the thread has waited just now: for half as long it does not wait again."""
+        self._not_before = self.now() + seconds / 2
 
     def took(self, seconds: float) -> None:
-        """Note how long a sync of little took."""
+        """Note how long a sync of little took, on whichever thread."""
         self._usual_s += (seconds - self._usual_s) * _SHARE
