@@ -25,16 +25,12 @@ class Turns:
     def soon(self, call: Callable[[], None]) -> None:
         """Call it when all that is going on now is done."""
         self._calls.append(call)
-        if not self._comes:
-            self._comes = True
-            self._loop.call_soon(self._run)
+        self._come()
 
     def last(self, call: Callable[[], None]) -> None:
-        """Call it when all that is to be done soon is done, and what follows from that."""
+        """Call it at the end of the turn, when what is to be done soon is done."""
         self._last.append(call)
-        if not self._comes:
-            self._comes = True
-            self._loop.call_soon(self._run)
+        self._come()
 
     def from_thread(self, call: Callable[[], None]) -> None:
         """Call it on the loop's thread, with what follows; may be said on any thread."""
@@ -53,17 +49,31 @@ class Turns:
         self._calls.append(call)
         self._run()
 
+    def _come(self) -> None:
+        if not self._comes:
+            self._comes = True
+            self._loop.call_soon(self._run)
+
     def _run(self) -> None:
+        self._do_passes()
+        if self._last:
+            last, self._last = self._last, []
+            self._do(last)
+            self._do_passes()
+        self._comes = False
+        if self._calls or self._last:
+            self._come()
+
+    def _do_passes(self) -> None:
         for _ in range(_PASSES):
             calls, self._calls = self._calls, []
             if not calls:
-                calls, self._last = self._last, []
-            for call in calls:
-                try:
-                    call()
-                except Exception as error:  # noqa: BLE001 the loop tells of it, as it would have by itself
-                    self._loop.call_exception_handler({"message": "what was put off failed", "exception": error})
-            if not self._calls and not self._last:
-                self._comes = False
-                return
-        self._loop.call_soon(self._run)
+                break
+            self._do(calls)
+
+    def _do(self, calls: list[Callable[[], None]]) -> None:
+        for call in calls:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 the loop tells of it, as it would have by itself
+                self._loop.call_exception_handler({"message": "what was put off failed", "exception": error})
