@@ -16,9 +16,7 @@ from headrace.bench.queues import BATCH, CONSUMERS, Dated, Take, Timeline, Worke
 from headrace.bench.receiver import Arrived, Receive
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._async.jobs import AsyncJobs
-from headrace.client._async.queue import AsyncQueue
 from headrace.client._sync.bus import Bus, connect
-from headrace.client.jobs import Job
 
 SINGLES_MAX = 60_000
 """No more than there are different values, so that one that is handed over twice is noticed."""
@@ -189,13 +187,10 @@ async def _lease_overlapped(address: str, queue: str, count: int, take: Take) ->
         while jobs:
             take([job.value for job in jobs])
             seen += len(jobs)
-            refused, jobs = await asyncio.gather(work.ack(jobs), _lease_more(work, count - seen))
-            check(not refused, "acks were refused")
+            acked = asyncio.create_task(work.ack(jobs))
+            jobs = await work.lease(BATCH) if seen < count else []
+            check(not await acked, "acks were refused")
         return time.perf_counter() - begin
-
-
-async def _lease_more(work: AsyncQueue, left: int) -> list[Job]:
-    return await work.lease(BATCH) if left else []
 
 
 async def _lease_singles(address: str, queue: str, count: int, consumers: int, buses: int) -> Worked:
