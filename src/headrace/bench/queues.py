@@ -296,8 +296,8 @@ class _Kept:
         count = max(round(self._wanted.per_second * self._wanted.seconds), 1)
         lead_s = _LEAD_S + 2 * count / self._per_s
         for _ in range(_LEAD_TRIES):
-            values, dues = self._come_due(count, time.time_ns() // 1000 + round(lead_s * 1e6))
             with self.receiver.receiving(self._queue, count) as arrived:
+                values, dues = self._come_due(count, time.time_ns() // 1000 + round(lead_s * 1e6))
                 self._bench.contestant.schedule(self._queue, self._batches(values, dues))
                 scheduled_us = time.time_ns() // 1000
                 times_ns, handed = arrived()

@@ -16,6 +16,8 @@ class Synced(Protocol):
 
     @property
     def synced_offset(self) -> int: ...
+    @property
+    def has_little(self) -> bool: ...
     def when_synced(self, offset: int, tell: Told) -> None: ...
 
 
@@ -45,28 +47,30 @@ class Syncing:
             return
         self._waiting.append((offset, tell))
         if not self._asked and not self.held:
-            self._ask_last()
+            self._ask_soon()
 
     def release(self) -> None:
         """Hold it no longer."""
         self.held = False
         if self._waiting and not self._asked:
-            self._ask_last()
+            self._ask_soon()
 
     def fail(self, error: HeadraceError) -> None:
         """Tell all who wait, now or later, that it cannot be."""
         self._failure = error
         self._tell(error)
 
-    def _ask_last(self) -> None:
-        """Ask when all others have what they wait for: this may take a moment."""
-        if not self._coming:
+    def _ask_soon(self) -> None:
+        """Ask at once; or, if it is little, for which the log may keep us waiting, when others have their answers."""
+        if not self._source.has_little:
+            self._ask()
+        elif not self._coming:
             self._coming = True
             self._ports.last(self._ask)
 
     def _ask(self) -> None:
         self._coming = False
-        if not self._waiting:
+        if not self._waiting or self._asked:
             return
         self._asked = max(offset for offset, _ in self._waiting)
         self._source.when_synced(self._asked, self._on_some_thread)
@@ -80,6 +84,6 @@ class Syncing:
         told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
         self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
         if self._waiting:
-            self._ask_last()
+            self._ask_soon()
         for _, tell in told:
             tell(error)

@@ -27,6 +27,11 @@ class Journal:
         return self._log.synced_offset
 
     @property
+    def has_little(self) -> bool:
+        """Whether only a few bytes are to be synced."""
+        return isinstance(self._log, FileLog) and self._log.has_little
+
+    @property
     def synced(self) -> bool:
         """Whether all that was written is as safe as it will ever be."""
         return not self._in_files or self._log.synced_offset >= self._log.next_offset

@@ -71,6 +71,11 @@ class Partition:
         return self._log.synced_offset
 
     @property
+    def has_little(self) -> bool:
+        """Whether only a few bytes are to be synced."""
+        return isinstance(self._log, FileLog) and self._log.has_little
+
+    @property
     def size_bytes(self) -> int:
         """How many bytes the batches take."""
         return self._log.size_bytes

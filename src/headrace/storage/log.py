@@ -166,7 +166,7 @@ class FileLog(LogReader):
     def request_sync(self) -> None:
         """Have the flusher sync soon what has been written by now; or do it here, if it is little and soon done."""
         quickness = self.host.quickness
-        here = quickness.is_here and self._has_little() and not self._has_chores()
+        here = quickness.is_here and self.has_little and not self._has_chores()
         if not here or not self._structure.acquire(blocking=False):
             self.host.flusher.submit(self._sync)
             return
@@ -182,7 +182,8 @@ class FileLog(LogReader):
         last = self._segments[-1]
         return bool(self._unsynced_directories) or last.end - last.checkpoint >= self.settings.checkpoint_bytes
 
-    def _has_little(self) -> bool:
+    @property
+    def has_little(self) -> bool:
         """Whether there is something to be synced, but not much."""
         return bool(self._segments) and 0 < self._segments[-1].end - self._segments[-1].synced_end <= _LITTLE_BYTES
 
@@ -346,7 +347,7 @@ class FileLog(LogReader):
             target = self.next_offset
             segments = self._segments
             summary = segments[-1].summary() if segments else None
-            little = self._has_little()
+            little = self.has_little
             directories, self._unsynced_directories = self._unsynced_directories, []
         began = self.host.quickness.now()
         self._sync_files(segments, directories)
