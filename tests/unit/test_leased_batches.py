@@ -1,11 +1,14 @@
 """Many messages at once: stored batches are handed out as they are where they can be, and nobody sees a difference."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from headrace.broker.later import WithBody
 from headrace.client.jobs import Job, holdings_of, leased_jobs
 from headrace.engines.leased.contents import STORED_MIN
-from headrace.model.batch import Columns, encode, parse
+from headrace.model.batch import Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import (
@@ -112,6 +115,25 @@ def test_a_part_of_a_lease_can_be_settled_and_then_the_rest() -> None:
 
 def test_one_of_a_key_at_a_time() -> None:
     assert len(leased(filled(ordered_by_key=True), TOTAL)[0]) == 3
+
+
+STRANGE = [[1] * 40, [b"."] * 39, [["."]] * 40, {"a": 1}, 7, None]
+
+
+@pytest.mark.parametrize("values", STRANGE)
+def test_what_is_no_message_is_passed_over(tmp_path: Path, values: object, caplog: pytest.LogCaptureFixture) -> None:
+    data = str(tmp_path)
+    bench = Workbench(data)
+    bench.ask(SubscriptionCreate("jobs"))
+    bench.publish("jobs", [b"first"])
+    bench.ask(Publish("jobs", 0), encode_raw(RawColumns(msgspec.Raw(msgspec.msgpack.encode(values))), 40, (1, 1)).data)
+    bench.publish("jobs", [b"last"])
+    for broker in (bench, Workbench(data, now_us=bench.now_us)):
+        info = broker.ask(SubscriptionDescribe("jobs"))
+        assert (info.ready, info.leased) == (2, 0)
+    assert caplog.text.count("default passes over offsets 1 to 40") == 2
+    jobs, _ = leased(broker, 100)
+    assert [(job.offset, job.value) for job in jobs] == [(0, b"first"), (41, b"last")]
 
 
 @pytest.mark.parametrize("holding", [Holding(0, 1, [], 3), Holding(0, 1, [5], -1), Holding(0, 1, [5], 1 << 40)])

@@ -1,5 +1,6 @@
 """What a partition's log tells a subscription about its messages: when they are due, how urgent, until when."""
 
+import logging
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -11,8 +12,11 @@ from headrace.engines.leased.runs import Runs
 from headrace.engines.leased.statuses import LEASED, READY, SETTLED, UNKNOWN, WAITING
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Outline
+from headrace.model.errors import InvalidBatch
 from headrace.model.leasing import SUBSCRIPTION_HEADER
 from headrace.model.subscription import Discipline
+
+logger = logging.getLogger("headrace.broker")
 
 _headers_decoder = msgspec.msgpack.Decoder(list[dict[str, bytes] | None])
 _times_decoder = msgspec.msgpack.Decoder(list[int] | None)
@@ -56,7 +60,10 @@ class Intake:
         first, last = batch.base_offset, batch.next_offset
         if first > pending.statuses.end:
             pending.statuses.begin(pending.statuses.end, first, SETTLED)
-        outline = batch.outline()
+        outline = self._outline(batch)
+        if outline is None:
+            pending.statuses.change(range(first, last), SETTLED)
+            return
         offsets: Sequence[int] = range(first, last)
         if outline.places is not None or not batch.count:
             offsets = [first + place for place in outline.places or ()]
@@ -71,6 +78,16 @@ class Intake:
             self._take_in_later(offsets, dues)
         else:
             self._take_in_each(batch, outline, offsets, now_us)
+
+    def _outline(self, batch: Batch) -> Outline | None:
+        """What the batch says of its messages; None if it has none that could be handed out."""
+        try:
+            batch.columns()  # brokers do not look into what is published to them
+            return batch.outline()
+        except InvalidBatch as error:
+            place = f"{batch.base_offset} to {batch.next_offset - 1}"
+            logger.warning("%s passes over offsets %s: %s", self._subscription.decode(), place, error)
+            return None
 
     def _take_in_ready(self, batch: Batch, outline: Outline) -> None:
         """All are ready, and nobody has said anything about any of them."""
