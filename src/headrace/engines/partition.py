@@ -71,6 +71,11 @@ class Partition:
         return self._log.synced_offset
 
     @property
+    def place(self) -> str:
+        """Where it is, for people to read."""
+        return self._log.directory if isinstance(self._log, FileLog) else "memory"
+
+    @property
     def has_little(self) -> bool:
         """Whether only a few bytes are to be synced."""
         return isinstance(self._log, FileLog) and self._log.has_little

@@ -28,13 +28,9 @@ class Turns:
         self._come()
 
     def last(self, call: Callable[[], None]) -> None:
-        """Call it when what is to be done soon is done, and what was sent meanwhile is with the system.
-
-        uvloop sends at the end of a turn, so this is in the next one.
-        """
+        """Call it at the end of the turn, when what is to be done soon is done."""
         self._last.append(call)
-        if len(self._last) == 1:
-            self._loop.call_soon(self._run_last)
+        self._come()
 
     def from_thread(self, call: Callable[[], None]) -> None:
         """Call it on the loop's thread, with what follows; may be said on any thread."""
@@ -60,15 +56,13 @@ class Turns:
 
     def _run(self) -> None:
         self._do_passes()
+        if self._last:
+            last, self._last = self._last, []
+            self._do(last)
+            self._do_passes()
         self._comes = False
-        if self._calls:
+        if self._calls or self._last:
             self._come()
-
-    def _run_last(self) -> None:
-        self._do_passes()  # what has come meanwhile can be a part of it
-        last, self._last = self._last, []
-        self._do(last)
-        self._run()
 
     def _do_passes(self) -> None:
         for _ in range(_PASSES):

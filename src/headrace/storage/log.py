@@ -201,7 +201,10 @@ class FileLog(LogReader):
             raise self._failed()
 
     def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
-        """Call back, from the flusher's thread, when all messages before an offset are on the disk, or cannot be."""
+        """Call back, from the flusher's thread or this one, when all messages before an offset are on the disk.
+
+        Or when they cannot be.
+        """
         with self._lock:
             waits = self._synced_offset < offset and self._failure is None
             if waits:

@@ -197,9 +197,8 @@ class LeasedIndex:
         contents, edits = self.pending.contents, self.edits
         assert contents is not None
         stored: list[Batch] = []
-        as_it_is = type(chosen) is range and not self._settings.ordered_by_key
-        if as_it_is and not (edits and not edits.keys().isdisjoint(chosen)):
-            stored = contents.stored(chosen, bytes_max)  # type: ignore[arg-type]
+        if type(chosen) is range and not self._settings.ordered_by_key and not self._are_edited(chosen):
+            stored = contents.stored(chosen, bytes_max)
         others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
         columns, there, gone = contents.read(others, edits)
         self.pending.settle(gone)
@@ -208,7 +207,7 @@ class LeasedIndex:
     def _describe(self, taken: Taken) -> None:
         """Say what there is to know of messages that were taken out, beside their contents."""
         offsets, edits = taken.offsets, self.edits
-        if edits and not edits.keys().isdisjoint(offsets):
+        if self._are_edited(offsets):
             taken.versions = [edits[offset].version if offset in edits else 1 for offset in offsets]
         taken.deliveries = [failed + 1 for failed in self.statuses.failures(offsets)]
         if self.states:
@@ -219,6 +218,10 @@ class LeasedIndex:
             dues = {at: time_us for at, time_us in zip(entered, times, strict=True) if at in ahead}
             self._ahead.update(dues)
             taken.begins_us = max(taken.begins_us, *dues.values(), 0)
+
+    def _are_edited(self, offsets: Sequence[int]) -> bool:
+        """Whether any of these was changed since it was published."""
+        return bool(self.edits) and not self.edits.keys().isdisjoint(offsets)
 
     def give_back(self, taken: Taken) -> None:
         """It could not be leased after all."""

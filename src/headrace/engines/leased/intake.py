@@ -85,8 +85,9 @@ class Intake:
             batch.columns()  # brokers do not look into what is published to them
             return batch.outline()
         except InvalidBatch as error:
-            place = f"{batch.base_offset} to {batch.next_offset - 1}"
-            logger.warning("%s passes over offsets %s: %s", self._subscription.decode(), place, error)
+            offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
+            who = self._subscription.decode()
+            logger.warning("%s: %s passes over offsets %s: %s", self._partition.place, who, offsets, error)
             return None
 
     def _take_in_ready(self, batch: Batch, outline: Outline) -> None:
