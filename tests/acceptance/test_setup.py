@@ -77,6 +77,11 @@ class Checkout:
             f'case "$*" in update*) echo >{self.path}/lists; exit ;; {cases} esac\nexit 100',
         )
 
+    def lose_venv(self, **environment: str) -> None:
+        """Have no .venv, and these variables; pip finds nothing."""
+        shutil.rmtree(self.root / ".venv")
+        self._environment |= {"PIP_NO_INDEX": "1", **environment}
+
     def run(self, *command: str) -> str:
         """Run a command of bin/ and return what it said."""
         self._done.unlink(missing_ok=True)
@@ -181,3 +186,42 @@ def test_an_unknown_extra_is_refused(checkout: Checkout) -> None:
         checkout.run("setup", "everything")
     assert "usage: bin/setup [spark | test | bench | docs]" in caught.value.stderr
     assert checkout.done() == []
+
+
+def test_the_python_that_is_asked_for_makes_the_venv(checkout: Checkout) -> None:
+    wanted = checkout.path / "python4"
+    checkout.stand_in(f"{wanted}", 'case "$*" in *version_info*) echo 4.0.1 ;; *-m*) exit 1 ;; esac')
+    checkout.lose_venv(HEADRACE_PYTHON=str(wanted))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        checkout.run("setup")
+    assert f"making .venv with Python 4.0.1 ({wanted})" in caught.value.stderr
+
+
+def test_the_python_of_the_system_comes_before_others_on_the_path(checkout: Checkout) -> None:
+    system = "/usr/bin/python3"
+    code = "import ensurepip, sys; sys.exit(sys.version_info < (3, 11))"
+    if not Path(system).exists() or subprocess.run([system, "-c", code], check=False, capture_output=True).returncode:
+        pytest.skip(f"{system} is none that makes a .venv")
+    checkout.lose_venv(HEADRACE_PYTHON="/nowhere/python3")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        checkout.run("setup")
+    said = caught.value.stderr
+    assert "HEADRACE_PYTHON (/nowhere/python3) is not a working Python 3.11 or newer" in said
+    assert f"({system})" in said
+    assert "could not install" in said
+
+
+def test_a_python_that_can_make_no_venv_is_the_last_choice(checkout: Checkout) -> None:
+    """The system's, on Debian without its package; it is not asked for, as another one will do."""
+    script = (checkout.root / "bin" / "setup").read_text()
+    lacking = checkout.path / "lacking"
+    checkout.stand_in(f"{lacking}", 'case "$*" in *version_info*) echo 3.11.2 ;; *ensurepip*) exit 1 ;; esac')
+    (checkout.root / "bin" / "setup").write_text(script.replace("/usr/bin/python3", str(lacking)))
+    checkout.lose_venv()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        checkout.run("setup")
+    assert "(python3)" in caught.value.stderr
+    (checkout.path / "python3").unlink()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        checkout.run("setup")
+    assert f"{lacking} lacks the venv or ensurepip module" in caught.value.stderr
