@@ -7,6 +7,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import partition, producers
@@ -299,8 +301,8 @@ def test_snapshots_of_the_journal_have_the_producers_of_the_topics_there_are(dat
 def test_the_producer_that_was_silent_for_longest_is_forgotten_first() -> None:
     with patch.object(producers, "PRODUCERS_MAX", 2):
         known = Producers()
-        for offset, by in enumerate((ANNA, BERT, ANNA, 3000)):
-            known.note(Producer(by, 0, known.remembered(by)[1] + 1 if known.remembered(by) else 0), offset)
+        for offset, (by, sequence) in enumerate(((ANNA, 0), (BERT, 0), (ANNA, 1), (3000, 0))):
+            known.note(Producer(by, 0, sequence), offset)
         assert len(known) == 2
         assert known.admit(Producer(ANNA, 0, 1)) == 2
         with pytest.raises(UnknownProducer):
@@ -319,15 +321,25 @@ def test_what_was_saved_is_taken_up_as_far_as_the_log_goes() -> None:
     assert again.admit(Producer(BERT, 0, 0)) is None
 
 
-def test_notes_can_be_taken_back() -> None:
+@given(
+    before=st.integers(0, 2 * IN_FLIGHT_MAX),
+    steps=st.lists(st.tuples(st.sampled_from([ANNA, BERT]), st.booleans()), max_size=2 * IN_FLIGHT_MAX),
+)
+def test_notes_can_be_taken_back(before: int, steps: list[tuple[int, bool]]) -> None:
+    """Whoever wrote them, in whichever epoch, and however many places they made the producer forget."""
     known = Producers()
-    known.note(Producer(ANNA, 0, 0), 0)
-    before = {ANNA: known.remembered(ANNA), BERT: known.remembered(BERT)}
-    known.note(Producer(ANNA, 0, 1), 1)
-    known.note(Producer(BERT, 0, 0), 2)
-    known.restore(before)
-    assert known.admit(Producer(ANNA, 0, 1)) is None
-    assert known.admit(Producer(BERT, 0, 0)) is None
+    for sequence in range(before):
+        known.note(Producer(ANNA, 0, sequence), sequence)
+    saved = known.save(before)
+    following = {ANNA: Producer(ANNA, 0, before), BERT: Producer(BERT, 0, 0)}
+    notes = []
+    for offset, (by, renewed) in enumerate(steps, before):
+        producer = Producer(by, following[by].epoch + 1, 0) if renewed else following[by]
+        assert known.admit(producer) is None
+        notes.append(known.note(producer, offset))
+        following[by] = Producer(by, producer.epoch, producer.sequence + 1)
+    known.take_back(notes)
+    assert known.save(before) == saved
 
 
 @pytest.mark.parametrize("mark", [1, 2**32 - 1, 2**32, 2**63 + 5])

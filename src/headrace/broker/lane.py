@@ -19,6 +19,7 @@ logger = logging.getLogger("headrace.broker")
 _SMALL_BYTES = 4 << 10
 _SMALL_COUNT = 16
 _GATHERED_BYTES = 100 << 10
+_SYNCED = Durability.SYNCED  # every look at a member of an enumeration is a call
 Answer = Later[Published]
 
 
@@ -59,7 +60,7 @@ class Lane:
     @property
     def end_offset(self) -> int:
         """Behind the last message that may be read: of a synced topic only what a power loss cannot take back."""
-        if self.settings.durability is not Durability.SYNCED:
+        if self.settings.durability is not _SYNCED:
             return self.partition.next_offset
         return self.partition.first_offset if self._syncing.held else self.partition.synced_offset
 
@@ -88,11 +89,10 @@ class Lane:
         """Append a batch, and answer when it is as safe as was asked for."""
         self._check_gone()
         settings = self.settings
-        if not 0 <= request.durability <= Durability.SYNCED:
-            raise InvalidArgument(f"durability is 0 to {Durability.SYNCED:d}, not {request.durability}")
+        if not 0 <= request.durability <= _SYNCED:
+            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
         needed = max(request.durability, settings.durability)
-        if needed > Durability.MEMORY:
-            self.partition.check_durability(needed)
+        self.partition.check_durability(needed)
         if batch.raw_bytes > settings.message_bytes_max:
             check_messages(batch.columns(), settings.message_bytes_max)
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
@@ -117,12 +117,12 @@ class Lane:
         for outcome, (_, needed, later) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
                 later.settle(outcome)
-            elif outcome.duplicate or needed < Durability.SYNCED:
+            elif outcome.duplicate or needed < _SYNCED:
                 self.answer(outcome, needed, later)
             else:
                 fresh.append((later, outcome))
         if fresh:
-            if self.settings.durability is not Durability.SYNCED:
+            if self.settings.durability is not _SYNCED:
                 self.wake()
             self._syncing.wait(fresh[-1][1].next_offset, partial(self._answer_synced, fresh))
 
@@ -143,22 +143,22 @@ class Lane:
         waiting = later if later is not None else Later()
 
         def tell(error: HeadraceError | None) -> None:
-            waiting.settle(error or Published(base_offset, Durability.SYNCED, append_time, duplicate))
             self.wake()
+            waiting.settle(error or Published(base_offset, _SYNCED, append_time, duplicate))
 
         self._syncing.wait(next_offset, tell)
         return waiting
 
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
+        self.wake()  # first: readers get messages before publishers their receipts
         for later, appended in fresh:
-            later.settle(error or Published(appended.base_offset, Durability.SYNCED, appended.append_time))
-        self.wake()
+            later.settle(error or Published(appended.base_offset, _SYNCED, appended.append_time))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""
         self.flush()
         appended = self.partition.append_committed(batch, mark, now_us)
-        if self.settings.durability is not Durability.SYNCED:
+        if self.settings.durability is not _SYNCED:
             self.wake()
         return appended
 

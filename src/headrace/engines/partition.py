@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from headrace.engines.producers import FORGOTTEN, Producers, marked
+from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
@@ -115,25 +115,23 @@ class Partition:
     def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
         """Append small batches of many producers as one; tells of each where it stands, or why not."""
         gathered = _Gathered(self._log.next_offset, now_us)
-        undo: dict[int, tuple[int, int, list[int]] | None] = {}
+        notes: list[Note] = []
         outcomes: list[Appended | HeadraceError] = []
         try:
             for batch in batches:
                 try:
-                    outcomes.append(self._gather(batch, gathered, undo))
+                    outcomes.append(self._gather(batch, gathered, notes))
                 except HeadraceError as error:
                     outcomes.append(error)
             if gathered.values:
                 self._log.append(gathered.encoded(codec), now_us, self._at_once)
                 self._unsaved += len(batches)
         except BaseException:
-            self.producers.restore(undo)
+            self.producers.take_back(notes)
             raise
         return outcomes
 
-    def _gather(
-        self, batch: Batch, gathered: "_Gathered", undo: dict[int, tuple[int, int, list[int]] | None]
-    ) -> Appended:
+    def _gather(self, batch: Batch, gathered: "_Gathered", notes: list[Note]) -> Appended:
         producer = batch.producer
         if producer.id:
             base = self.producers.admit(producer)
@@ -141,8 +139,7 @@ class Partition:
                 return self._repeated(base, batch)
         appended = gathered.add(batch)
         if producer.id:
-            undo.setdefault(producer.id, self.producers.remembered(producer.id))
-            self.producers.note(producer, appended.base_offset)
+            notes.append(self.producers.note(producer, appended.base_offset))
         return appended
 
     def _repeated(self, base: int, batch: Batch) -> Appended:
@@ -282,21 +279,28 @@ class _Gathered:
     def add(self, batch: Batch) -> Appended:
         """Put a batch's messages behind the others; tells where they will stand."""
         columns = batch.columns()
-        timestamps = columns.timestamps or [batch.time_max] * batch.count
-        if min(timestamps) != batch.time_min or max(timestamps) != batch.time_max:
-            raise InvalidBatch("the header does not tell the times of the messages")
         place, count = len(self.values), batch.count
+        timestamps = columns.timestamps or [batch.time_max] * count
+        first = last = timestamps[0]
+        if count > 1:
+            first, last = min(timestamps), max(timestamps)
+        if first != batch.time_min or last != batch.time_max:
+            raise InvalidBatch("the header does not tell the times of the messages")
         self.values += columns.values
         self._timestamps += timestamps
+        if columns.keys or columns.headers or columns.dues or columns.priorities or columns.expires:
+            self._add_others(columns, place)
+        if batch.producer_id:
+            self._origins.append((place, batch.producer_id, batch.producer_epoch, batch.sequence))
+        base = self._base_offset + place
+        return Appended(base, base + count, self._now_us)
+
+    def _add_others(self, columns: Columns, place: int) -> None:
         for name in _OTHERS:
             if (column := getattr(columns, name)) is not None:
                 others = self._others.setdefault(name, [])
                 others += [None] * (place - len(others))
                 others += column
-        if batch.producer_id:
-            self._origins.append((place, *batch.producer))
-        base = self._base_offset + place
-        return Appended(base, base + count, self._now_us)
 
     def encoded(self, codec: Codec) -> Batch:
         """All of them as one batch."""

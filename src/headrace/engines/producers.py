@@ -1,7 +1,7 @@
 """Which batches of which producers a partition has: a repeated one is recognised and gets its first place."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -27,6 +27,10 @@ class _Known:
         self.epoch = epoch
         self.last = last
         self.bases = deque(bases, IN_FLIGHT_MAX)
+
+
+Note = tuple[int, _Known | None, int, int | None]
+"""Whose batch was noted, what was known of that producer, the sequence before, and the place that had to go for it."""
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -66,29 +70,35 @@ class Producers:
             )
         return known.bases[ahead - 1] if -ahead < len(known.bases) else FORGOTTEN
 
-    def note(self, producer: Producer, base_offset: int) -> None:
-        """A batch was appended."""
+    def note(self, producer: Producer, base_offset: int) -> Note:
+        """A batch was appended. Returns what `take_back` wants."""
         by, epoch, sequence = producer
-        known = self._known.pop(by, None)
-        if known is None or known.epoch != epoch:
+        before = self._known.pop(by, None)
+        if before is None or before.epoch != epoch:
+            note: Note = (by, before, 0, None)
             known = _Known(epoch, sequence, ())
+        else:
+            known, bases = before, before.bases
+            note = (by, before, before.last, bases[0] if len(bases) == IN_FLIGHT_MAX else None)
         known.last = sequence
         known.bases.append(base_offset)
         self._known[by] = known  # at the end: the others have been silent for longer
         if len(self._known) > PRODUCERS_MAX:
             del self._known[next(iter(self._known))]
+        return note
 
-    def remembered(self, by: int) -> tuple[int, int, list[int]] | None:
-        """What is known of a producer, for `restore`."""
-        known = self._known.get(by)
-        return None if known is None else (known.epoch, known.last, list(known.bases))
-
-    def restore(self, remembered: dict[int, tuple[int, int, list[int]] | None]) -> None:
-        """Take notes back: nothing was appended after all."""
-        for by, known in remembered.items():
-            self._known.pop(by, None)
-            if known is not None:
-                self._known[by] = _Known(*known)
+    def take_back(self, notes: Sequence[Note]) -> None:
+        """These, the last that were taken, are not true: nothing was appended after all."""
+        for by, before, last, forgotten in reversed(notes):
+            known = self._known.pop(by, None)
+            if before is None:
+                continue
+            if known is before:
+                known.last = last
+                known.bases.pop()
+                if forgotten is not None:
+                    known.bases.appendleft(forgotten)
+            self._known[by] = before
 
     def note_batch(self, batch: Batch) -> None:
         """A batch stands in the log."""

@@ -37,6 +37,7 @@ UNANSWERED_MAX = 1024
 """A connection with so many requests under way is not read from until half of them are answered."""
 FEATURES: frozenset[str] = frozenset()
 """What this side can do beyond the version of the protocol."""
+_ANSWER = int(Kind.ANSWER)  # every look at a member of an enumeration is a call
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -116,7 +117,8 @@ class Connection(asyncio.BufferedProtocol):
         except (ProtocolError, Busy) as error:
             self.end(error)
             return
-        self._touch(now_us)
+        if now_us - self._touched_us > _TOUCH_US:
+            self._touch(now_us)
         self._regulate()
         self._uncork()
 
@@ -236,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _touch(self, now_us: int) -> None:
         """Tell the broker of a sign of life."""
-        if self._session is not None and now_us - self._touched_us > _TOUCH_US:
+        if self._session is not None:
             self._touched_us = now_us
             self._broker.touch(self._session, now_us)
 
@@ -278,9 +280,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, correlation: int, outcome: Words | WithBody) -> None:
         if isinstance(outcome, WithBody):
-            self._out.send_batches(Kind.ANSWER, correlation, outcome.words, memoryview(outcome.body))
+            self._out.send_batches(_ANSWER, correlation, outcome.words, memoryview(outcome.body))
         else:
-            self._out.send(Kind.ANSWER, correlation, outcome)
+            self._out.send(_ANSWER, correlation, outcome)
 
     def _answered(self) -> None:
         self._unanswered -= 1
@@ -307,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         self._session = self._broker.connect(partial(self._out.send, Kind.ASSIGNMENT, 0), self._name, now_us)
         self._touched_us = now_us
         features = [feature for feature in hello.features if feature in FEATURES]
-        self._out.send(Kind.ANSWER, correlation, self._gateway.welcome(now_us, features))
+        self._out.send(_ANSWER, correlation, self._gateway.welcome(now_us, features))
 
     def _hello_again(self, *_: object) -> None:
         raise ProtocolError("a second Hello")
@@ -316,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self._session is not None
         self._touched_us = now_us
         self._broker.touch(self._session, now_us)
-        self._out.send(Kind.ANSWER, correlation, native.Pong(now_us))
+        self._out.send(_ANSWER, correlation, native.Pong(now_us))
 
     def _fetch(self, correlation: int, request: native.Fetch, now_us: int) -> None:
         assert self._session is not None
@@ -349,7 +351,7 @@ class Connection(asyncio.BufferedProtocol):
         )
         self._streams[correlation] = pump
         opened = native.StreamOpened(stream.first_offset, stream.end_offset, stream.topic_id)
-        self._out.send(Kind.ANSWER, correlation, opened)
+        self._out.send(_ANSWER, correlation, opened)
         pump.start(stream)
 
     def _credit_stream(self, correlation: int, request: native.StreamCredit, now_us: int) -> None:  # noqa: ARG002
@@ -363,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
         pump = self._streams.pop(request.stream, None)
         if pump is not None:
             pump.close()
-        self._out.send(Kind.ANSWER, correlation, Done())
+        self._out.send(_ANSWER, correlation, Done())
 
     def _sender_failed(self, sender: Sender, error: HeadraceError) -> None:
         """A stream or a fetch cannot go on."""

@@ -2,7 +2,7 @@
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -92,8 +92,18 @@ class Frames:
             return self._partial[self._filled :]
         return self._shared
 
-    def received(self, count: int) -> Iterator[Frame]:
+    def received(self, count: int) -> Iterable[Frame]:
         """So many bytes were put into the buffer: the frames that are whole now. To be iterated to its end."""
+        if self._partial is None and not self._start and count >= HEADER_BYTES:
+            shared = self._shared
+            length, kind, version, _, correlation, head_length = _HEADER.unpack_from(shared)
+            fits = HEADER_BYTES + length == count and version == FRAME_VERSION and length <= self._bytes_max
+            if fits and head_length <= length:  # nearly always when little is sent: one frame, and nothing else
+                body = HEADER_BYTES + head_length
+                return (Frame(kind, correlation, shared[HEADER_BYTES:body], shared[body:count], False),)
+        return self._found(count)
+
+    def _found(self, count: int) -> Iterator[Frame]:
         if self._partial is not None:
             self._filled += count
             if self._filled == self._length:

@@ -59,7 +59,7 @@ class AsyncProducer(AsyncGathering):
         """
         parcel = self._open
         if (
-            parcel is not None
+            (parcel is not None or self._at_once)
             and type(value) is bytes
             and key is None
             and topic is None
@@ -71,20 +71,25 @@ class AsyncProducer(AsyncGathering):
             and partition is None
             and callback is None
         ):
-            size = len(value)
-            place = -1
-            with self._guard:
-                if parcel is self._open and size <= self._open_message_bytes_max:
-                    values = parcel.values
-                    place = len(values)
-                    values.append(value)
-                    parcel.bytes += size
-                    if parcel.bytes < self._batch_bytes and place + 1 < self._batch_count:
-                        return AsyncSent(parcel, place)
-                    self._seal(self._open_lane)
-            if place >= 0:
-                self._shipping.flush()
-                return AsyncSent(parcel, place)
+            if parcel is None:
+                put = self._put_value(self._topic(None), value, self._durability, observed=0)
+                if put is not None:
+                    return AsyncSent(*put)
+            else:
+                size = len(value)
+                place = -1
+                with self._guard:
+                    if parcel is self._open and size <= self._open_message_bytes_max:
+                        values = parcel.values
+                        place = len(values)
+                        values.append(value)
+                        parcel.bytes += size
+                        if parcel.bytes < self._batch_bytes and place + 1 < self._batch_count:
+                            return AsyncSent(parcel, place)
+                        self._seal(self._open_lane)
+                if place >= 0:
+                    self._shipping.flush()
+                    return AsyncSent(parcel, place)
         message = Outgoing(
             self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
         )
@@ -130,7 +135,7 @@ class AsyncProducer(AsyncGathering):
             and partition is None
             and expected_offset is None
         ):
-            put = self._put_value(self._topic(topic), value, asked)
+            put = self._put_value(self._topic(topic), value, asked, observed=1)
             if put is not None:
                 parcel, place = put
                 receipt: Receipt = await parcel.outcome.wait()

@@ -80,6 +80,8 @@ class Gathering:
         """Producers begin with different partitions, so that those that send little do not all send to the first."""
         self._plain = not self._before_publish and self._serializer is to_bytes
         """Bytes go as they are."""
+        self._at_once = self._plain and not linger
+        """And do not wait for others."""
         self._lingering = False
         self._urgent: list[Lane] = []
         # A batch that takes messages with nothing but a value, as they are, and its lane.
@@ -124,10 +126,10 @@ class Gathering:
         self._shipping.flush()
         return parcel, place
 
-    def _put_value(self, topic: str, value: bytes, durability: int) -> tuple[Parcel, int] | None:
+    def _put_value(self, topic: str, value: bytes, durability: int, observed: int) -> tuple[Parcel, int] | None:
         """Put a message that has nothing but a value, and is in a hurry, into a batch: the short way of `_put`.
 
-        None if that cannot be done at once.
+        None if that cannot be done at once. `observed` is 1 if somebody waits for what becomes of it, or else 0.
         """
         shape = self._catalogue.known(topic)
         if shape is None or len(value) > shape.message_bytes_max:
@@ -148,7 +150,7 @@ class Gathering:
             place = len(values)
             values.append(value)
             parcel.bytes += len(value)
-            parcel.observed += 1
+            parcel.observed += observed
             full = parcel.bytes >= self._batch_bytes or place + 1 >= self._batch_count
             if full:
                 self._seal(lane)

@@ -44,6 +44,11 @@ class Link(Exchange):
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._poll.register(self._socket, select.POLLIN)
+        self._polls_out = False
+        """Whether the thread that listens is to wake up when there is room."""
         self._ending: HeadraceError | None = None
         self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
 
@@ -144,18 +149,16 @@ class Link(Exchange):
 
     def _listen(self) -> HeadraceError:
         """Receive and send until it ends; returns why."""
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        poll.register(self._socket, select.POLLIN)
         receive, frames = self._socket.recv_into, self._frames
         while True:
             if self._ending is not None:
                 self.flush()
                 return self._ending
+            buffer = frames.buffer()
             try:
-                count = receive(frames.buffer())
+                count = receive(buffer)
             except (BlockingIOError, InterruptedError):
-                self._wait(poll)
+                self._wait()
                 continue
             except OSError as error:
                 return _broken(error)
@@ -166,11 +169,16 @@ class Link(Exchange):
             if self._full:
                 self._full = False  # an answer came: perhaps there is room
                 self.flush()
+            if count < len(buffer):  # that was all there is
+                self._wait()
 
-    def _wait(self, poll: select.poll) -> None:
+    def _wait(self) -> None:
         """Sleep until there is something to receive, or room to send what is left."""
-        poll.modify(self._socket, select.POLLIN | (select.POLLOUT if self._full else 0))
-        for descriptor, events in poll.poll():
+        full = self._full  # others may set it now, and then wake this thread
+        if full is not self._polls_out:
+            self._polls_out = full
+            self._poll.modify(self._socket, select.POLLIN | select.POLLOUT if full else select.POLLIN)
+        for descriptor, events in self._poll.poll():
             if descriptor == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 1024)
