@@ -1,5 +1,6 @@
 """The parts of leasing in the client that need no broker: the clock, keeping back, gathering, dividing."""
 
+import copy
 import logging
 from datetime import UTC, datetime, timedelta
 
@@ -215,6 +216,41 @@ def test_holdings_go_by_partition_and_token() -> None:
     jobs = [job(1), job(2), job(3, partition=1), job(4, lease=2), job(5)]
     assert holdings_of(jobs) == [Holding(0, 1, [1, 2, 5]), Holding(1, 1, [3]), Holding(0, 2, [4])]
     assert holdings_of([]) == []
+
+
+def leased_together(count: int) -> list[Job]:
+    batch = answered(Columns([b"%d" % at for at in range(count)]), 50)
+    return leased_jobs("t", "s", Leased([LeasedPortion(2, 7, 1000, [100], following=count - 1)]), batch.data)
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 1000])
+def test_what_was_leased_together_is_settled_as_one(count: int) -> None:
+    jobs = leased_together(count)
+    assert holdings_of(jobs) == [Holding(2, 7, [100], count - 1)]
+    assert holdings_of(list(jobs)) == holdings_of(jobs)
+
+
+@given(st.data())
+def test_a_list_of_leased_messages_is_settled_as_it_is_now(data: st.DataObject) -> None:
+    """Whatever was done to it since they were leased."""
+    jobs = leased_together(20)
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(jobs) - 1)) if jobs else 0
+        change = data.draw(st.sampled_from(["pop", "insert", "swap", "replace", "reverse", "copy"]))
+        if change == "pop" and jobs:
+            jobs.pop(at)
+        elif change == "insert":
+            jobs.insert(at, job(3, partition=1))
+        elif change == "swap" and jobs:
+            jobs[0], jobs[at] = jobs[at], jobs[0]
+        elif change == "replace" and jobs:
+            jobs[at] = msgspec.structs.replace(jobs[at], lease=8)
+        elif change == "reverse":
+            jobs.reverse()
+        elif change == "copy":
+            jobs = copy.copy(jobs)
+    found = [(each.partition, each.lease, offset) for each in holdings_of(jobs) for offset in each.all_offsets]
+    assert sorted(found) == sorted((each.partition, each.lease, each.offset) for each in jobs)
 
 
 @given(st.lists(st.integers(0, 25), max_size=6), st.integers(1, 10))

@@ -12,6 +12,8 @@ from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusa
 from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.offsets import gathered
 
+_MANY = 16
+
 
 class Job(Received, frozen=True, gc=False):
     """A message that was leased: to be acknowledged, given back or rejected before its lease ends."""
@@ -27,6 +29,25 @@ class Job(Received, frozen=True, gc=False):
     """Rises when the message is edited."""
     state: bytes | None = None
     """What its last holder left for the next."""
+
+
+class LeasedJobs(list[Job]):
+    """Messages that were leased together: a list, which knows what to say to settle all of them.
+
+    To find that out takes as long as a third of making the messages. Whoever changes the list makes it an ordinary one.
+    """
+
+    __slots__ = ("_holdings", "_leased")
+
+    def __init__(self, jobs: Iterable[Job], portions: Sequence[LeasedPortion]) -> None:
+        super().__init__(jobs)
+        self._leased = tuple(self)
+        self._holdings = [Holding(each.partition, each.lease, each.offsets, each.following) for each in portions]
+
+    @property
+    def holdings(self) -> list[Holding] | None:
+        """What they are held under; None if these are not all that were leased, or not only those."""
+        return self._holdings if tuple(self) == self._leased else None  # nearly always the same objects: no comparing
 
 
 class PendingMessage(Received, frozen=True, gc=False):
@@ -59,7 +80,7 @@ def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> l
             part = slice(seen, seen + batch.count)
             jobs += _batch_jobs(topic, subscription, portion, offsets[part], part, batch)
             seen += batch.count
-    return jobs
+    return LeasedJobs(jobs, answer.portions) if len(jobs) >= _MANY else jobs
 
 
 def _batch_jobs(
@@ -132,6 +153,9 @@ def _miscounted(named: int, sent: int) -> HeadraceError:
 
 def holdings_of(jobs: Sequence[Job]) -> list[Holding]:
     """The messages by partition and token, as settling them wants it."""
+    known = jobs.holdings if type(jobs) is LeasedJobs else None
+    if known is not None:
+        return known
     if len({job.lease for job in jobs}) == 1 and len({job.partition for job in jobs}) == 1:  # nearly always
         return [holding_of(jobs[0].partition, jobs[0].lease, [job.offset for job in jobs])]
     found: dict[tuple[int, int], list[int]] = {}

@@ -203,6 +203,7 @@ class Leases:
         held = self._whole_of(offsets)
         if held is not None:
             self._drop_whole(held)
+            held.offsets = ()
             return
         self._divide(offsets)
         if len(offsets) == 1:
