@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from headrace.model.errors import (
     OffsetOutOfRange,
 )
 from headrace.model.limits import MESSAGE_BYTES_MAX
+from headrace.storage import files
 
 
 @pytest.fixture
@@ -175,6 +177,31 @@ def test_without_sync_every_nothing_is_visible_before_flush(path: Path) -> None:
         assert not reader.wait(0, timeout=0.05)
         assert log.flush(sync=False) == 1
         assert values(reader) == [b"x"]
+
+
+def test_a_reader_lists_segments_again_when_all_it_saw_are_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer has begun another one and removed the rest, between the reader's listing and opening them."""
+    listed = files.segment_bases
+
+    def meanwhile(*where: Any) -> list[int]:
+        bases = listed(*where)
+        monkeypatch.setattr(files, "segment_bases", listed)
+        begin_anew(b"c")
+        return bases
+
+    def begin_anew(value: bytes) -> None:
+        log.truncate_before(log.next_offset)
+        log.append_many([value])
+        log.flush()
+
+    with Log(path, sync_every=None) as log:
+        begin_anew(b"a")
+        with Log(path, readonly=True) as reader:
+            begin_anew(b"b")
+            monkeypatch.setattr(files, "segment_bases", meanwhile)
+            with pytest.raises(OffsetOutOfRange, match="offset 1 is before the first one, 2"):
+                values(reader.messages(1))
+            assert values(reader) == [b"c"]
 
 
 def test_tailing_waits_for_what_comes(log: Log) -> None:

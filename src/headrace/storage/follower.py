@@ -51,7 +51,8 @@ class Follower(FilesReader):
         return self._layout()
 
     def _layout(self) -> Sequence[FileSegment]:
-        if self.beacon.changes != self._changes:
+        # Again if there was a change meanwhile: the segments that were listed may all be gone, and new ones be there.
+        while self.beacon.changes != self._changes:
             with self._lock:
                 self._reload()
         return self._segments

@@ -117,7 +117,7 @@ class LogReader:
             layout = self._layout()
             number = bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
             if number < 0:
-                raise OffsetOutOfRange(f"offset {offset} is before the first one, {layout[0].base_offset}")
+                raise OffsetOutOfRange(f"offset {offset} is before the first one, {self.first_offset}")
             segment = layout[number]
             stop = min(end, layout[number + 1].base_offset) if number + 1 < len(layout) else end
             try:
