@@ -141,18 +141,13 @@ class Lane:
             later.settle(published)
             return later
         waiting = later if later is not None else Later()
-
-        def tell(error: HeadraceError | None) -> None:
-            self.wake()
-            waiting.settle(error or Published(base_offset, _SYNCED, append_time, duplicate))
-
-        self._syncing.wait(next_offset, tell)
+        self._syncing.wait(next_offset, partial(self._answer_synced, [(waiting, appended)]))
         return waiting
 
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
         self.wake()  # first: readers get messages before publishers their receipts
-        for later, appended in fresh:
-            later.settle(error or Published(appended.base_offset, _SYNCED, appended.append_time))
+        for later, (base_offset, _, append_time, duplicate) in fresh:
+            later.settle(error or Published(base_offset, _SYNCED, append_time, duplicate))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""

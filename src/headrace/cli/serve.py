@@ -23,6 +23,8 @@ logger = logging.getLogger("headrace.server")
 _DEST = "serve_"
 _FILES_SPARE = 512
 """File descriptors for what is no connection: segments, sockets that listen."""
+_YOUNG_OBJECTS_MAX = 10_000
+"""New objects at which Python looks for lost ones: more than the requests of many clients at a time need."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _EPILOG = """\
@@ -104,6 +106,7 @@ async def _serve(configuration: Configuration, out: Output) -> int:
     server = Server(settings)
     await server.start()
     gc.freeze()  # what is there now stays: collections need not look at it again
+    gc.set_threshold(_YOUNG_OBJECTS_MAX, 10, 10)
     signals = _Signals(asyncio.get_running_loop())
     _tell_ready(server, out)
     await signals.first.wait()

@@ -44,7 +44,7 @@ FLAG_GATHERED = 4
 Bytes = bytes | bytearray | memoryview
 
 
-class Columns(msgspec.Struct, array_like=True):
+class Columns(msgspec.Struct, array_like=True, gc=False):
     """A batch's messages, a list for each field; None where no message has the field."""
 
     values: Sequence[bytes | None]
