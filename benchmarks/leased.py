@@ -12,7 +12,7 @@ from benchmarks.leased_nats import NatsQueue
 from benchmarks.leased_postgres import Postgres, PostgresNode, PostgresTransaction
 from benchmarks.leased_procrastinate import Procrastinate, ProcrastinateNode
 from benchmarks.leased_rabbitmq import RabbitPrefetching, RabbitQueue
-from benchmarks.leased_redis import RedisQueue
+from benchmarks.leased_redis import RedisOverlapped, RedisQueue
 from benchmarks.leased_tasks import TaskQueue
 from headrace.bench import leased_pending, leased_workloads
 from headrace.bench.leased_pending import MILLION
@@ -92,8 +92,8 @@ def enqueuers() -> Sequence[WorkQueue]:
 
 def batchers() -> Sequence[WorkQueue]:
     """All that give many messages at once."""
-    postgres = PostgresNode()
-    servers = [RedisQueue(RedisNode()), RabbitQueue(RabbitNode(streams=False)), NatsQueue(NatsNode())]
+    redis, postgres = RedisNode(), PostgresNode()
+    servers = [RedisQueue(redis), RedisOverlapped(redis), RabbitQueue(RabbitNode(streams=False)), NatsQueue(NatsNode())]
     return [*servers, Postgres(postgres), PostgresTransaction(postgres)]
 
 

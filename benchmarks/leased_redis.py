@@ -51,6 +51,10 @@ return acked
 """
 
 
+_Leased = tuple[list[bytes], list[bytes], bytes | None]
+"""Numbers and values of messages; and if there are none, in how many microseconds the next is due."""
+
+
 class RedisQueue(WorkQueue):
     """What a team builds that has Redis; a lease that ends would be put back by a script of its own."""
 
@@ -129,6 +133,28 @@ class RedisQueue(WorkQueue):
         return functools.partial(_receive, self.node.port)
 
 
+class RedisOverlapped(RedisQueue):
+    """The next messages are leased while those before are acknowledged."""
+
+    name = "redis_overlapped"
+    api: ClassVar[Mapping[str, str]] = {
+        "batches": f"the Lua script that acks and the one that leases the next {BATCH}, sent together"
+    }
+
+    def lease_batches(self, queue: str, count: int, take: Take) -> float:  # noqa: ARG002
+        """Ack and lease, and again."""
+        with _Consumer(self.node.port, queue) as consumer:
+            begin = time.perf_counter()
+            ids, values, _ = consumer.lease()
+            while ids:
+                take(values)
+                consumer.send_ack(ids)
+                consumer.send_lease()  # the last time there is nothing left
+                consumer.acked(len(ids))
+                ids, values, _ = consumer.leased()
+            return time.perf_counter() - begin
+
+
 def _keys(queue: str) -> tuple[str, ...]:
     return f"{queue}:waiting", f"{queue}:leased", f"{queue}:values", f"{queue}:last"
 
@@ -157,16 +183,28 @@ class _Consumer:
         self._client.connection_pool.release(self._connection)
         self._client.close()
 
-    def lease(self) -> tuple[list[bytes], list[bytes], bytes | None]:
+    def lease(self) -> _Leased:
+        self.send_lease()
+        return self.leased()
+
+    def ack(self, ids: Sequence[bytes]) -> None:
+        self.send_ack(ids)
+        self.acked(len(ids))
+
+    def send_lease(self) -> None:
         self._connection.send_command("EVALSHA", self._lease, len(self._keys), *self._keys, BATCH, _LEASE_S)
+
+    def leased(self) -> _Leased:
         ids, values, wait_us = self._connection.read_response()
         return ids, values, wait_us
 
-    def ack(self, ids: Sequence[bytes]) -> None:
+    def send_ack(self, ids: Sequence[bytes]) -> None:
         self._connection.send_command("EVALSHA", self._ack, len(self._keys), *self._keys, *ids)
+
+    def acked(self, count: int) -> None:
         acked = self._connection.read_response()
-        if acked != len(ids):
-            raise RuntimeError(f"{acked} of {len(ids)} were acked")
+        if acked != count:
+            raise RuntimeError(f"{acked} of {count} were acked")
 
 
 async def _lease_singles(port: int, queue: str, consumers: int) -> Worked:

@@ -124,7 +124,8 @@ def test_the_peers_of_the_contract_are_there() -> None:
 @pytest.mark.parametrize(
     ("peer", "subjects", "names"),
     [
-        ("redis", ["redis"], ["lease_ack_batch1000", "lease_ack_single", "timeline_error_p50_ms"]),
+        ("redis", ["redis"], ["lease_ack_single", "timeline_error_p50_ms"]),
+        ("redis", ["redis", "redis_overlapped"], ["lease_ack_batch1000"]),
         ("nats", ["nats"], ["lease_ack_batch1000", "lease_ack_single", "timeline_error_p50_ms"]),
         ("postgres", ["postgres"], ["timeline_error_p50_ms"]),
         ("postgres", ["postgres", "postgres_transaction"], ["lease_ack_single"]),
