@@ -39,8 +39,8 @@ class StreamReader(Protocol):
         """No more will come."""
 
 
-_Asked = tuple[Kind, Callback, float | None]
-"""What was asked, who is told, and when that is too late."""
+_Asked = tuple[Kind, Callback, float | None, bool]
+"""What was asked, who is told, when that is too late, and whether the answer's body must last."""
 
 
 class Exchange:
@@ -82,13 +82,17 @@ class Exchange:
         callback: Callback,
         timeout: float | None = None,
         reader: StreamReader | None = None,
+        lasting: bool = True,
     ) -> int:
-        """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard."""
+        """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard.
+
+        With `lasting=False` the body of the answer is good only until the callback returns, and is not copied.
+        """
         number = self._number()
         if reader is not None:
             self._streams[number] = reader
         self._said = True
-        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout)
+        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout, lasting)
         if not self.closed:
             self.write(frame(kind, number, head, len(body)), body)
         if self.closed and self._asked.pop(number, None) is not None:
@@ -133,7 +137,7 @@ class Exchange:
         self._streams.clear()
         while self._asked:
             try:
-                _, (_, callback, _) = self._asked.popitem()
+                _, (_, callback, _, _) = self._asked.popitem()
             except KeyError:  # another thread was quicker
                 break
             self._tell(callback, error, b"")
@@ -144,7 +148,7 @@ class Exchange:
         Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
         """
         now = time.monotonic()
-        for number, (kind, callback, deadline) in list(self._asked.items()):
+        for number, (kind, callback, deadline, _) in list(self._asked.items()):
             if deadline is not None and deadline <= now and self._asked.pop(number, None) is not None:
                 self._tell(callback, Timeout(f"no answer to {kind.name} in time; it may still happen"), b"")
         self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
@@ -179,13 +183,13 @@ class Exchange:
         return number
 
     def _answered(self, come: Frame) -> None:
-        how, number, head, body, lasting = come
+        how, number, head, body, lasts = come
         asked = self._asked.pop(number, None)
         if asked is None:
             if number == 0 and how == _FAILURE:
                 decode_answer(Kind.PING, how, head)  # about the connection as a whole: raises
             return  # too late: it was given up
-        kind, callback, _ = asked
+        kind, callback, _, lasting = asked
         answer: Any
         try:
             answer = decode_answer(kind, how, head)
@@ -193,7 +197,7 @@ class Exchange:
             answer = error
             if kind == Kind.STREAM_OPEN:
                 self._streams.pop(number, None)
-        self._tell(callback, answer, bytes(body) if body and not lasting else body)
+        self._tell(callback, answer, bytes(body) if body and lasting and not lasts else body)
 
     def _ponged(self, asked_us: int, times: int, answer: Any, _body: Bytes) -> None:
         if isinstance(answer, Pong):

@@ -117,7 +117,8 @@ class Taking:
             spawn("lease", self._repeat, terms, asks, head)
         else:
             timeout = self._line.timeout + wait_ms / 1000
-            link.queue_request(_LEASE, head, b"", partial(self._told, terms, asks, head), timeout)
+            tell = partial(self._told, terms, asks, head)
+            link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False)  # messages have bytes of their own
 
     def _told(self, terms: _Terms, asks: list[Ask], head: Lease, answer: Any, body: Bytes) -> None:
         if isinstance(answer, ConnectionFailed | Busy | Draining):
