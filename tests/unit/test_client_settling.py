@@ -52,7 +52,13 @@ class Wire:
         """There is nothing to send."""
 
     def queue_request(
-        self, kind: Kind, head: Any, _body: bytes, callback: Callable[[Any, bytes], None], timeout: float | None = None
+        self,
+        kind: Kind,
+        head: Any,
+        _body: bytes,
+        callback: Callable[[Any, bytes], None],
+        timeout: float | None = None,
+        **_: Any,
     ) -> None:
         assert timeout is not None
         self.asked.append((kind, head, callback))

@@ -29,6 +29,9 @@ Handler = Callable[[Any], Any]
 ENDS_TASKS = (KeyboardInterrupt, SystemExit)
 """Errors that end a program, and must not be taken for one of its work's."""
 
+_SIGNALS_S = 0.5
+"""How long the main thread sleeps: Python hears of a signal only when it goes on, and not every one wakes it."""
+
 _outcomes = threading.Lock()
 """Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
 
@@ -108,6 +111,9 @@ class Monitor:
             return False
         self._sleepers += 1
         try:
+            if timeout is None and threading.current_thread() is threading.main_thread():
+                self._condition.wait(_SIGNALS_S)
+                return True  # whoever waits for ever looks again anyway
             return self._condition.wait(timeout)
         finally:
             self._sleepers -= 1
