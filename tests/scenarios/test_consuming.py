@@ -272,6 +272,27 @@ def test_sigterm_lets_a_worker_process_end_in_peace(broker: BrokerProcess, bus: 
     assert [place.offset for place in bus.describe_group("g").places] == [int(said)]
 
 
+WORKERS = {
+    "app": "app = headrace.App({url!r}); app.on('t')(handle); app.run()",
+    "subscription": "headrace.connect({url!r}).subscribe('t', group='g').run(handle, workers=2, stop_on_signals=True)",
+}
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_signal_that_another_thread_takes_ends_a_worker_too(
+    broker: BrokerProcess, bus: headrace.Bus, worker: str
+) -> None:
+    """The kernel may give it to a thread that is just starting another one, and nothing wakes the main thread then."""
+    bus.publish("t", b"")
+    program = f"""
+import headrace, signal, threading
+def handle(message):
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+{WORKERS[worker].format(url=broker.tcp_url)}
+"""
+    subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=PATIENCE_S, check=True)
+
+
 def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
     bus: headrace.Bus, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,7 +30,7 @@ ENDS_TASKS = (KeyboardInterrupt, SystemExit)
 """Errors that end a program, and must not be taken for one of its work's."""
 
 _SIGNALS_S = 0.5
-"""How long the main thread sleeps: Python hears of a signal only when it goes on, and not every one wakes it."""
+"""How long the main thread sleeps: Python hears of a signal when it goes on, and is not woken if another took it."""
 
 _outcomes = threading.Lock()
 """Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
