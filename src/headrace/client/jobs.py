@@ -6,13 +6,14 @@ from typing import Any
 
 from headrace.client.exchange import Bytes
 from headrace.client.results import Received
-from headrace.model.batch import Batch, Columns, parse
+from headrace.model.batch import Batch, parse
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
 from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.offsets import gathered
 
 _MANY = 16
+"""Fewer leased messages are looked through as quickly as a list that knows of them is made."""
 
 
 class Job(Received, frozen=True, gc=False):
@@ -37,12 +38,10 @@ class LeasedJobs(list[Job]):
     To find that out takes as long as a third of making the messages. Whoever changes the list makes it an ordinary one.
     """
 
-    __slots__ = ("_holdings", "_leased", "dated")
+    __slots__ = ("_holdings", "_leased")
 
-    def __init__(self, jobs: Iterable[Job], portions: Sequence[LeasedPortion], *, dated: bool) -> None:
+    def __init__(self, jobs: Iterable[Job], portions: Sequence[LeasedPortion]) -> None:
         super().__init__(jobs)
-        self.dated = dated
-        """Whether any of them had a time at which it was due."""
         self._leased = tuple(self)
         self._holdings = [Holding(each.partition, each.lease, each.offsets, each.following) for each in portions]
 
@@ -72,7 +71,6 @@ class PendingMessage(Received, frozen=True, gc=False):
 def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> list[Job]:
     """The messages of an answer to Lease."""
     jobs: list[Job] = []
-    dated = False
     rest = memoryview(body)
     for portion in answer.portions:
         offsets, seen = portion.all_offsets, 0
@@ -81,27 +79,19 @@ def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> l
             if not 0 < batch.count <= len(offsets) - seen:
                 raise _miscounted(len(offsets), seen + batch.count)
             part = slice(seen, seen + batch.count)
-            columns = batch.columns()
-            jobs += _batch_jobs(topic, subscription, portion, offsets[part], part, columns, batch.time_max)
+            jobs += _batch_jobs(topic, subscription, portion, offsets[part], part, batch)
             seen += batch.count
-            dated = dated or columns.dues is not None
-    return LeasedJobs(jobs, answer.portions, dated=dated) if len(jobs) >= _MANY else jobs
+    return LeasedJobs(jobs, answer.portions) if len(jobs) >= _MANY else jobs
 
 
 def _batch_jobs(
-    topic: str,
-    subscription: str,
-    portion: LeasedPortion,
-    offsets: Sequence[int],
-    part: slice,
-    columns: Columns,
-    time_us: int,
+    topic: str, subscription: str, portion: LeasedPortion, offsets: Sequence[int], part: slice, batch: Batch
 ) -> Iterator[Job]:
-    states = portion.states
+    columns, states = batch.columns(), portion.states
     fields: list[Iterable[Any]] = [
         offsets,
         columns.values,
-        columns.timestamps or repeat(time_us),
+        columns.timestamps or repeat(batch.time_max),
         columns.keys or repeat(None),
         columns.headers or repeat(None),
         columns.dues or repeat(None),

@@ -11,7 +11,7 @@ from headrace.client._sync.line import Line
 from headrace.client._sync.pending import Pending
 from headrace.client._sync.settling import Settling
 from headrace.client._sync.taking import Taking
-from headrace.client.jobs import Job, LeasedJobs, holdings_of, in_requests, refusal_error
+from headrace.client.jobs import Job, holdings_of, in_requests, refusal_error
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, microseconds
@@ -242,7 +242,7 @@ class Queue(Pending):
     def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
         jobs = self._taking.take(max, lease_ms, wait_ms, bytes_max, extend)
         now_us = self._settling.clock.now_us()
-        for job in () if type(jobs) is LeasedJobs and not jobs.dated else jobs:
+        for job in jobs:
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
                 self._settling.handed_over(job, now_us if now_us > job.due else job.due)
         opened, failed = self._unpacking.opened_all(jobs)
