@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -78,27 +77,115 @@ def test_a_handler_that_fails_is_tried_again_until_its_message_is_dead(run: Run,
     run(story)
 
 
-def test_a_long_handler_keeps_its_message(run: Run, topic: str) -> None:
+def test_handlers_of_both_kinds_run_before_their_messages_are_acknowledged(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
-        await published(bus, topic, b"long", b"long")
-        await bus.create_subscription(topic)
-        seen: list[int] = []
-        pause = time.sleep if threaded(bus) else asyncio.sleep
+        await published(bus, topic, b"a", b"b")
+        await bus.create_subscription(topic, "plain")
+        await bus.create_subscription(topic, "wrapped")
+        await bus.create_subscription(topic, "silent")
+        seen: list[tuple[str, bytes | None]] = []
+        loops: set[object] = set()
+
+        async def handle(job: Any) -> None:
+            await asyncio.sleep(0.001)
+            loops.add(asyncio.get_running_loop())
+            seen.append(("coroutine", job.value))
+
+        async def handle_nothing() -> None:
+            await asyncio.sleep(0)
+            loops.add(asyncio.get_running_loop())
+            seen.append(("silent", None))
 
         def prepare(app: headrace.App) -> None:
-            @app.on(topic, lease=0.4)
-            def handle(job: Any) -> Any:
-                seen.append(job.deliveries)
-                return pause(0.6)
+            app.on(topic, concurrency=2)(handle)
+            app.on(topic, subscription="plain")(lambda job: seen.append(("plain", job.value)))
+            app.on(topic, subscription="wrapped")(lambda job: handle(job))
+            app.on(topic, subscription="silent")(handle_nothing)
+
+        async with running(bus, prepare) as at_work:
+            await at_work.until(lambda: len(seen) == 8)
+        assert sorted(seen, key=repr) == sorted(
+            [
+                *2 * [("coroutine", b"a"), ("coroutine", b"b")],
+                *2 * [("silent", None)],
+                ("plain", b"a"),
+                ("plain", b"b"),
+            ],
+            key=repr,
+        )
+        assert len(loops) == 1  # so that handlers can share what belongs to a loop
+        assert (await bus.queue(topic).stats()).acked == 2
+
+    run(story)
+
+
+def test_a_coroutine_that_fails_is_tried_again(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        await published(bus, topic, b"bad", b"refused", b"stops")
+        await bus.create_subscription(topic)
+        deliveries: list[int] = []
+
+        async def handle(job: Any) -> None:
+            await asyncio.sleep(0)
+            if job.value == b"refused":
+                raise headrace.Reject("not for us")
+            if job.value == b"stops":
+                raise StopIteration  # what loops and futures do not take
+            deliveries.append(job.deliveries)
+            raise LookupError("where is it?")
+
+        def prepare(app: headrace.App) -> None:
+            app.on(topic, retry={"deliveries_max": 2, "retry_seconds": 0.01})(handle)
 
         async with running(bus, prepare) as at_work:
 
-            async def settled() -> bool:
-                return bool((await bus.queue(topic).stats()).acked == 2)
+            async def all_dead() -> bool:
+                return bool((await bus.queue(topic).stats()).dead == 3)
 
-            await at_work.until(settled)
-        info = await bus.queue(topic).stats()
-        assert (seen, info.expired_leases) == ([1, 1], 0)
+            await at_work.until(all_dead)
+        assert deliveries == [1, 2]
+
+    run(story)
+
+
+def test_a_long_handler_keeps_its_message(run: Run, topic: str) -> None:
+    """Also a plain function in an app for asyncio, whose loop it must not block."""
+
+    async def story(bus: Any) -> None:
+        await published(bus, topic, b"long")
+        queues = {name: bus.queue(topic, name) for name in ("plain", "coroutine")}
+        for name in queues:
+            await bus.create_subscription(topic, name)
+        begun, finish = [], threading.Event()
+
+        def handle(job: Any) -> None:
+            begun.append(job.deliveries)
+            assert finish.wait(60)
+
+        async def handle_beside(job: Any) -> None:
+            await asyncio.to_thread(handle, job)
+
+        def prepare(app: headrace.App) -> None:
+            app.on(topic, subscription="plain", lease=3)(handle)
+            app.on(topic, subscription="coroutine", lease=3)(handle_beside)
+
+        async def until_us() -> list[int]:
+            return [found.until_us for queue in queues.values() for found in await queue.find(status="leased")]
+
+        async with running(bus, prepare) as at_work:
+            try:
+                await at_work.until(lambda: len(begun) == 2)
+                before = await until_us()
+
+                async def extended() -> bool:
+                    return all(after > first for first, after in zip(before, await until_us(), strict=True))
+
+                await at_work.until(extended)
+            finally:
+                finish.set()
+        for queue in queues.values():
+            info = await queue.stats()
+            assert (info.acked, info.delivered, info.expired_leases) == (1, 1, 0)
 
     run(story)
 

@@ -586,6 +586,24 @@ def test_a_member_at_work_hears_that_its_group_was_moved(run: Run, topic: str) -
     run(story)
 
 
+def test_a_coroutine_function_handles_messages_in_both_clients(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        await bus.publish_many(topic, [b"a", b"b"])
+        seen: list[bytes] = []
+
+        async def handle(message: Any) -> None:
+            await asyncio.sleep(0)
+            seen.append(message.value)
+
+        for workers in (1, 2):
+            await bus.subscribe(topic, group=f"{topic}-{workers}", timeout=0.5).run(handle, workers=workers)
+        assert seen == [b"a", b"b"] * 2
+        with pytest.raises(errors.InvalidArgument, match="handler"):
+            await bus.subscribe(topic, timeout=0.5).run(divmod)
+
+    run(story)
+
+
 def test_workers_keep_the_order_of_partitions(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await bus.create_topic(topic, partitions=4)

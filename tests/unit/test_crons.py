@@ -16,7 +16,6 @@ from headrace.broker.crons import Crons
 from headrace.broker.later import Later
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.topics import Topic
-from headrace.engines.recurrence import parse_schedule
 from headrace.model.errors import (
     CronExists,
     CronNotFound,
@@ -29,6 +28,7 @@ from headrace.model.errors import (
 )
 from headrace.model.message import Message
 from headrace.model.partitioning import by_key
+from headrace.model.recurrence import parse_schedule
 from headrace.model.recurring import (
     CRON_HEADER,
     RUN_HEADER,
@@ -625,7 +625,7 @@ def test_a_zone_that_there_is_not_any_more(data: str, caplog: pytest.LogCaptureF
     stage = Stage(data)
     stage.set("a", topic="a", zone="Europe/Berlin")
     stage.set("b", topic="b")
-    with patch("headrace.engines.recurrence.ZoneInfo", side_effect=ValueError):
+    with patch("headrace.model.recurrence.ZoneInfo", side_effect=ValueError):
         stage = stage.restarted()
     assert "the recurrence a rests" in caplog.text
     stage.until(START + HOUR)

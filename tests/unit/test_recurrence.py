@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.recurrence import Schedule, last_until, parse_schedule
 from headrace.model.errors import InvalidArgument
+from headrace.model.recurrence import Schedule, last_until, parse_schedule
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 MINUTE = timedelta(minutes=1)

@@ -2,17 +2,9 @@
 
 from typing import NamedTuple
 
-import msgspec
-
 from headrace.broker.facts import CronKept
-from headrace.engines.api import Schedule, last_until, parse_schedule
-from headrace.model.errors import InvalidArgument
-from headrace.model.limits import TIMESTAMP_US_MAX
-from headrace.model.recurring import CRON_HEADER, RUN_HEADER, Recurrence
-from headrace.model.topic import checked_name, parse_topic
-
-_MISSED = ("skip", "once", "all")
-_OVERLAP = ("allow", "skip")
+from headrace.model.recurrence import Schedule, last_until
+from headrace.model.recurring import Recurrence
 
 
 class Due(NamedTuple):
@@ -22,32 +14,6 @@ class Due(NamedTuple):
     done_us: int
     """What was to be done up to this time is done with it."""
     left_out: int
-
-
-def checked_recurrence(rule: Recurrence) -> Recurrence:
-    """The recurrence, if everything in it but the times can be; its topic's name as it is written here."""
-    checked_name(rule.name, "recurrence")
-    if rule.missed not in _MISSED:
-        raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {rule.missed!r}")
-    if rule.overlap not in _OVERLAP:
-        raise InvalidArgument(f"overlap is {', '.join(_OVERLAP)}, not {rule.overlap!r}")
-    for header in (CRON_HEADER, RUN_HEADER):
-        if header in rule.headers:
-            raise InvalidArgument(f"the header {header} is set by the broker")
-    return msgspec.structs.replace(rule, topic=str(parse_topic(rule.topic)))
-
-
-def schedule_of(rule: Recurrence, created_us: int) -> Schedule:
-    """When it runs; intervals are counted from its start, or from when it was made."""
-    for name in ("start_us", "end_us"):
-        time_us = getattr(rule, name)
-        if time_us is not None and not 0 <= time_us <= TIMESTAMP_US_MAX:
-            raise InvalidArgument(f"{name} is a time in microseconds since 1970, not {time_us}")
-    if rule.start_us is not None and rule.end_us is not None and rule.end_us <= rule.start_us:
-        raise InvalidArgument("the end has to come after the start")
-    if rule.runs_max is not None and rule.runs_max < 1:
-        raise InvalidArgument(f"runs_max is 1 or more, not {rule.runs_max}")
-    return parse_schedule(rule.when, rule.zone, created_us if rule.start_us is None else rule.start_us)
 
 
 def same_times(one: Recurrence, other: Recurrence) -> bool:

@@ -11,11 +11,9 @@ import msgspec
 from headrace.broker.cron_entry import (
     CronEntry,
     Due,
-    checked_recurrence,
     next_run_us,
     runs_left,
     same_times,
-    schedule_of,
 )
 from headrace.broker.facts import CronGone, CronKept, CronPlace, CronRan
 from headrace.broker.later import Later
@@ -37,6 +35,7 @@ from headrace.model.errors import (
 )
 from headrace.model.limits import CRONS_MAX
 from headrace.model.partitioning import by_key
+from headrace.model.recurrence import checked_recurrence, schedule_of
 from headrace.model.recurring import (
     CRON_HEADER,
     RUN_HEADER,

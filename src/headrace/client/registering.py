@@ -1,18 +1,29 @@
 """What an app has been told to do with messages."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from headrace.client.jobs import Job
+from headrace.client.handlers import Handler, checked_handler
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.model.errors import InvalidArgument
 from headrace.model.recurring import Recurrence
-from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings, subscription_settings
+from headrace.model.subscription import (
+    DEFAULT_SUBSCRIPTION,
+    SubscriptionSettings,
+    checked_subscription,
+    subscription_settings,
+)
+from headrace.model.topic import parse_topic
 
-JobHandler = Callable[[Job], Any]
+EVERY = "every."
+"""What the names of topics begin with on which recurrences of apps are."""
+_EXAMPLES = {
+    "when": "such as '*/5 * * * *', '@daily' or 'every 60s'",
+    "zone": "such as 'Europe/Berlin'",
+    "name": "such as 'nightly-report'",
+}
 
 
 class Registered(NamedTuple):
@@ -20,7 +31,7 @@ class Registered(NamedTuple):
 
     topic: str
     subscription: str
-    handler: JobHandler
+    handler: Handler
     concurrency: int
     prefetch: int | None
     lease_ms: int
@@ -42,16 +53,19 @@ def registered(
     recurrence: Recurrence | None = None,
 ) -> Registered:
     """A handler, and what it is for; says what is wrong with that."""
-    if concurrency < 1:
-        raise InvalidArgument(f"concurrency must be 1 at least, not {concurrency}")
-    if prefetch is not None and prefetch < 1:
-        raise InvalidArgument(f"prefetch must be 1 at least, not {prefetch}")
+    if not isinstance(topic, str):
+        raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {topic!r}')
+    parse_topic(topic)
+    checked_subscription(subscription)
+    _check_count("concurrency", concurrency)
+    if prefetch is not None:
+        _check_count("prefetch", prefetch)
     settings = retry.as_dict() if isinstance(retry, SubscriptionSettings) else dict(retry or {})
     subscription_settings(settings)
     return Registered(
         topic,
         subscription,
-        handler if _takes_message(handler) else lambda _job: handler(),
+        checked_handler(handler),
         concurrency,
         prefetch,
         span_ms(lease, "lease"),
@@ -61,13 +75,30 @@ def registered(
     )
 
 
-def _takes_message(handler: Callable[..., Any]) -> bool:
-    """Whether it wants to see the message: what is done at certain times often does not care."""
-    try:
-        parameters = inspect.signature(handler).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
-        for parameter in parameters
-    )
+def registered_schedule(
+    handler: Callable[..., Any],
+    when: str,
+    *,
+    zone: str,
+    name: str | None,
+    missed: str,
+    overlap: str,
+    retry: SubscriptionSettings | Mapping[str, Any] | None,
+    lease: float | timedelta | None,
+) -> Registered:
+    """A handler that is called at certain times; says what is wrong with that."""
+    from headrace.model.recurrence import checked_recurrence, schedule_of  # only for apps that have schedules
+
+    called: Any = name or getattr(handler, "__name__", "")
+    given: dict[str, Any] = {"when": when, "zone": zone, "name": called}
+    for argument, text in given.items():
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {text!r}")
+    rule = checked_recurrence(Recurrence(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))
+    schedule_of(rule, 0)
+    return registered(handler, rule.topic, retry=retry, lease=lease, recurrence=rule)
+
+
+def _check_count(name: str, count: Any) -> None:
+    if not isinstance(count, int) or count < 1:
+        raise InvalidArgument(f"{name} must be 1 at least, not {count!r}")

@@ -12,7 +12,6 @@ from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
-from headrace.engines.recurrence import Schedule, last_until, parse_schedule
 from headrace.engines.store import Store, explained, log_settings
 
 __all__ = [
@@ -31,16 +30,13 @@ __all__ = [
     "Partition",
     "SavedChunk",
     "SavedRest",
-    "Schedule",
     "Slice",
     "Store",
     "Taken",
     "explained",
-    "last_until",
     "log_settings",
     "outlook",
     "packed",
-    "parse_schedule",
     "saving",
     "unpacked",
 ]

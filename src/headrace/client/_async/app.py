@@ -9,19 +9,16 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from headrace.client._async.bus import AsyncBus, connect_async
-from headrace.client._async.concurrency import Monitor, stopped_by_signals
+from headrace.client._async.concurrency import HandlerExecutor, Monitor, stopped_by_signals
 from headrace.client._async.handling import AsyncHandling
 from headrace.client.addresses import DEFAULT_ADDRESS
-from headrace.client.registering import Registered, registered
+from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
 from headrace.model.errors import InvalidArgument, TopicNotFound
 from headrace.model.recurring import Recurrence
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
 
 logger = logging.getLogger("headrace.client")
-
-EVERY = "every."
-"""What the names of topics begin with on which recurrences of apps are."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -33,6 +30,9 @@ class AsyncApp:
     out again as the subscription's retry settings say, and in the end becomes a dead letter: no message ends the app.
     `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` says when to try again. While
     a handler runs, the lease of its message is extended by itself.
+
+    Handlers may be plain functions or coroutine functions. Those of the other kind run beside: an `App` runs coroutines
+    on one event loop in a thread of its own, an `AsyncApp` runs plain functions in threads.
 
     Parameters:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
@@ -122,9 +122,11 @@ class AsyncApp:
         """
 
         def register(handler: Handler) -> Handler:
-            called = str(name or getattr(handler, "__name__", ""))
-            recurrence = Recurrence(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap)
-            self._register(registered(handler, recurrence.topic, retry=retry, lease=lease, recurrence=recurrence))
+            self._register(
+                registered_schedule(
+                    handler, when, zone=zone, name=name, missed=missed, overlap=overlap, retry=retry, lease=lease
+                )
+            )
             return handler
 
         return register
@@ -166,10 +168,11 @@ class AsyncApp:
             await self._work(bus)
 
     async def _work(self, bus: AsyncBus) -> None:
+        executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
         try:
             for wanted in self._registered:
                 await self._prepare(bus, wanted)
-                handling = AsyncHandling(bus, wanted, self._failed)
+                handling = AsyncHandling(bus, wanted, executor, self._failed)
                 self._handlings.append(handling)
                 await handling.begin()
             with self._monitor.guard:
@@ -179,6 +182,7 @@ class AsyncApp:
             self.stop()
             while self._handlings:
                 await self._handlings.pop().close()
+            executor.close()
 
     async def _prepare(self, bus: AsyncBus, wanted: Registered) -> None:
         """Make what a handler needs, if it is not there, and as it was asked for."""

@@ -4,9 +4,12 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
+from headrace.client.handlers import Handler, check_returned, is_coroutine_function
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -18,9 +21,6 @@ now = time.monotonic
 
 Lock = asyncio.Lock
 """Lets one do something that takes a while; others wait."""
-
-Handler = Callable[[Any], Awaitable[Any] | Any]
-"""What is done with a message: a function, or a coroutine function."""
 
 ENDS_TASKS = (asyncio.CancelledError,)
 """Errors that end a task, and must not be taken for one of its work's."""
@@ -207,11 +207,44 @@ async def run_blocking(call: Callable[[], None]) -> None:
     await asyncio.to_thread(call)
 
 
-async def call_handler(handler: Handler, message: Any) -> None:
-    """Let a handler do its work."""
-    outcome = handler(message)
-    if isinstance(outcome, Awaitable):
-        await outcome
+class HandlerExecutor:
+    """Calls handlers: coroutine functions on the loop, plain functions in threads, so that they do not block it."""
+
+    def __init__(self, threads_max: int) -> None:
+        self._threads_max = threads_max
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def call(self, handler: Handler, message: Any) -> None:
+        """Call a handler and wait for its end; raises what it raises."""
+        returned = handler(message) if is_coroutine_function(handler) else await self._call_in_thread(handler, message)
+        if isinstance(returned, Awaitable):
+            await returned
+        else:
+            check_returned(returned)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    async def _call_in_thread(self, handler: Handler, message: Any) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._threads_max, "headrace-handler")
+        run = copy_context().run
+        returned, error = await asyncio.get_running_loop().run_in_executor(
+            self._threads, run, _call_and_catch, handler, message
+        )
+        if error is not None:
+            raise error
+        return returned
+
+
+def _call_and_catch(handler: Handler, message: Any) -> tuple[Any, BaseException | None]:
+    """Call a handler; errors are returned, because a future does not take all of them."""
+    try:
+        return handler(message), None
+    except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
+        return None, error
 
 
 def survives(error: BaseException) -> bool:

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from headrace.client._async.concurrency import Handler, Monitor, call_handler, spawn, stopped_by_signals
+from headrace.client._async.concurrency import HandlerExecutor, Monitor, spawn, stopped_by_signals
 from headrace.client._async.intake import AsyncIntake
+from headrace.client.handlers import Handler, checked_handler
 from headrace.client.opening import Opening
 from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
@@ -44,7 +45,8 @@ class AsyncRunner:
         self._take = take
         self._ended = ended
         self._opening = opening
-        self._handler = handler
+        self._handler = checked_handler(handler)
+        self._executor = HandlerExecutor(workers)
         self._workers = workers
         self._on_error = on_error
         self._auto_commit = auto_commit
@@ -59,11 +61,14 @@ class AsyncRunner:
 
     async def run(self, stop: Callable[[], None], stop_on_signals: bool) -> None:
         """Go on until there is no more to take; raises what a handler raised."""
-        with stopped_by_signals(stop) if stop_on_signals else contextlib.nullcontext():
-            if self._workers == 1:
-                await self._run_alone()
-            else:
-                await self._run_beside()
+        try:
+            with stopped_by_signals(stop) if stop_on_signals else contextlib.nullcontext():
+                if self._workers == 1:
+                    await self._run_alone()
+                else:
+                    await self._run_beside()
+        finally:
+            self._executor.close()
         if self._error is not None:
             raise self._error
 
@@ -127,7 +132,7 @@ class AsyncRunner:
                     done = batch.next_offset
                     break
                 reader.handed = message.offset + 1
-                await call_handler(self._handler, message)
+                await self._executor.call(self._handler, message)
             except CannotDeserialize as error:
                 if not self._forgiven(error.message, error):
                     break

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.client._async.concurrency import Handler, Lock, Outcome, Timer, now
+from headrace.client._async.concurrency import Lock, Outcome, Timer, now
 from headrace.client._async.discovery import AsyncDiscovery
 from headrace.client._async.intake import AsyncIntake
 from headrace.client._async.line import AsyncLine
 from headrace.client._async.membership import AsyncMembership
 from headrace.client._async.runner import AsyncRunner
+from headrace.client.handlers import Handler
 from headrace.client.opening import Opening
 from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
@@ -138,19 +139,20 @@ class AsyncSubscription:
         processed when its handler has returned.
 
         Parameters:
-            handler: is called with each message.
+            handler: is called with each message: a function, or a coroutine function. With asyncio plain functions are
+                called in a thread; without it coroutines run on an event loop in a thread of its own.
             workers: how many messages are handled at once, each of another partition.
             on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
                 workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
                 the error, and ends the run only by raising.
             stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; in the main thread only.
         """
-        await self.begin()
-        if self._reader is not None:
-            self._finish(self._reader)
         runner = AsyncRunner(
             self._intake, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
         )
+        await self.begin()
+        if self._reader is not None:
+            self._finish(self._reader)
         try:
             await runner.run(self.stop, stop_on_signals)
         finally:

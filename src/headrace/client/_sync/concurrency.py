@@ -6,10 +6,11 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+from headrace.client.handlers import Handler, check_returned
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -22,9 +23,6 @@ Guard = threading.RLock
 
 Lock = threading.Lock
 """Lets one do something that takes a while; others wait."""
-
-Handler = Callable[[Any], Any]
-"""What is done with a message."""
 
 ENDS_TASKS = (KeyboardInterrupt, SystemExit)
 """Errors that end a program, and must not be taken for one of its work's."""
@@ -222,9 +220,76 @@ def run_blocking(call: Callable[[], None]) -> None:
     call()
 
 
-def call_handler(handler: Handler, message: Any) -> None:
-    """Let a handler do its work."""
-    handler(message)
+class HandlerExecutor:
+    """Calls handlers: plain functions in the caller's thread, coroutines on one event loop in a thread of its own."""
+
+    def __init__(self, threads_max: int) -> None:
+        del threads_max  # the callers' threads are all it needs
+        self._guard = threading.Lock()
+        self._loop: _LoopThread | None = None
+
+    def call(self, handler: Handler, message: Any) -> None:
+        """Call a handler and wait for its end; raises what it raises."""
+        returned = handler(message)
+        if isinstance(returned, Awaitable):
+            self._started_loop().wait_for(returned)
+        else:
+            check_returned(returned)
+
+    def close(self) -> None:
+        """End the event loop, and what handlers have left running on it."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _started_loop(self) -> "_LoopThread":
+        with self._guard:
+            if self._loop is None:
+                self._loop = _LoopThread()
+            return self._loop
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-handlers", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> None:
+        """Run something on the loop, and wait for its end; raises what it raises."""
+        import asyncio
+
+        error = asyncio.run_coroutine_threadsafe(_await_and_catch(awaitable), self._loop).result()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Cancel what runs on the loop, and end it."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        import asyncio  # most programs with threads never need it
+
+        with asyncio.Runner() as runner:
+            self._loop, self._closing = runner.get_loop(), asyncio.Event()
+            self._started.set()
+            runner.run(self._until_closed())
+
+    async def _until_closed(self) -> None:
+        await self._closing.wait()
+
+
+async def _await_and_catch(awaitable: Awaitable[Any]) -> BaseException | None:
+    """Await a handler; its error is returned, because some would end the loop."""
+    try:
+        await awaitable
+    except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
+        return error
+    return None
 
 
 def survives(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.client._sync.concurrency import Task, call_handler, spawn, survives
+from headrace.client._sync.concurrency import HandlerExecutor, Task, spawn, survives
 from headrace.client._sync.prefetch import Prefetch
 from headrace.client._sync.settling import Said
 from headrace.client.appetite import Appetite
@@ -31,8 +31,15 @@ _AHEAD_MAX = 1000
 class Handling:
     """The workers of one handler."""
 
-    def __init__(self, bus: "Bus", wanted: Registered, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        bus: "Bus",
+        wanted: Registered,
+        executor: HandlerExecutor,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
         self._wanted = wanted
+        self._executor = executor
         self._on_fatal = on_fatal
         self._settling, _ = bus.leasing(wanted.topic, wanted.subscription)
         self._unpacking = Unpacking(wanted.deserializer)
@@ -82,7 +89,7 @@ class Handling:
             self._release(job, reason=opened)
             return
         try:
-            call_handler(self._wanted.handler, opened)
+            self._executor.call(self._wanted.handler, opened)
         except Reject as verdict:
             words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
             self._said.add(self._settling.send(Kind.REJECT, words, watched=False))

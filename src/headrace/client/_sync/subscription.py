@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.client._sync.concurrency import Handler, Lock, Outcome, Timer, now
+from headrace.client._sync.concurrency import Lock, Outcome, Timer, now
 from headrace.client._sync.discovery import Discovery
 from headrace.client._sync.intake import Intake
 from headrace.client._sync.line import Line
 from headrace.client._sync.membership import Membership
 from headrace.client._sync.runner import Runner
+from headrace.client.handlers import Handler
 from headrace.client.opening import Opening
 from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
@@ -138,19 +139,20 @@ class Subscription:
         processed when its handler has returned.
 
         Parameters:
-            handler: is called with each message.
+            handler: is called with each message: a function, or a coroutine function. With asyncio plain functions are
+                called in a thread; without it coroutines run on an event loop in a thread of its own.
             workers: how many messages are handled at once, each of another partition.
             on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
                 workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
                 the error, and ends the run only by raising.
             stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; in the main thread only.
         """
-        self.begin()
-        if self._reader is not None:
-            self._finish(self._reader)
         runner = Runner(
             self._intake, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
         )
+        self.begin()
+        if self._reader is not None:
+            self._finish(self._reader)
         try:
             runner.run(self.stop, stop_on_signals)
         finally:

@@ -16,9 +16,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import msgspec
 from cronsim import CronSim, CronSimError
 
 from headrace.model.errors import InvalidArgument
+from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.recurring import CRON_HEADER, RUN_HEADER, Recurrence
+from headrace.model.topic import checked_name, parse_topic
+
+_MISSED = ("skip", "once", "all")
+_OVERLAP = ("allow", "skip")
 
 _SECOND_US = 1_000_000
 _DAY_US = 86_400 * _SECOND_US
@@ -79,6 +86,32 @@ def parse_schedule(when: str, zone: str = "UTC", anchor_us: int = 0) -> Schedule
             raise InvalidArgument(f"{text!r} is unknown; there are {', '.join(_NICKNAMES)}")
         text = _NICKNAMES[text.lower()]
     return Crontab(text, found)
+
+
+def checked_recurrence(rule: Recurrence) -> Recurrence:
+    """The recurrence, if everything in it but the times can be; its topic's name as it is written here."""
+    checked_name(rule.name, "recurrence")
+    if rule.missed not in _MISSED:
+        raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {rule.missed!r}")
+    if rule.overlap not in _OVERLAP:
+        raise InvalidArgument(f"overlap is {', '.join(_OVERLAP)}, not {rule.overlap!r}")
+    for header in (CRON_HEADER, RUN_HEADER):
+        if header in rule.headers:
+            raise InvalidArgument(f"the header {header} is set by the broker")
+    return msgspec.structs.replace(rule, topic=str(parse_topic(rule.topic)))
+
+
+def schedule_of(rule: Recurrence, created_us: int) -> Schedule:
+    """When it runs; intervals are counted from its start, or from when it was made."""
+    for name in ("start_us", "end_us"):
+        time_us = getattr(rule, name)
+        if time_us is not None and not 0 <= time_us <= TIMESTAMP_US_MAX:
+            raise InvalidArgument(f"{name} is a time in microseconds since 1970, not {time_us}")
+    if rule.start_us is not None and rule.end_us is not None and rule.end_us <= rule.start_us:
+        raise InvalidArgument("the end has to come after the start")
+    if rule.runs_max is not None and rule.runs_max < 1:
+        raise InvalidArgument(f"runs_max is 1 or more, not {rule.runs_max}")
+    return parse_schedule(rule.when, rule.zone, created_us if rule.start_us is None else rule.start_us)
 
 
 def last_until(schedule: Schedule, after_us: int, until_us: int) -> tuple[int | None, int]:
