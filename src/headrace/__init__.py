@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.client.failing import Undelivered
     from headrace.client.jobs import Job, PendingMessage
     from headrace.client.outgoing import Outgoing
-    from headrace.client.results import Receipt, Received, ReceivedBatch
+    from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.client.serialising import CannotDeserialize, CannotSerialize
     from headrace.client.verdicts import Reject, Retry
     from headrace.model.leasing import Forecasted, Outcome, Refusal, SubscriptionInfo
@@ -67,6 +67,7 @@ __all__ = [
     "Clock",
     "CronInfo",
     "Cursor",
+    "DamagedRange",
     "Durability",
     "Forecasted",
     "GroupInfo",
@@ -126,6 +127,7 @@ _LATER = {
     "CannotSerialize": "client.serialising",
     "Clock": "client.clock",
     "CronInfo": "model.recurring",
+    "DamagedRange": "client.results",
     "Forecasted": "model.leasing",
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",

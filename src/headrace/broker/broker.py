@@ -168,10 +168,16 @@ class Broker:
         offset: int,
         on_ready: Callable[[], None],
         now_us: int,
+        *,
+        verify: bool = False,
     ) -> Stream:
-        """Read a partition from an offset on."""
+        """Read a partition from an offset on; with `verify` the first batch is checked whole."""
         found = self._topics.get_or_create(topic, now_us)
-        return Stream(self._topics.lane(found, partition), found.id, offset, on_ready)
+        lane = self._topics.lane(found, partition)
+        stream = Stream(lane, found.id, offset, on_ready)
+        if verify and offset < lane.end_offset:
+            lane.partition.batch_at(offset)
+        return stream
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""

@@ -67,7 +67,8 @@ class Lane:
     def info(self) -> PartitionInfo:
         """The partition as it is now."""
         partition = self.partition
-        return PartitionInfo(self.number, partition.first_offset, self.end_offset, partition.size_bytes)
+        size_bytes, damaged = partition.size_bytes, partition.damaged_ranges()
+        return PartitionInfo(self.number, partition.first_offset, self.end_offset, size_bytes, damaged)
 
     def alter(self, settings: TopicSettings) -> None:
         """Go on with other settings."""

@@ -28,7 +28,10 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     """What went wrong, and what to do about it."""
     if getattr(given, "directory", None) is not None:
         return _about_log(error, given.directory)
-    advice = _advice(error, given)
+    if isinstance(error, CorruptBatch) and "skip_corrupt" in given:
+        advice: str | None = "--skip-corrupt passes over what is damaged"
+    else:
+        advice = _advice(error, given)
     return f"{error}; {advice}" if advice else str(error)
 
 

@@ -4,6 +4,7 @@ import argparse
 import heapq
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ from headrace.cli.arguments import completes, count, duration, start
 from headrace.cli.connecting import add_connection, connected
 from headrace.cli.forms import received_form
 from headrace.cli.interrupts import Interrupts
-from headrace.cli.output import Output
-from headrace.model.errors import HeadraceError, OffsetOutOfRange, PartitionNotFound
+from headrace.cli.output import Output, offsets_text
+from headrace.model.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, PartitionNotFound
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.subscription import Subscription
-    from headrace.client.results import Received, ReceivedBatch
+    from headrace.client.results import DamagedRange, Received, ReceivedBatch
 
 _FETCH_BYTES = 16 << 20
 """How much is asked for at once, of all partitions together."""
@@ -70,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     completes(add("-g", "--group", help="read as a member of this group, and commit"), "group")
     add("-n", "--limit", metavar="N", type=count, help="end after so many messages")
     add("--no-follow", dest="follow", action="store_false", help="end at the end, as it is now")
+    add("--skip-corrupt", action="store_true", help="pass over damaged messages, and say so, instead of failing")
     add("--wait", metavar="TIME", type=duration, help="end after so long without a message")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--values", action="store_true", help="print only the values as they are, with a newline each")
@@ -146,6 +148,7 @@ def _follow(bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Inte
         group=given.group,
         partitions=given.partitions,
         start=begin,
+        on_corrupt=partial(_tell_skipped, out) if given.skip_corrupt else "raise",
         timeout=_LOOK_EVERY_S,
     )
     with interrupts.held(once=True), subscription:
@@ -155,6 +158,12 @@ def _follow(bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Inte
                 interrupts.check()
         finally:
             following.close()
+
+
+def _tell_skipped(out: Output, damaged: "DamagedRange") -> None:
+    """Say on stderr which messages are not printed because they are damaged."""
+    offsets = offsets_text(damaged.first_offset, damaged.next_offset)
+    out.note(f"skipped damaged messages of {damaged.topic}[{damaged.partition}], {offsets}: {damaged.reason}")
 
 
 class _Following:
@@ -200,7 +209,7 @@ def _read_to_end(bus: "Bus", given: argparse.Namespace, out: Output) -> None:
     printer = _Printer(given, out)
     spans = list(_spans(bus, given))
     bytes_max = max(_FETCH_BYTES // max(len(spans), 1), 64 << 10)
-    every = [_fetched(bus, *span, bytes_max) for span in spans]
+    every = [_fetched(bus, *span, bytes_max, out if given.skip_corrupt else None) for span in spans]
     messages = every[0] if len(every) == 1 else heapq.merge(*every, key=lambda message: message.timestamp)
     try:
         printer.print(messages)
@@ -239,12 +248,22 @@ def _no_such_offset(
     return f"{topic}[{partition}] {has}: there is no offset {begins[partition]}, the next will be {end}"
 
 
-def _fetched(bus: "Bus", topic: str, partition: int, offset: int, end: int, bytes_max: int) -> Iterator["Received"]:
-    """The messages of a partition from one offset up to another."""
-    from headrace.client.results import ReceivedBatch
+def _fetched(
+    bus: "Bus", topic: str, partition: int, offset: int, end: int, bytes_max: int, told_to: Output | None
+) -> Iterator["Received"]:
+    """The messages of a partition from one offset up to another; damaged ones are skipped if somebody is told of it."""
+    from headrace.client.results import DamagedRange, ReceivedBatch
 
     while offset < end:
-        batches = bus.fetch(topic, partition, offset, bytes_max=bytes_max)
+        try:
+            batches = bus.fetch(topic, partition, offset, bytes_max=bytes_max)
+        except CorruptBatch as error:
+            if told_to is None:
+                raise
+            damaged = DamagedRange(topic, partition, error.first_offset, error.next_offset, error.reason)
+            _tell_skipped(told_to, damaged)
+            offset = error.next_offset
+            continue
         if not batches:
             return
         for batch in batches:

@@ -10,7 +10,7 @@ from headrace.cli.arguments import command_maker, completes, count, relative_mom
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
-from headrace.cli.output import EXIT_ERROR, Output, counted, table
+from headrace.cli.output import EXIT_ERROR, Output, counted, offsets_text, table
 from headrace.cli.settings import add_settings, duration_text, given_settings, setting_text, size_text
 from headrace.model.errors import InvalidArgument
 from headrace.model.requests import TopicInfo
@@ -271,3 +271,7 @@ def _description(info: TopicInfo) -> Iterator[str]:
         for each in info.partitions
     ]
     yield from table(("partition", "first offset", "next offset", "messages", "bytes"), *rows)
+    damaged = [(each.partition, *found) for each in info.partitions for found in each.damaged]
+    if damaged:
+        yield ""
+        yield from (f"damaged  partition {number}: {offsets_text(*found)}" for number, *found in damaged)

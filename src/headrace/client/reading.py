@@ -1,12 +1,16 @@
 """One partition that is being read: how far it was received, handed out, processed and committed."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 from headrace.client.exchange import Bytes
-from headrace.client.results import ReceivedBatch
+from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.batch import parse
 from headrace.model.errors import CorruptBatch, HeadraceError, InvalidBatch
 from headrace.wire.native import Delivery
+
+OnCorrupt = Literal["raise", "skip"] | Callable[[DamagedRange], object]
+"""What to do about messages that are damaged where they are stored."""
 
 
 class Inbox(Protocol):
@@ -136,5 +140,5 @@ class Delivered:
 
 
 def _damaged(reader: Reader, first: int, next_offset: int, at: int, error: InvalidBatch) -> CorruptBatch:
-    reader.passed(next_offset)
+    reader.wanted = max(reader.wanted, next_offset)
     return CorruptBatch(first, next_offset, f"{reader.topic}[{reader.partition}] as it was received", at, str(error))

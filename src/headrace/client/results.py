@@ -65,6 +65,17 @@ class Received(Message, frozen=True, gc=False):
     partition: int = 0
 
 
+class DamagedRange(msgspec.Struct, frozen=True, gc=False):
+    """Messages that cannot be read any more, because what is stored of them is damaged."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+    """Behind the last of them."""
+    reason: str
+
+
 class ReceivedBatch:
     """Messages of one partition, as they were published together; decoded when they are looked at.
 

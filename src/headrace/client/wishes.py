@@ -14,6 +14,7 @@ def check_wish(
     partitions: Sequence[int] | None,
     commit: str,
     on_out_of_range: str,
+    on_corrupt: object,
 ) -> None:
     """Refuse what makes no sense together."""
     if not topics and not patterns:
@@ -22,6 +23,8 @@ def check_wish(
         raise InvalidArgument(f"commit is 'auto' or 'manual', not {commit!r}")
     if on_out_of_range not in ("earliest", "latest", "raise"):
         raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
+    if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
+        raise InvalidArgument(f"on_corrupt is 'raise', 'skip' or a callable, not {on_corrupt!r}")
     if group is not None and partitions is not None:
         raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
     if isinstance(start, Mapping):

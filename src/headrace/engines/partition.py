@@ -1,5 +1,6 @@
 """A partition: a log that knows its producers."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -7,11 +8,20 @@ from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import DurabilityUnavailable, HeadraceError, InvalidBatch, OffsetOutOfRange, UnexpectedOffset
+from headrace.model.errors import (
+    CorruptBatch,
+    DurabilityUnavailable,
+    HeadraceError,
+    InvalidBatch,
+    OffsetOutOfRange,
+    UnexpectedOffset,
+)
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
+
+logger = logging.getLogger("headrace.broker")
 
 _CHECKPOINT_WORK = 10_000
 """Batches, and as many more for large ones, that opening a partition may have to read."""
@@ -49,8 +59,12 @@ class Partition:
         self._unsaved = 0
         self._expired = 0, 0
         """What comes before this offset was appended before this time: nobody has to look at it again."""
+        self._damaged: dict[int, int] = {}
+        """Ranges of offsets whose messages were found damaged: first to next."""
+        for lost in log.findings.lost if isinstance(log, FileLog) else ():
+            self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
         start = self.producers.load(saved, log.next_offset) if saved is not None else 0
-        for batch in log.batches(min(max(start, log.first_offset), log.next_offset), skip_corrupt=True):
+        for batch in self.batches(min(max(start, log.first_offset), log.next_offset), log.next_offset):
             if batch.base_offset >= start:
                 self.producers.note_batch(batch)
                 self._unsaved += 1 + (batch.length >> 14)
@@ -161,9 +175,13 @@ class Partition:
 
     def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
         """Whole batches from an offset on, before the end given; without those appended before `expired_us`."""
-        if expired_us is not None:
-            offset = self._unexpired(offset, end_offset, expired_us)
-        found = self._log.byte_range(offset, bytes_max, end_offset)
+        try:
+            if expired_us is not None:
+                offset = self._unexpired(offset, end_offset, expired_us)
+            found = self._log.byte_range(offset, bytes_max, end_offset)
+        except CorruptBatch as error:
+            self._note_damage(error)
+            raise
         return None if found is None else Slice(found.view, found.next_offset, end_offset)
 
     def find_time(self, time_us: int) -> int:
@@ -172,13 +190,30 @@ class Partition:
 
     def batch_at(self, offset: int) -> Batch:
         """The batch that holds an offset."""
-        for batch in self._log.batches(offset):
-            return batch
+        try:
+            for batch in self._log.batches(offset):
+                return batch
+        except CorruptBatch as error:
+            self._note_damage(error)
+            raise
         raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
     def batches(self, offset: int, end_offset: int) -> Iterator[Batch]:
-        """The batches from an offset on, the first perhaps from before it; damaged ones are passed over."""
-        return self._log.batches(offset, until=end_offset, skip_corrupt=True)
+        """The batches from an offset on, the first perhaps from before it; damaged ones are noted and passed over."""
+        while True:
+            try:
+                for batch in self._log.batches(offset, until=end_offset):
+                    yield batch
+                    offset = batch.next_offset
+            except CorruptBatch as error:
+                self._note_damage(error)
+                offset = error.next_offset
+            else:
+                return
+
+    def damaged_ranges(self) -> list[tuple[int, int]]:
+        """The ranges of offsets whose messages were found damaged, and that retention has not removed."""
+        return sorted(found for found in self._damaged.items() if found[1] > self.first_offset)
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Have everything before an offset synced, and be told on another thread."""
@@ -221,7 +256,7 @@ class Partition:
         """Keep only the last message of each key, and those without one; returns the bytes freed."""
         last: dict[bytes, int] = {}
         end = self._log.next_offset
-        for batch in self._log.batches(self._log.first_offset, until=end, skip_corrupt=True):
+        for batch in self.batches(self._log.first_offset, end):
             last.update((message.key, message.offset) for message in batch.messages() if message.key is not None)
 
         def keep(batch: Batch) -> list[int] | None:
@@ -248,6 +283,20 @@ class Partition:
     def close(self) -> None:
         """Sync and close the log."""
         self._log.close()
+
+    def _note_damage(self, error: CorruptBatch) -> None:
+        """Remember a damaged range, and log it when it is found."""
+        known = self._damaged.get(error.first_offset, 0)
+        if error.next_offset > known:
+            self._damaged[error.first_offset] = error.next_offset
+            logger.error(
+                "damaged messages  path=%s position=%d first_offset=%d next_offset=%d reason=%s",
+                error.path,
+                error.position,
+                error.first_offset,
+                error.next_offset,
+                error.reason,
+            )
 
     def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
         """The first offset from this one on whose batch was not appended before a time."""

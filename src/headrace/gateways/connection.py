@@ -324,7 +324,13 @@ class Connection(asyncio.BufferedProtocol):
         assert self._session is not None
         fetch = Fetching(self._out, correlation, request, self._gateway.later, self._fetched)
         stream = self._broker.open_stream(
-            self._session, request.topic, request.partition, request.offset, fetch.on_ready, now_us
+            self._session,
+            request.topic,
+            request.partition,
+            request.offset,
+            fetch.on_ready,
+            now_us,
+            verify=request.verify,
         )
         self._fetches.add(fetch)
         self._unanswered += 1

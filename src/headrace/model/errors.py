@@ -47,7 +47,7 @@ class CorruptBatch(HeadraceError):
     def __init__(self, first_offset: int, next_offset: int, path: str, position: int, reason: str) -> None:
         super().__init__(
             f"messages {first_offset} to {next_offset - 1} are damaged ({path} at byte {position}: {reason}); "
-            f"continue at offset {next_offset}, or read with skip_corrupt",
+            f"continue at offset {next_offset}",
             first_offset=first_offset,
             next_offset=next_offset,
             path=path,

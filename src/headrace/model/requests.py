@@ -77,6 +77,8 @@ class PartitionInfo(Words):
     next_offset: int
     """Behind the last message that can be read."""
     bytes: int
+    damaged: list[tuple[int, int]] = []
+    """Ranges of offsets whose messages were found damaged since the broker opened the partition: first and next."""
 
 
 class TopicInfo(Words):

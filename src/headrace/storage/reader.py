@@ -68,7 +68,8 @@ class LogReader:
     def byte_range(self, offset: int, bytes_max: int, until: int | None = None) -> ByteRange | None:
         """Whole batches from the one with `offset` on, of one segment, at least one; None at the end of the log.
 
-        They end before `until`, the end of a batch, if that is given.
+        They end before `until`, the end of a batch, if that is given, and before damage. Damage at the offset asked for
+        raises CorruptBatch, which says where to go on.
 
         Only their headers are checked: whoever decodes the batches checks the rest.
         """
@@ -81,7 +82,7 @@ class LogReader:
         for position, item, found_in in self._from(offset, end, verify=False):
             if segment is not None and (found_in is not segment or position + item.length - begin > bytes_max):
                 break
-            if isinstance(item, Damage):
+            if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 if segment is None:
                     raise _corrupt(item, found_in, position)
                 break

@@ -202,6 +202,8 @@ class Fetch(Words):
     bytes_max: int = 1 << 20
     wait_ms: int = 0
     """How long to wait for something to come when there is nothing."""
+    verify: bool = False
+    """Have the broker check the batch with the offset whole, and fail with `corrupt_batch` if it is damaged."""
 
 
 class Fetched(Words):

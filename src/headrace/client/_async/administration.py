@@ -149,6 +149,8 @@ class AsyncAdministration:
             except InvalidBatch as error:
                 if batches:
                     break  # those before it are good; the next fetch begins with it
+                # The broker looks at it, too, so that it logs and lists what is damaged on its disk.
+                await self._line.request(Kind.FETCH, Fetch(topic, partition, batch.base_offset, 1, 0, verify=True))
                 where = f"{topic}[{partition}] as it was received"
                 raise CorruptBatch(batch.base_offset, batch.next_offset, where, position, str(error)) from error
             batches.append(batch)

@@ -19,6 +19,7 @@ from headrace.client._async.subscription import AsyncSubscription
 from headrace.client._async.taking import AsyncTaking
 from headrace.client.addresses import DEFAULT_ADDRESS, Nearby, Target, parse_address
 from headrace.client.clock import Clock
+from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
 from headrace.client.times import Start
 from headrace.model.errors import HeadraceError
@@ -61,6 +62,7 @@ class AsyncBus(AsyncPublishing):
         deserializer: str | Deserializer | None = None,
         on_error: Literal["raise", "skip"] | Callable[[Any], Any] = "raise",
         on_out_of_range: Literal["earliest", "latest", "raise"] = "earliest",
+        on_corrupt: OnCorrupt = "raise",
         timeout: float | None = None,
         session_timeout: float = 10.0,
         prefetch_bytes: int = 8 << 20,
@@ -88,6 +90,9 @@ class AsyncBus(AsyncPublishing):
                 gets the error and returns a value in its place.
             on_out_of_range: where to go on when messages to be read have been removed: `earliest` or `latest`, with a
                 warning logged, or `raise` OffsetOutOfRange.
+            on_corrupt: what happens when stored messages are damaged: `raise` CorruptBatch, which has their offsets,
+                and go on behind them when iterated again; `skip` them, with a warning logged; or a callable that gets
+                a DamagedRange, and skips them by returning.
             timeout: iteration ends when no message has come for so many seconds; by default never.
             session_timeout: after so many seconds out of touch a member's partitions go to others.
             prefetch_bytes: how much is received ahead of what is being processed, for all partitions together, but
@@ -106,6 +111,7 @@ class AsyncBus(AsyncPublishing):
             deserializer=deserializer,
             on_error=on_error,
             on_out_of_range=on_out_of_range,
+            on_corrupt=on_corrupt,
             timeout=timeout,
             session_timeout=session_timeout,
             prefetch_bytes=prefetch_bytes,

@@ -5,15 +5,17 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
+
 from headrace.client._sync.concurrency import Monitor, Timers, now
 from headrace.client._sync.link import Link
 from headrace.client.backoff import Backoff
 from headrace.client.exchange import Bytes
-from headrace.client.reading import Delivered, Reader
-from headrace.client.results import ReceivedBatch
+from headrace.client.reading import Delivered, OnCorrupt, Reader
+from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.errors import ConnectionFailed, CorruptBatch, HeadraceError, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import Offsets, OffsetsFound
-from headrace.wire.native import Delivery, Kind, StreamClose, StreamCredit, StreamOpen, StreamOpened
+from headrace.wire.native import Delivery, Fetch, Kind, StreamClose, StreamCredit, StreamOpen, StreamOpened
 
 logger = logging.getLogger("headrace.client")
 
@@ -23,13 +25,16 @@ _CREDIT_BYTES_MIN = 64 << 10
 class Intake:
     """The partitions that a subscription reads, and what was received of them and not been taken yet."""
 
-    def __init__(self, timers: Timers, prefetch_bytes: int, on_out_of_range: str) -> None:
+    def __init__(self, timers: Timers, prefetch_bytes: int, on_out_of_range: str, on_corrupt: OnCorrupt) -> None:
         self.monitor = Monitor()
         self.readers: dict[tuple[str, int], Reader] = {}
         self.stopped = False
         self._timers = timers
         self._prefetch_bytes = prefetch_bytes
         self._on_out_of_range = on_out_of_range
+        self._on_corrupt = on_corrupt
+        self.skipped = 0
+        """How many damaged messages were passed over."""
         self._link: Link | None = None
         self._ready: deque[tuple[Reader | None, Bytes | HeadraceError]] = deque()
         self._current: Delivered | None = None
@@ -83,7 +88,12 @@ class Intake:
         while True:
             delivered = self._current
             if delivered is not None and not self.stopped:
-                batch = delivered.next()
+                try:
+                    batch = delivered.next()
+                except CorruptBatch as error:
+                    self._report_damage(delivered.reader, error)
+                    self._pass_over(delivered.reader, error)
+                    continue
                 if batch is not None:
                     return delivered.reader, batch
             self._current = None
@@ -94,14 +104,14 @@ class Intake:
                 if self.stopped:
                     return None
                 reader, come = self._ready.popleft()
-                if isinstance(come, HeadraceError):
-                    if reader is None or not reader.gone:
-                        raise come
-                    continue
-                assert reader is not None
-                if not reader.gone:
+                if reader is None:
+                    assert isinstance(come, HeadraceError)
+                    raise come
+                if not reader.gone and not isinstance(come, HeadraceError):
                     self._return_credit(reader, len(come))
                     self._current = Delivered(reader, come)
+            if isinstance(come, CorruptBatch) and not reader.gone:
+                self._pass_over(reader, come)
 
     def stop(self) -> None:
         """Let nobody take any more."""
@@ -119,6 +129,27 @@ class Intake:
         for reader in list(self.readers.values()):
             self.drop(reader)
         self._ready.clear()
+
+    def _pass_over(self, reader: Reader, error: CorruptBatch) -> None:
+        """Go on behind damaged messages; raises if the program wants to hear of them in that way.
+
+        Then they count as processed only when a later message does: a member that starts again is told again.
+        """
+        reader.wanted = max(reader.wanted, error.next_offset)
+        if self._on_corrupt == "raise":
+            raise error
+        damaged = DamagedRange(reader.topic, reader.partition, error.first_offset, error.next_offset, error.reason)
+        if callable(self._on_corrupt):
+            self._on_corrupt(damaged)
+        logger.warning("skipped damaged messages  %s", " ".join(f"{k}={v}" for k, v in asdict(damaged).items()))
+        self.skipped += error.next_offset - error.first_offset
+        reader.passed(error.next_offset)
+
+    def _report_damage(self, reader: Reader, error: CorruptBatch) -> None:
+        """Have the broker look at a batch that arrived damaged: it logs and lists what is damaged on its disk."""
+        if self._link is not None and not self._link.closed:
+            head = Fetch(reader.topic, reader.partition, error.first_offset, 1, 0, verify=True)
+            self._link.request_nowait(Kind.FETCH, head, b"", _ignore_answer)
 
     # What streams tell.
 
@@ -143,7 +174,8 @@ class Intake:
                 self._find_place(reader, error)
             elif isinstance(error, CorruptBatch):
                 reader.position = max(reader.position, error.next_offset)
-                self._put(reader, error)
+                where = f"{reader.topic}[{reader.partition}]"
+                self._put(reader, CorruptBatch(error.first_offset, error.next_offset, where, 0, error.reason))
                 self._open(reader)
             elif error.retryable:
                 self._timers.later(self._backoff.next_s(), partial(self._open_again, reader))
@@ -189,7 +221,7 @@ class Intake:
         link, number, reader.stream = self._link, reader.stream, None
         if number is not None and link is not None and not link.closed:
             link.forget_stream(number)
-            link.request_nowait(Kind.STREAM_CLOSE, StreamClose(number), b"", _closed)
+            link.request_nowait(Kind.STREAM_CLOSE, StreamClose(number), b"", _ignore_answer)
 
     def _share(self) -> int:
         return max(self._prefetch_bytes // max(len(self.readers), 1), _CREDIT_BYTES_MIN)
@@ -220,5 +252,5 @@ class Intake:
             self.ended(reader, answer)
 
 
-def _closed(_answer: Any, _body: Bytes) -> None:
-    """The answer to the closing of a stream, which nobody waits for."""
+def _ignore_answer(_answer: Any, _body: Bytes) -> None:
+    """Nobody waits for the answer."""

@@ -13,7 +13,7 @@ from headrace.client._sync.membership import Membership
 from headrace.client._sync.runner import Runner
 from headrace.client.handlers import Handler
 from headrace.client.opening import Opening
-from headrace.client.reading import Reader
+from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Start, spot_at
@@ -50,11 +50,12 @@ class Subscription:
         deserializer: str | Deserializer | None,
         on_error: Literal["raise", "skip"] | Callable[[Any], Any],
         on_out_of_range: Literal["earliest", "latest", "raise"],
+        on_corrupt: OnCorrupt,
         timeout: float | None,
         session_timeout: float,
         prefetch_bytes: int,
     ) -> None:
-        check_wish(topics, patterns, group, start, partitions, commit, on_out_of_range)
+        check_wish(topics, patterns, group, start, partitions, commit, on_out_of_range, on_corrupt)
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -66,7 +67,7 @@ class Subscription:
         self._opening = Opening(deserializer_of(deserializer), on_error)
         self._timeout = timeout
         self._session_s = session_timeout
-        self._intake = Intake(bus.timers, prefetch_bytes, on_out_of_range)
+        self._intake = Intake(bus.timers, prefetch_bytes, on_out_of_range, on_corrupt)
         self._guard = self._intake.monitor.guard
         self._line: Line | None = None
         self._membership: Membership | None = None
@@ -165,6 +166,11 @@ class Subscription:
         self._intake.stop()
 
     # How far.
+
+    @property
+    def skipped(self) -> int:
+        """How many damaged messages were passed over, as `on_corrupt` says."""
+        return self._intake.skipped
 
     @property
     def lag(self) -> int:
