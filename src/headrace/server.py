@@ -36,6 +36,8 @@ LOCK_NAME = "lock"
 _TICK_S_MIN, _TICK_S_MAX = 0.001, 0.1
 _QUIET_US = 250_000
 """Clients that are told of the end and say nothing for so long have said all that they wanted to."""
+_TALK_S = 1.0
+"""Clients that are told of the end and go on talking have so long; then nothing more is taken from them."""
 _POLL_S = 0.02
 _FAREWELL_S = 1.0
 
@@ -262,11 +264,18 @@ class Server:
         broker, gateway = self._broker, self.gateway
         assert broker is not None
 
-        def quiet() -> bool:
-            answered = broker.idle and not gateway.busy
-            return answered and (not gateway.connections or gateway.now_us() - gateway.heard_us() > _QUIET_US)
+        def answered() -> bool:
+            return hurry.is_set() or (broker.idle and not gateway.busy)
 
-        return await _until(lambda: hurry.is_set() or quiet(), self.settings.drain_seconds) and not hurry.is_set()
+        def quiet() -> bool:
+            silent = not gateway.connections or gateway.now_us() - gateway.heard_us() > _QUIET_US
+            return answered() and (silent or hurry.is_set())
+
+        patience_s = self.settings.drain_seconds
+        if not await _until(quiet, min(_TALK_S, patience_s)):
+            gateway.ignore_requests()
+            await _until(answered, max(patience_s - _TALK_S, 0))
+        return answered() and not hurry.is_set()
 
     def _close(self) -> None:
         """Let go of everything, in whatever state it is."""

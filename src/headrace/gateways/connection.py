@@ -99,11 +99,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go."""
-        return self._gateway.memory.shared if self._ending else self._frames.buffer()
+        return self._gateway.memory.shared if self._ending or self._gateway.ignores_requests else self._frames.buffer()
 
     def buffer_updated(self, count: int) -> None:
         """So many bytes came."""
-        if self._ending:
+        if self._ending or self._gateway.ignores_requests:
             return
         now_us = self.heard_us = self._gateway.now_us()
         self._out.corked = True

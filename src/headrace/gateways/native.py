@@ -63,6 +63,8 @@ class NativeGateway:
         """Where all connections receive, one after the other."""
         self.soon = turns.soon
         self.draining = False
+        self.ignores_requests = False
+        """Whether what clients send is thrown away, because the end is near."""
         self._loop = loop
         self._servers: list[asyncio.AbstractServer] = []
         self._socket_paths: list[str] = []
@@ -122,6 +124,10 @@ class NativeGateway:
         self.draining = True
         for connection in self._connections:
             connection.drain()
+
+    def ignore_requests(self) -> None:
+        """Take nothing more from clients; what they were told of the end comes with the end of their connections."""
+        self.ignores_requests = True
 
     def close(self) -> None:
         """End all connections, once what they wait for is sent."""
