@@ -13,7 +13,7 @@ from headrace.broker.leased_facts import Finished
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
-from headrace.engines.api import LeasedIndex, Note, outlook, packed
+from headrace.engines.api import LeasedIndex, Note, explained, outlook, packed
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
@@ -97,8 +97,9 @@ class DeadLetters:
             target = partition % topic.settings.partitions
             facts = [Finished(subscription.id, partition, packed(offsets))]
             carried = self._transactions.carry([(topic, target, batch) for batch in batches], list(facts), now_us)
-        except HeadraceError as error:
-            self._stayed(subscription, index, offsets, now_us, later, error)
+        except (HeadraceError, OSError) as error:
+            outcome = error if isinstance(error, HeadraceError) else explained(error)
+            self._stayed(subscription, index, offsets, now_us, later, outcome)
             return later
         carried.then(partial(self._stayed, subscription, index, offsets, now_us, later))
         return later
@@ -113,8 +114,10 @@ class DeadLetters:
         outcome: object,
     ) -> None:
         if isinstance(outcome, HeadraceError):
-            logger.warning("dead messages of %s have to stay: %s", subscription, outcome)
-            index.stay(offsets, now_us)
+            if self.registry.find(subscription.topic, subscription.name) is subscription:  # else it was deleted since
+                logger.warning("dead messages of %s have to stay: %s", subscription, outcome)
+                index.stay(offsets, now_us)
+                self.registry.served(subscription)
             later.settle(outcome)
         else:
             later.settle(Done())
@@ -124,12 +127,12 @@ class DeadLetters:
         batches: list[tuple[Topic, int, Batch]] = []
         facts = []
         for partition, offsets in found.items():
-            index = dead.indexes[partition]
-            columns, there = index.read(offsets)
-            index.leave(offsets)
+            columns, there = dead.indexes[partition].read(offsets)
             facts.append(Finished(dead.id, partition, packed(offsets)))
             if there:
                 batches += self._revived(subscription, columns, now_us)
+        for partition, offsets in found.items():  # only now: above something may go wrong
+            dead.indexes[partition].leave(offsets)
         later: Later[Words] = Later()
 
         def done(outcome: object) -> None:

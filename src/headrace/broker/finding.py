@@ -124,7 +124,8 @@ class Finding:
         chosen: dict[int, list[int]] = {}
         page = self._page(dead, selection, request.messages_max, "", now_us)
         for spot, _, _ in page.messages:
-            chosen.setdefault(spot.partition, []).append(spot.offset)
+            if dead.indexes[spot.partition].holder(spot.offset) is None:  # else it is being put back already
+                chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
             return Redriven(0, more=bool(page.after))
         later: Later[Words] = Later()

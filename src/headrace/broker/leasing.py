@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Session
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry, Want
-from headrace.engines.api import NOT_READY, RANK_BITS, Held, LeasedIndex, Taken, packed
+from headrace.engines.api import NOT_READY, RANK_BITS, LeasedIndex, Taken, explained, packed
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
@@ -44,8 +44,8 @@ _NEVER_US = 1 << 62
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
 
 Portion = tuple[int, Taken]
-Reserved = tuple[LeasedIndex, list[Held]]
-"""What is out of its holders' hands and not settled yet: to be put back there if that cannot be."""
+Undo = Callable[[], None]
+"""Takes back what was decided about messages, because it could not be written down."""
 
 
 class Leasing:
@@ -127,11 +127,14 @@ class Leasing:
         wants, left = list(subscription.wants), []
         subscription.wants.clear()
         for want in wants:
-            if want.request.ahead_ms > tried_ms and not self._grant(subscription, want, now_us):
-                tried_ms = want.request.ahead_ms
-            elif want.request.ahead_ms > tried_ms:
-                continue
-            left.append(want)
+            try:
+                if want.request.ahead_ms > tried_ms and not self._grant(subscription, want, now_us):
+                    tried_ms = want.request.ahead_ms
+                elif want.request.ahead_ms > tried_ms:
+                    continue
+                left.append(want)
+            except (HeadraceError, OSError) as error:
+                want.later.settle(error if isinstance(error, HeadraceError) else explained(error))
         subscription.wants.extendleft(reversed(left))
         self._plan(subscription, self._due_us(subscription))
 
@@ -159,15 +162,15 @@ class Leasing:
             if taken.columns.values:
                 bodies.append(sealed(taken.columns, now_us))
             subscription.delivered += len(taken.offsets)
-            self._plan(subscription, until_us)
         answer = WithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
                 want.later.settle(answer)
+                self._plan(subscription, min(portion.until_us for portion in told))  # it may be over by now
                 return
-            for partition, taken in portions:
-                subscription.indexes[partition].give_back(taken)
+            self._give_back(subscription, portions, now_us)
+            self._undone(subscription)
             want.later.settle(error)
 
         self._ledger.gather(now_us, facts, written)
@@ -186,6 +189,23 @@ class Leasing:
             taken = index.take(count, bytes_max, now_us, ahead_us)
             return [(partition, taken)] if taken is not None else []
         portions: list[Portion] = []
+        try:
+            self._take_over_partitions(subscription, portions, count, bytes_max, ahead_us, now_us)
+        except (HeadraceError, OSError):
+            self._give_back(subscription, portions, now_us)
+            raise
+        return portions
+
+    def _take_over_partitions(
+        self,
+        subscription: Subscription,
+        portions: list[Portion],
+        count: int,
+        bytes_max: int,
+        ahead_us: int,
+        now_us: int,
+    ) -> None:
+        indexes = subscription.indexes
         for early_us in (0, ahead_us) if ahead_us else (0,):  # in no partition before all are ready
             left = set(indexes)
             while count > 0 and bytes_max > 0:
@@ -200,13 +220,17 @@ class Leasing:
                     if pending.first(now_us, early_us) != first:
                         continue  # what came first did not count, or is blocked
                     if not early_us:
-                        return portions  # what comes next is too large, and nothing may pass it
+                        return  # what comes next is too large, and nothing may pass it
                     left.discard(partition)
                     continue
                 portions.append((partition, taken))
                 count -= len(taken.offsets)
                 bytes_max -= taken.size_bytes
-        return portions
+
+    def _give_back(self, subscription: Subscription, portions: list[Portion], now_us: int) -> None:
+        """What was taken out cannot be leased."""
+        for partition, taken in reversed(portions):
+            subscription.indexes[partition].give_back(taken, now_us)
 
     def _first(
         self, subscription: Subscription, partitions: set[int], now_us: int, ahead_us: int
@@ -239,17 +263,17 @@ class Leasing:
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[Fact] = []
         refused: list[Refusal] = []
-        reserved: list[Reserved] = []
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, late=True):
+        undo: list[Undo] = []
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=True):
             facts.append(Finished(subscription.id, holding.partition, packed(accepted)))
-            reserved.append((index, index.reserve(accepted)))
+            undo.append(partial(index.restore, index.reserve(accepted), now_us))
             subscription.acked += len(accepted)
         for late_us in request.late_us:
             if late_us < 0:
                 subscription.timing.early += 1
             else:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
-        return self._settle(subscription, facts, Settlement(refused), now_us, reserved)
+        return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
     def extend(self, request: Extend, now_us: int) -> Words | Later[Any]:
         """Keep these for longer."""
@@ -258,11 +282,13 @@ class Leasing:
         until_us = now_us + (request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6))
         facts: list[Fact] = []
         refused: list[Refusal] = []
-        for _, holding, accepted in self._accepted(subscription, request.holdings, refused):
+        undo: list[Undo] = []
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
+            undo.append(partial(index.shorten, index.extend(accepted, until_us)))
             facts.append(KeptLonger(subscription.id, holding.partition, holding.lease, until_us, packed(accepted)))
         if facts:
             self._plan(subscription, until_us)
-        return self._settle(subscription, facts, Settlement(refused, until_us), now_us, [], durably=False)
+        return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
     def release(self, session: Session, request: Release, now_us: int) -> Words | Later[Any]:
         """Take these back."""
@@ -270,53 +296,62 @@ class Leasing:
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[Fact] = []
         refused: list[Refusal] = []
-        dead: list[tuple[int, list[int]]] = []
-        reserved: list[Reserved] = []
+        buried: list[Later[Any]] = []
+        undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused):
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
             back, out = self._divided(subscription, index, accepted) if counted else (list(accepted), [])
             if out:
-                dead.append((holding.partition, out))
+                why = reason or "given up after too many deliveries"
+                buried.append(self._dead_letters.bury(subscription, holding.partition, out, why, now_us, counted=False))
             if back:
                 wanted = self._rest_until(subscription, index, back, request, now_us)
                 ready_us = index.ready_times(back, wanted)
                 states = {offset: request.states[offset] for offset in back if offset in request.states}
-                reserved.append((index, index.reserve(back)))
+                undo.append(partial(index.restore, index.reserve(back), now_us))
                 about = (session.name, reason, states) if reason else ("", "", states)
                 facts.append(
                     GivenBack(subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about)
                 )
             subscription.released += len(accepted)
-        answer = self._settle(subscription, facts, Settlement(refused), now_us, reserved)
-        return self._bury(subscription, dead, reason or "given up after too many deliveries", now_us, answer)
+        return _all(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
     def reject(self, request: Reject, now_us: int) -> Words | Later[Any]:
         """These go to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
-        dead = [
-            (holding.partition, list(accepted))
-            for _, holding, accepted in self._accepted(subscription, request.holdings, refused)
-        ]
         reason = cut_reason(request.reason) or "rejected"
-        return self._bury(subscription, dead, reason, now_us, Settlement(refused))
+        buried = [
+            self._dead_letters.bury(subscription, holding.partition, list(accepted), reason, now_us, counted=False)
+            for _, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us)
+        ]
+        return _all(Settlement(refused), buried)
 
     def _accepted(
-        self, subscription: Subscription, holdings: list[Holding], refused: list[Refusal], *, late: bool = False
-    ) -> list[tuple[LeasedIndex, Holding, Sequence[int]]]:
-        """What of it is in the hands of who says so; the rest is added to what is refused."""
+        self,
+        subscription: Subscription,
+        holdings: list[Holding],
+        refused: list[Refusal],
+        now_us: int,
+        *,
+        late: bool = False,
+    ) -> Iterator[tuple[LeasedIndex, Holding, Sequence[int]]]:
+        """What of it is in the hands of who says so; the rest is added to what is refused.
+
+        Each holding is checked when those before it were dealt with, so that nothing is decided twice.
+        """
         check_holdings(holdings)
-        found = []
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
+            if type(offsets) is not range and len(set(offsets)) < len(offsets):
+                offsets = list(dict.fromkeys(offsets))
             if index is None:
                 refused += [Refusal(holding.partition, offset, "message_gone") for offset in offsets]
                 continue
-            accepted, wrong = index.checked(holding.lease, offsets, late=late)
+            accepted, wrong = index.checked(holding.lease, offsets, now_us, late=late)
             refused += [Refusal(holding.partition, offset, code) for offset, code in wrong]
             if accepted:
-                found.append((index, holding, accepted))
-        return found
+                yield index, holding, accepted
 
     def _settle(
         self,
@@ -324,7 +359,7 @@ class Leasing:
         facts: Sequence[Fact],
         answer: Settlement,
         now_us: int,
-        reserved: list[Reserved],
+        undo: list[Undo],
         *,
         durably: bool = True,
     ) -> Words | Later[Any]:
@@ -335,8 +370,9 @@ class Leasing:
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
-                for index, held in reserved:
-                    index.restore(held, now_us)
+                for take_back in reversed(undo):
+                    take_back()
+                self._undone(subscription)
                 later.settle(error)
                 return
             if subscription.wants:
@@ -348,6 +384,12 @@ class Leasing:
 
         self._ledger.gather(now_us, facts, written)  # type: ignore[arg-type]
         return later
+
+    def _undone(self, subscription: Subscription) -> None:
+        """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
+        self._plan(subscription, self._due_us(subscription))
+        if subscription.wants:
+            self._ports.soon(partial(self._serve, subscription))
 
     def _divided(
         self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
@@ -376,21 +418,6 @@ class Leasing:
             now_us + settings.retry_us(failed + 1, _luck(offset, failed))
             for offset, failed in zip(offsets, failures, strict=True)
         ]
-
-    def _bury(
-        self,
-        subscription: Subscription,
-        dead: list[tuple[int, list[int]]],
-        reason: str,
-        now_us: int,
-        answer: Words | Later[Any],
-    ) -> Words | Later[Any]:
-        """Send messages to the dead ones; the answer comes when they are there."""
-        later = answer
-        for partition, offsets in dead:
-            buried = self._dead_letters.bury(subscription, partition, offsets, reason, now_us, counted=False)
-            later = _both(later, buried)
-        return later
 
     # Time passes.
 
@@ -455,6 +482,13 @@ class Leasing:
         if time_us < self._next_us:
             self._next_us = time_us
             self._ports.wake_at(time_us)
+
+
+def _all(answer: Words | Later[Any], others: list[Later[Any]]) -> Words | Later[Any]:
+    """The answer, when the others are there too."""
+    for other in others:
+        answer = _both(answer, other)
+    return answer
 
 
 def _both(first: Words | Later[Any], second: Later[Any]) -> Later[Any]:

@@ -83,7 +83,7 @@ class Ledger:
             failure = error
         except OSError as error:
             failure = explained(error)
-        for _, written in gathered:
+        for _, written in gathered if failure is None else reversed(gathered):  # what was decided last is undone first
             written(failure)
 
     def _write(self, facts: Sequence[AnyFact], now_us: int) -> None:
@@ -122,7 +122,7 @@ class Ledger:
         self._snapshot_bytes, self._written_bytes = sum(map(len, facts)), 0
         try:
             begin = self._journal.write_snapshot(facts, now_us)
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
             logger.warning("no snapshot of the journal could be written: %s", error)
             return

@@ -50,6 +50,7 @@ class FaultyDisk(Disk):
         self._crashed = False
         self._sync_failures: list[int] = []
         self._read_failures: list[int] = []
+        self._write_failures: list[int] = []
 
     # What tests do.
 
@@ -86,6 +87,10 @@ class FaultyDisk(Disk):
     def fail_reads(self, times: int = 1, error: int = errno.EIO) -> None:
         """Make the next reads fail; what is mapped can still be read."""
         self._read_failures += [error] * times
+
+    def fail_writes(self, times: int = 1, error: int = errno.ENOSPC, *, after: int = 0) -> None:
+        """Make the next writes fail, or those after so many, with nothing written; forgets what was said before."""
+        self._write_failures = [0] * after + [error] * times
 
     def flip_bit(self, path: str, position: int | None = None, bit: int | None = None) -> Flip:
         """Flip a bit of a file, a random one if not told which; says which."""
@@ -128,6 +133,10 @@ class FaultyDisk(Disk):
             except PowerLoss:
                 self._put(file, node, position, bytes(data[: self._random.randint(0, len(data))]))
                 raise
+            code = self._write_failures.pop(0) if self._write_failures else 0
+            if code:
+                failure = OSError(code, os.strerror(code))
+                raise _explained(failure, file.path) from failure
             room = self._room(node, position, len(data))
             self._put(file, node, position, bytes(data[:room]))
             if room < len(data):

@@ -60,11 +60,18 @@ class Taken:
     states: dict[int, bytes] = field(default_factory=dict)
 
 
+Extended = tuple[Held, Held]
+"""Messages that are leased for longer: how they were held, and how they are now."""
+
+
 class LeasedIndex:
     """The state of a subscription in a partition.
 
     What is told with `apply_…` comes from the journal, when the broker starts, or has just been written there. Before
     `attach` only that much is known; then the partition's log tells the rest.
+
+    Whatever is decided about messages counts here from that moment on, before it is in the journal: `take`, `reserve`,
+    `extend` and `leave`. If the journal cannot be written it is undone: `give_back`, `restore`, `shorten` and `stay`.
     """
 
     def __init__(self, start: int) -> None:
@@ -223,10 +230,11 @@ class LeasedIndex:
         """Whether any of these was changed since it was published."""
         return bool(self.edits) and not self.edits.keys().isdisjoint(offsets)
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: Taken, now_us: int) -> None:
         """It could not be leased after all."""
         self.pending.put_back(set(taken.offsets), taken.entries)
         self._free_keys(taken.offsets)
+        self.pending.expire_again(taken.offsets, now_us)
 
     def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
         """The contents of messages as they are now, and the offsets of those there are."""
@@ -242,32 +250,35 @@ class LeasedIndex:
     # What holders say.
 
     def checked(
-        self, number: int, offsets: Sequence[int], *, late: bool
+        self, number: int, offsets: Sequence[int], now_us: int, *, late: bool
     ) -> tuple[Sequence[int], list[tuple[int, str]]]:
         """Those of these messages that are in the hands of this lease, and why the others are not.
 
-        With `late` also those that were in its hands last, if nobody has taken them since.
+        With `late` also those that were in its hands last, if nobody has taken them since. Whoever asks goes on with
+        `reserve`, `extend` or `leave` at once: what is checked next must know of it.
         """
         held = self.leases.common(offsets)
-        if held is not None and held.number == number and not held.over:
+        if held is not None and held.number == number and not held.over and (late or held.until_us > now_us):
             return offsets, []
         accepted: list[int] = []
         refused: list[tuple[int, str]] = []
         for offset in offsets:
-            code = self._refusal(number, offset, late)
+            code = self._refusal(number, offset, now_us, late)
             if code:
                 refused.append((offset, code))
             else:
                 accepted.append(offset)
         return accepted, refused
 
-    def _refusal(self, number: int, offset: int, late: bool) -> str:
+    def _refusal(self, number: int, offset: int, now_us: int, late: bool) -> str:
         status, held = self.statuses[offset], self.leases.get(offset)
         if status in (SETTLED, UNKNOWN):
             return MessageGone.code
-        if held is None or held.number != number:
-            return NotLeaseHolder.code
-        if held.over and (not late or status == LEAVING):
+        if held is None or held.number != number or (held.over and status == LEASED):
+            return NotLeaseHolder.code  # the last: another lease of it is being written down
+        if held.over and status == LEAVING:
+            return LeaseExpired.code
+        if not late and (held.over or held.until_us <= now_us):  # nobody may have looked since its end
             return LeaseExpired.code
         return ""
 
@@ -298,6 +309,19 @@ class LeasedIndex:
                 self.stay(held.offsets, now_us)
         self.leases.restore(reserved)
 
+    def extend(self, offsets: Sequence[int], until_us: int) -> list[Extended]:
+        """Keep these for longer, before that is written down; returns what `shorten` needs if it cannot be."""
+        reserved = self.leases.reserve(offsets)
+        return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in reserved]
+
+    def shorten(self, extended: Sequence[Extended]) -> None:
+        """It could not be written down: what is still held ends when it would have."""
+        for was, extension in extended:
+            named = ((offset, self.leases.get(offset)) for offset in was.offsets)
+            kept = [offset for offset, held in named if held is not None and held.is_same(extension)]
+            if kept:
+                self.leases.hold(was.number, was.holder, was.until_us, kept)
+
     def leave(self, offsets: Sequence[int]) -> None:
         """These go to the dead ones; nobody holds them any more."""
         self.statuses.change(offsets, LEAVING)
@@ -323,8 +347,16 @@ class LeasedIndex:
         early = {offset: due_us for offset, due_us in early.items() if due_us > now_us}
         self.leases.stay(offsets)
         self.pending.rest(list(early.values()), list(early))
-        self.pending.make_ready([offset for offset in offsets if offset not in early])
+        moved = self._moved_beyond(now_us, offsets) if self.edits else {}
+        for offset, due_us in moved.items():
+            self.pending.move(offset, due_us, now_us)
+        self.pending.make_ready([offset for offset in offsets if offset not in early and offset not in moved])
         self.pending.expire_again(offsets, now_us)
+
+    def _moved_beyond(self, now_us: int, offsets: Sequence[int]) -> dict[int, int]:
+        """When those of these are due that were moved to a time to come after their leases had ended."""
+        dues = {offset: edit.due for offset in offsets if (edit := self.edits.get(offset)) is not None}
+        return {offset: due_us for offset, due_us in dues.items() if due_us is not None and due_us > now_us}
 
     def next_us(self, *, wanted: bool) -> tuple[int | None, int | None]:
         """When there is something to do: a lease or a time ends; and when the next one is due, if it is `wanted`."""
@@ -380,7 +412,8 @@ class LeasedIndex:
 
     def apply_extended(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
         """A holder keeps these for longer."""
-        self.leases.extend(number, until_us, offsets)
+        if self.pending.contents is None:  # else it was extended when that was decided
+            self.leases.extend(number, until_us, offsets)
 
     def apply_settled(self, offsets: Sequence[int]) -> None:
         """These are done with."""

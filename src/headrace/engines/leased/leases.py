@@ -30,6 +30,10 @@ class Held:
         part.over = self.over
         return part
 
+    def is_same(self, other: "Held") -> bool:
+        """Whether it is the same lease to the same time, and not over."""
+        return self.number == other.number and self.until_us == other.until_us and not self.over
+
 
 class Leases:
     """All leases of a subscription in a partition.
