@@ -82,8 +82,15 @@ class Workbench:
 
     def run(self) -> None:
         """Do all that is waiting to be done."""
-        while self._calls:
-            self._calls.popleft()()
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Do the first thing that is waiting to be done; whether there was one."""
+        if not self._calls:
+            return False
+        self._calls.popleft()()
+        return True
 
     def connect(self, name: str = "workbench") -> Session:
         """Another connection; what is pushed to any of them is in `pushed`."""

@@ -1,0 +1,205 @@
+"""A broker on a bench with a few holders, whose every step is chosen: what they ask for, and what comes between.
+
+The steps are the callbacks that the broker puts off (`ports.soon`, `last`, `from_thread`, `background`): between any
+two of them another request can come, time can pass, the disk fail, a connection end, or the broker be killed.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults.lease_history import DELETE, DONE, EXTEND, LeaseHistory, Place
+
+from headrace.broker.later import Later, WithBody
+from headrace.broker.membership import Session
+from headrace.model.errors import HeadraceError
+from headrace.model.leasing import (
+    Ack,
+    Change,
+    Edit,
+    Extend,
+    Holding,
+    Lease,
+    MessageId,
+    Reject,
+    Release,
+    SubscriptionCreate,
+    SubscriptionDescribe,
+)
+from headrace.model.requests import Publish, Words
+from headrace.testing import FaultyDisk
+from headrace.testing.workbench import Workbench
+
+LEASE_MS = 10_000
+LEASE_US = LEASE_MS * 1000
+HOLDERS = ("ann", "bob", "eve")
+_SETTLING: dict[str, Callable[[list[Holding]], Words]] = {
+    "ack": lambda holdings: Ack("jobs", holdings),
+    "extend": lambda holdings: Extend("jobs", holdings, LEASE_MS),
+    "release": lambda holdings: Release("jobs", holdings, delay_ms=0),
+    "reject": lambda holdings: Reject("jobs", holdings),
+}
+VERBS = tuple(_SETTLING)
+
+
+class Interleaving:
+    """Holders and a broker, in files so that it can be killed; everything they hear of goes to the history."""
+
+    def __init__(self, directory: Path, *, messages: int = 1, deliveries_max: int = 0, slow: bool = True) -> None:
+        self.disk = FaultyDisk()
+        self.directory = str(directory)
+        self.history = LeaseHistory()
+        self.bench = Workbench(self.directory, disk=self.disk)
+        self._slow = slow
+        given = {"retry_jitter": 0, "retry_seconds": 1, "deliveries_max": deliveries_max}
+        self.bench.ask(SubscriptionCreate("jobs", settings=given))
+        self.bench.ask(Publish("jobs", 0), self.bench.batch([b"%d" % at for at in range(messages)]).data)
+        self.published: list[Place] = [(0, at) for at in range(messages)]
+        self.bench.syncing_later = slow
+        self.tokens: list[tuple[str, int, list[int]]] = []
+        """All leases that anybody was told of: whose, under which token, of which messages."""
+        self._sessions: dict[str, Session] = {}
+        self._number = 0
+        self._open: dict[int, tuple[str, str]] = {}
+        """Requests without an answer: by whom, and what."""
+
+    @property
+    def now_us(self) -> int:
+        """The time."""
+        return self.bench.now_us
+
+    # What people do.
+
+    def lease(self, who: str, wait_ms: int = 0, count: int = 1) -> None:
+        """Somebody wants messages, now or within a while."""
+        request = Lease("jobs", messages_max=count, lease_ms=LEASE_MS, wait_ms=wait_ms)
+        self._ask(who, "lease", request, partial(self._leased, who))
+
+    def settle(self, who: str, verb: str, token: int, offsets: list[int]) -> None:
+        """Somebody says something about messages that it has, or had, or never had."""
+        request = _SETTLING[verb]([Holding(0, token, offsets)])
+        lease_us = LEASE_US if verb == EXTEND else 0
+        number = self._number + 1
+        self.history.asked(number, verb, who, token, [(0, at) for at in offsets], self.now_us, lease_us)
+        self._ask(who, verb, request, partial(self._settled, number, who, offsets))
+
+    def delete(self, who: str, offset: int) -> None:
+        """Somebody deletes a message that nobody has in hand."""
+        number = self._number + 1
+        self.history.asked(number, DELETE, who, 0, [(0, offset)], self.now_us)
+        request = Edit("jobs", [MessageId(0, offset)], Change(delete=True))
+        self._ask(who, DELETE, request, partial(self._deleted, number, who, offset))
+
+    # What comes between.
+
+    def tick(self) -> None:
+        """The broker looks at what is due, as it does at any moment."""
+        self.bench.broker.tick(self.now_us)
+
+    def pass_time(self, us: int = LEASE_US) -> None:
+        """Time passes, and the broker has no chance to look: its process stands still."""
+        self.bench.now_us += us
+
+    def pass_time_and_tick(self, us: int = LEASE_US) -> None:
+        """Time passes, until all leases are over if it is not said for how long, and the broker sees that."""
+        self.pass_time(us)
+        self.tick()
+
+    def fail_write(self) -> None:
+        """The next thing that is written to the disk is not."""
+        self.disk.fail_writes(1)
+
+    def disconnect(self, who: str = "ann") -> None:
+        """A connection is lost, with the answers that are still to come."""
+        session = self._sessions.pop(who, None)
+        if session is not None:
+            self.bench.broker.disconnect(session, self.now_us)
+        self._open = {number: each for number, each in self._open.items() if each[0] != who}
+
+    def kill(self) -> None:
+        """The broker is killed and started again."""
+        now_us = self.now_us
+        self._sessions.clear()
+        self._open.clear()
+        self.disk.fail_writes(0)
+        self.bench = Workbench(self.directory, disk=self.disk, now_us=now_us)
+        self.bench.syncing_later = self._slow
+
+    # The end.
+
+    def finish(self) -> None:
+        """All is answered, and what is left is done by somebody else; nothing that was promised was broken."""
+        self.disk.fail_writes(0)
+        self.tick()
+        self.bench.run()
+        waiting = [who for who, what in self._open.values() if what == "lease"]
+        assert len(waiting) == len(self._open), f"never answered: {self._open}"
+        ready = self.bench.ask(SubscriptionDescribe("jobs")).ready
+        assert not (waiting and ready), f"{waiting} wait, and {ready} are ready"
+        for who in waiting:
+            self.disconnect(who)
+        for _ in range(20):
+            self.pass_time_and_tick()
+            self.bench.run()
+            self.lease("carol", count=10)
+            self.bench.run()
+            for holder, token, offsets in self.tokens:
+                if holder == "carol":
+                    self.settle("carol", "ack", token, offsets)
+            self.tokens = [each for each in self.tokens if each[0] != "carol"]
+            self.bench.run()
+            info = self.bench.ask(SubscriptionDescribe("jobs"))
+            if not info.waiting + info.ready + info.leased:
+                break
+        else:
+            raise AssertionError(f"messages are left that nobody gets: {info}")
+        self.history.check_end(self.published, self._dead())
+
+    def _dead(self) -> Counter[Place]:
+        try:
+            batches = self.bench.batches("jobs.dead")
+        except HeadraceError:
+            return Counter()
+        headers = [message.headers or {} for batch in batches for message in batch.messages()]
+        return Counter((int(one["headrace-dead-partition"]), int(one["headrace-dead-offset"])) for one in headers)
+
+    # Answers.
+
+    def _ask(self, who: str, what: str, request: Words, hear: Callable[[Any], None]) -> None:
+        self._number += 1
+        number = self._number
+        session = self._sessions.get(who)
+        if session is None:
+            session = self._sessions[who] = self.bench.connect(who)
+        self._open[number] = who, what
+        answer = self.bench.begin(request, session=session)
+        if isinstance(answer, Later):
+            answer.then(partial(self._heard, number, hear))
+        else:
+            self._heard(number, hear, answer)
+
+    def _heard(self, number: int, hear: Callable[[Any], None], outcome: Any) -> None:
+        if self._open.pop(number, None) is not None and not isinstance(outcome, HeadraceError):
+            hear(outcome.words if isinstance(outcome, WithBody) else outcome)
+
+    def _leased(self, who: str, words: Any) -> None:
+        for portion in words.portions:
+            offsets = list(portion.all_offsets)
+            self.tokens.append((who, portion.lease, offsets))
+            for offset in offsets:
+                place = portion.partition, offset
+                self.history.leased(place, portion.lease, who, portion.until_us - LEASE_US, portion.until_us)
+
+    def _settled(self, number: int, who: str, offsets: list[int], words: Any) -> None:
+        refused = {one.offset: one.code for one in words.refused}
+        for offset in offsets:
+            outcome = refused.get(offset, DONE)
+            until_us = words.until_us if outcome == DONE else 0
+            self.history.answered(number, who, (0, offset), outcome, self.now_us, until_us)
+
+    def _deleted(self, number: int, who: str, offset: int, words: Any) -> None:
+        [one] = words.outcomes
+        outcome = DONE if one.outcome == "applied" else one.outcome
+        self.history.answered(number, who, (0, offset), outcome, self.now_us)
