@@ -48,11 +48,11 @@ class NativeClient:
 
     def ask(self, request: Words, body: bytes = b"") -> Any:
         """Ask, and wait for the answer."""
-        return self._answer(request, self.send(request, body))[0]
+        return self.answer(request, self.send(request, body))[0]
 
     def ask_for_batches(self, request: Words) -> tuple[Any, bytes]:
         """Ask, and wait for the answer and its body."""
-        return self._answer(request, self.send(request))
+        return self.answer(request, self.send(request))
 
     def receive(self) -> Frame:
         """The next frame, whatever it is."""
@@ -60,7 +60,8 @@ class NativeClient:
             self._read()
         return self._received.popleft()
 
-    def _answer(self, request: Words, correlation: int) -> tuple[Any, bytes]:
+    def answer(self, request: Words, correlation: int) -> tuple[Any, bytes]:
+        """Wait for the answer to a request that was sent, and its body."""
         seen = 0
         while True:
             while seen < len(self._received):
