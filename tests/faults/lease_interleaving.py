@@ -107,9 +107,9 @@ class Interleaving:
         self.pass_time(us)
         self.tick()
 
-    def fail_write(self) -> None:
-        """The next thing that is written to the disk is not."""
-        self.disk.fail_writes(1)
+    def fail_writes(self, times: int = 1) -> None:
+        """What is written next to the disk is not; it may only have been to make room."""
+        self.disk.fail_writes(times)
 
     def disconnect(self, who: str = "ann") -> None:
         """A connection is lost, with the answers that are still to come."""

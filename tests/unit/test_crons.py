@@ -516,6 +516,24 @@ def test_a_run_besides_counts_as_the_last_one() -> None:
     assert len(stage.messages()) == 1
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_a_run_besides_that_is_on_its_way_counts_as_the_last_one(data: str, works: bool) -> None:
+    disk = FaultyDisk()
+    stage = Stage(data, disk=disk)
+    stage.set(overlap="skip")
+    stage.waited_for |= {("jobs", 0, 0), ("jobs", 0, 1)}
+    stage.bench.syncing_later = True
+    stage.crons.run(CronRun("sweep"), stage.now_us)
+    stage.bench.now_us = START + HOUR
+    stage.crons.tick(stage.now_us)  # before the other is where it can be found
+    if not works:
+        disk.fail_writes(2)  # one of them may only make room
+    stage.bench.run()
+    stage.until(START + HOUR + SECOND)
+    assert len(stage.messages()) == 1
+    assert (stage.info().skipped, stage.info().runs) == ((1, 0) if works else (0, 1))
+
+
 def test_the_last_one_may_be_gone() -> None:
     stage = Stage()
     stage.set(overlap="skip")

@@ -40,8 +40,8 @@ class CronEntry:
         self.name = name
         self.id = id_
         self.schedule = schedule
-        self.busy = False
-        """Whether its message is on its way."""
+        self.busy = 0
+        """How many of its messages are on their way."""
         self.armed_us: int | None = None
         """When it is to be looked at."""
         self.failures = 0

@@ -182,13 +182,22 @@ class Crons:
         topic = self._topics.get_or_create(kept.recurrence.topic, now_us)
         later: Later[Words] = Later()
 
+        entry = self._entries.get(request.name)
+
         def settled(outcome: list[Place] | HeadraceError) -> None:
+            if entry is not None:
+                entry.busy -= 1
+                if self._entries.get(request.name) is entry and entry.armed_us is None:
+                    self._arm(entry)
             if isinstance(outcome, HeadraceError):
                 later.settle(outcome)
             else:
                 later.settle(self._info(request.name) if request.name in self._ledger.state.crons else _info(kept))
 
-        self._publish(kept, topic, [now_us], 0, now_us).then(settled)
+        published = self._publish(kept, topic, [now_us], 0, now_us)
+        if entry is not None:
+            entry.busy += 1  # a regular run has to see whether this one's message is still waited for
+        published.then(settled)
         return later
 
     def listed(self, request: CronList) -> Words:
@@ -261,11 +270,11 @@ class Crons:
         if later is None:
             self._arm(entry)
             return
-        entry.busy = True
+        entry.busy += 1
         self._arm(entry, done_us=due.done_us)
 
         def settled(outcome: list[Place] | HeadraceError) -> None:
-            entry.busy = False
+            entry.busy -= 1
             if self._entries.get(entry.name) is not entry:
                 return  # it was removed, or began anew
             if isinstance(outcome, HeadraceError):
