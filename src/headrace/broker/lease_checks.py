@@ -34,9 +34,12 @@ def check_lease_ms(lease_ms: int) -> None:
 
 def check_holdings(holdings: list[Holding]) -> None:
     """Refuse to hear of messages that cannot be, or of too many."""
-    if any(holding.following < 0 or (holding.following and not holding.offsets) for holding in holdings):
-        raise InvalidArgument("following is the number of messages that follow the last of the offsets")
-    if sum(len(holding.offsets) + holding.following for holding in holdings) > LEASE_MESSAGES_MAX:
+    count = 0
+    for holding in holdings:
+        if holding.following < 0 or (holding.following and not holding.offsets):
+            raise InvalidArgument("following is the number of messages that follow the last of the offsets")
+        count += len(holding.offsets) + holding.following
+    if count > LEASE_MESSAGES_MAX:
         raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be settled at once")
 
 

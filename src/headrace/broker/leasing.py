@@ -152,8 +152,10 @@ class Leasing:
         facts: list[HandedOut] = []
         told: list[LeasedPortion] = []
         bodies: list[bytes | bytearray | memoryview] = []
+        ends_us = _NEVER_US
         for partition, taken in portions:
             until_us = taken.begins_us + lease_us
+            ends_us = min(ends_us, until_us)
             offsets, following = gathered(taken.offsets)
             facts.append(HandedOut(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
             about = taken.deliveries, taken.versions, taken.states
@@ -167,7 +169,7 @@ class Leasing:
         def written(error: HeadraceError | None) -> None:
             if error is None:
                 want.later.settle(answer)
-                self._plan(subscription, min(portion.until_us for portion in told))  # it may be over by now
+                self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
             self._give_back(subscription, portions, now_us)
             self._undone(subscription)
@@ -299,8 +301,9 @@ class Leasing:
         buried: list[Later[Any]] = []
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
-            back, out = self._divided(subscription, index, accepted) if counted else (list(accepted), [])
+        for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
+            accepted = list(dict.fromkeys(named))  # what is named twice is released once
+            back, out = self._divided(subscription, index, accepted) if counted else (accepted, [])
             if out:
                 why = reason or "given up after too many deliveries"
                 buried.append(self._dead_letters.bury(subscription, holding.partition, out, why, now_us, counted=False))
@@ -322,8 +325,10 @@ class Leasing:
         refused: list[Refusal] = []
         reason = cut_reason(request.reason) or "rejected"
         buried = [
-            self._dead_letters.bury(subscription, holding.partition, list(accepted), reason, now_us, counted=False)
-            for _, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us)
+            self._dead_letters.bury(
+                subscription, holding.partition, list(dict.fromkeys(named)), reason, now_us, counted=False
+            )
+            for _, holding, named in self._accepted(subscription, request.holdings, refused, now_us)
         ]
         return _all(Settlement(refused), buried)
 
@@ -343,8 +348,6 @@ class Leasing:
         check_holdings(holdings)
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
-            if type(offsets) is not range and len(set(offsets)) < len(offsets):
-                offsets = list(dict.fromkeys(offsets))
             if index is None:
                 refused += [Refusal(holding.partition, offset, "message_gone") for offset in offsets]
                 continue

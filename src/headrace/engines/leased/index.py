@@ -311,8 +311,8 @@ class LeasedIndex:
 
     def extend(self, offsets: Sequence[int], until_us: int) -> list[Extended]:
         """Keep these for longer, before that is written down; returns what `shorten` needs if it cannot be."""
-        reserved = self.leases.reserve(offsets)
-        return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in reserved]
+        held = self.leases.parts(offsets)
+        return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in held]
 
     def shorten(self, extended: Sequence[Extended]) -> None:
         """It could not be written down: what is still held ends when it would have."""

@@ -82,16 +82,21 @@ class Leases:
 
     def reserve(self, offsets: Sequence[int]) -> list[Held]:
         """What was said about these is being written down: their holders have no more to say about them."""
+        parts = self.parts(offsets)
+        self._release(offsets)
+        return parts
+
+    def parts(self, offsets: Sequence[int]) -> list[Held]:
+        """The leases that these are under, each with those of them that it has."""
         held = self.common(offsets)
         if held is not None:
-            self._release(offsets)
             return [held.part(offsets)]
-        reserved: dict[Held, list[int]] = {}
+        parts: dict[Held, list[int]] = {}
         for offset in offsets:
-            held = self._by_offset.pop(offset, None)
+            held = self._by_offset.get(offset)
             if held is not None:
-                reserved.setdefault(held, []).append(offset)
-        return [held.part(some) for held, some in reserved.items()]
+                parts.setdefault(held, []).append(offset)
+        return [held.part(some) for held, some in parts.items()]
 
     def restore(self, reserved: Sequence[Held]) -> None:
         """It could not be written down."""
