@@ -1,5 +1,8 @@
 """What is decided about a message holds from the decision on, though the journal is written later in the turn."""
 
+import errno
+import mmap
+import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -25,7 +28,8 @@ from headrace.model.leasing import (
     SubscriptionCreate,
     SubscriptionDelete,
 )
-from headrace.model.requests import Publish, TopicDelete, Words
+from headrace.model.requests import Publish, TopicCreate, TopicDelete, Words
+from headrace.storage.disk import Disk, OpenFile
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import START_US, Workbench
 
@@ -223,6 +227,41 @@ def test_a_dead_message_is_redriven_once(full: tuple[Workbench, FaultyDisk]) -> 
     bench.run()
     assert sorted(words_of(answer).messages for answer in answers) == [0, 1]
     assert bench.values("jobs") == [b"a", b"a"]
+
+
+# A partition cannot be read.
+
+
+class Unmappable(Disk):
+    """A disk whose files cannot be mapped while `failing` is part of their paths."""
+
+    failing = ""
+
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
+        if self.failing and self.failing in file.path and not write:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), file.path)
+        return super().map(file, length, write=write)
+
+
+def test_a_partition_that_cannot_be_read_for_a_while_holds_up_only_its_own_messages(tmp_path: Path) -> None:
+    disk = Unmappable()
+    bench = Workbench(str(tmp_path), disk=disk)
+    bench.ask(TopicCreate("jobs", {"partitions": 2}))
+    bench.ask(SubscriptionCreate("jobs"))
+    waiting = [lease(bench, wait_ms=60_000, count=10) for _ in range(2)]
+    disk.failing = "jobs.1.1/"
+    bench.publish("jobs", [b"a"], 1)
+    bench.publish("jobs", [b"b"], 0)
+    assert words_of(waiting[0]).portions[0].partition == 0
+    bench.publish("jobs", [b"c"], 0)
+    assert words_of(waiting[1]).portions[0].partition == 0
+    last = settled(bench, lease(bench, wait_ms=60_000))
+    bench.tick(2)
+    assert last.outcome is None
+    disk.failing = ""
+    bench.tick(2)
+    assert words_of(last).portions[0].partition == 1
+    bench.close()
 
 
 # The journal cannot be written.

@@ -41,6 +41,8 @@ from headrace.model.subscription import Discipline, Expired
 logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
+_UNREAD_US = 1_000_000
+"""A partition that could not be read is tried again after so long, if somebody waits."""
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
 
 Portion = tuple[int, Taken]
@@ -473,6 +475,8 @@ class Leasing:
         ahead_us = max((want.request.ahead_ms for want in subscription.wants), default=0) * 1000
         wanted = bool(subscription.wants) and not subscription.settings.paused
         times = [want.deadline_us for want in subscription.wants]
+        if subscription.stale and times:
+            times.append(self._registry.now_us + _UNREAD_US)
         for index in subscription.indexes.values():
             end_us, due_us = index.next_us(wanted=wanted)
             times += [] if end_us is None else [end_us]

@@ -66,7 +66,9 @@ class Subscription:
         self.timing = Timing(TIMING_BOUNDS_US, [0] * (len(TIMING_BOUNDS_US) + 1))
         self.listeners: dict[int, Callable[[], None]] = {}
         self.stale: set[int] = set()
-        """Partitions in which more was published."""
+        """Partitions in which more was published, or that could not be read when it was."""
+        self.takes_in = False
+        """Whether what was published is going to be taken in."""
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
@@ -244,10 +246,14 @@ class SubscriptionRegistry:
         """Take in what was published since."""
         if len(subscription.indexes) < subscription.topic.settings.partitions:
             self._attach(subscription)
-        while subscription.stale:
-            number = subscription.stale.pop()
-            lane = self._topics.lane(subscription.topic, number)
-            subscription.indexes[number].catch_up(lane.end_offset, self.now_us)
+        for number in list(subscription.stale):
+            try:
+                lane = self._topics.lane(subscription.topic, number)
+                subscription.indexes[number].catch_up(lane.end_offset, self.now_us)
+            except (HeadraceError, OSError) as error:
+                logger.warning("%s cannot see what was published to partition %s: %s", subscription, number, error)
+                continue  # it is tried again with the next request, or tick
+            subscription.stale.discard(number)
             lane.listen(subscription.listeners[number])
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
@@ -324,18 +330,16 @@ class SubscriptionRegistry:
 
     def _more(self, subscription: Subscription, number: int) -> None:
         """Something was published, perhaps in the middle of a request."""
-        if not subscription.stale:
+        if not subscription.takes_in:
+            subscription.takes_in = True
             self._ports.soon(partial(self._take_in, subscription))
         subscription.stale.add(number)
 
     def _take_in(self, subscription: Subscription) -> None:
-        if self._by_name.get((subscription.topic.id, subscription.name)) is not subscription:
-            return
-        try:
+        subscription.takes_in = False
+        if self._by_name.get((subscription.topic.id, subscription.name)) is subscription:
             self.catch_up(subscription)
-        except (HeadraceError, OSError) as error:
-            logger.warning("%s cannot see what was published: %s", subscription, error)
-        self.served(subscription)
+            self.served(subscription)
 
     def close(self) -> None:
         """Tell those who wait that there is nothing to wait for."""
