@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.later import WithBody
 from headrace.model.errors import (
     DiskFull,
     GroupInUse,
@@ -16,8 +17,10 @@ from headrace.model.errors import (
     MemberFenced,
     UnknownMember,
 )
+from headrace.model.leasing import Lease, SubscriptionCreate
 from headrace.model.requests import (
     Commit,
+    Done,
     GroupDelete,
     GroupDescribe,
     GroupJoin,
@@ -27,6 +30,7 @@ from headrace.model.requests import (
     Place,
     Publish,
     TopicCreate,
+    TopicDelete,
     TopicDescribe,
 )
 from headrace.testing import FaultyDisk, Unsynced
@@ -144,6 +148,38 @@ def test_a_group_is_moved(data: str) -> None:
     for wrong in (GroupSeek("billing", "orders", [0], "offset", 6), GroupSeek("billing", "orders", to="there")):
         with pytest.raises(HeadraceError):
             bench.ask(wrong)
+
+
+@pytest.mark.parametrize("change", ["seek", "leave", "give up", "delete the topic"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_commit_in_the_turn_in_which_a_group_changes(data: str, change: str, slow: bool) -> None:
+    """Whoever commits before the change is answered as done, and after it is refused, though nothing was synced yet."""
+    bench = Workbench(data)
+    bench.publish("orders", LARGE)
+    bench.ask(SubscriptionCreate("orders"))
+    epoch = bench.ask(GroupJoin("billing", "anna", ["orders"], session_ms=1000)).assigned[0].epoch
+    bert = bench.connect("bert")
+    bench.ask(GroupJoin("billing", "bert", ["orders"], session_ms=600_000), session=bert)
+    bench.syncing_later = slow
+    leased = bench.begin(Lease("orders"))  # which is still to be written
+    before = bench.begin(Commit("billing", [Place("orders", 0, 3, epoch)], "anna"))
+    changes = {
+        "seek": GroupSeek("billing", "orders", [0], "offset", 5),
+        "leave": GroupLeave("billing", "anna"),
+        "delete the topic": TopicDelete("orders"),
+    }
+    if change == "give up":
+        bench.now_us += 2_000_000
+        bench.broker.tick(bench.now_us)
+    else:
+        bench.begin(changes[change])
+    after = bench.begin(Commit("billing", [Place("orders", 0, 4, epoch)], "anna"))
+    bench.run()
+    assert isinstance(leased.outcome, WithBody)
+    assert isinstance(before.outcome, Done)
+    assert isinstance(after, HeadraceError)
+    if change != "delete the topic":
+        assert position(bench, "billing") == (5 if change == "seek" else 3)
 
 
 def test_a_group_with_members_is_not_deleted(data: str) -> None:

@@ -5,7 +5,6 @@ from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord
 from headrace.engines.leased.index import LeasedIndex, Note, Taken
-from headrace.engines.leased.leases import Held
 from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.pending import NOT_READY
@@ -23,7 +22,6 @@ __all__ = [
     "Content",
     "Contents",
     "EditRecord",
-    "Held",
     "Journal",
     "LeasedIndex",
     "Note",
