@@ -25,11 +25,13 @@ from headrace.model.leasing import (
     Reject,
     Release,
     Selection,
+    SubscriptionAlter,
     SubscriptionCreate,
     SubscriptionDelete,
 )
 from headrace.model.requests import Publish, TopicCreate, TopicDelete, Words
 from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.host import VIEWS_MAX
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import START_US, Workbench
 
@@ -261,6 +263,29 @@ def test_a_partition_that_cannot_be_read_for_a_while_holds_up_only_its_own_messa
     disk.failing = ""
     bench.tick(2)
     assert words_of(last).portions[0].partition == 1
+    bench.close()
+
+
+def test_messages_that_cannot_be_read_when_they_are_taken_out_can_be_taken_out_later(tmp_path: Path) -> None:
+    disk = Unmappable()
+    bench = Workbench(str(tmp_path), disk=disk)
+    bench.ask(TopicCreate("jobs", {"partitions": 2}))
+    bench.ask(SubscriptionCreate("jobs", settings={"paused": True}))
+    for partition in (0, 1):
+        bench.publish("jobs", [b"a", b"b"], partition)
+    waiting = settled(bench, lease(bench, wait_ms=60_000, count=10))
+    for number in range(VIEWS_MAX + 1):  # so that no file of the jobs is mapped any more
+        bench.publish(f"other-{number}", [b"c"])
+        bench.values(f"other-{number}")
+    disk.failing = "jobs.1.1/"
+    settled(bench, bench.begin(SubscriptionAlter("jobs", {"paused": False})))
+    assert isinstance(words_of(waiting), HeadraceError)
+    disk.failing = ""
+    portions = words_of(settled(bench, lease(bench, count=10))).portions
+    assert sorted((one.partition, list(one.all_offsets), one.deliveries) for one in portions) == [
+        (0, [0, 1], []),
+        (1, [0, 1], []),
+    ]
     bench.close()
 
 

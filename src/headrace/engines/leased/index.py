@@ -23,7 +23,7 @@ from headrace.engines.leased.statuses import (
 )
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns
-from headrace.model.errors import LeaseExpired, MessageGone, NotLeaseHolder
+from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
 from headrace.model.subscription import SubscriptionSettings
 
 _NOTES_KEPT = 5
@@ -175,7 +175,11 @@ class LeasedIndex:
         early: set[int] = set()
         while True:
             chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
-            stored, columns, there = self._contents(chosen, bytes_max)
+            try:
+                stored, columns, there = self._contents(chosen, bytes_max)
+            except (HeadraceError, OSError):
+                self.pending.put_back(set(chosen), entries)
+                raise
             if self._settings.ordered_by_key:
                 columns, there = self._unblocked(columns, there, entries, early)
             if stored or there or not chosen:  # those that come first may be gone, or blocked
