@@ -208,7 +208,7 @@ def test_histories_by_chance(deliveries_max: int, slow: bool, history: list[tupl
 
 
 @pytest.mark.long
-@settings(max_examples=800)
+@settings(max_examples=1500)
 @given(st.sampled_from([0, 2]), st.booleans(), st.lists(steps, min_size=4, max_size=60))
 def test_long_histories_by_chance(deliveries_max: int, slow: bool, history: list[tuple[object, ...]]) -> None:
     check_history(deliveries_max, slow, history)
