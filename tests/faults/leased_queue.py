@@ -32,7 +32,7 @@ class Queue:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = str(directory / "data")
         self.disk = FaultyDisk()
-        self.broker_settings = BrokerSettings(journal_bytes=300)
+        self.broker_settings = BrokerSettings(journal_bytes=settings.pop("journal_bytes", 300))
         self.bench = self.started(START_US)
         self.bench.ask(TopicCreate("jobs", {"partitions": settings.pop("partitions", 1)}))
         self.bench.ask(SubscriptionCreate("jobs", settings={"retry_jitter": 0, **settings}))

@@ -226,6 +226,8 @@ def test_retries_grow_as_the_policy_says() -> None:
     assert delays(retry="exponential", retry_seconds=1, retry_seconds_max=60) == [1, 2, 4, 60]
     jittered = SubscriptionSettings(retry_seconds=10, retry_jitter=0.5)
     assert [jittered.retry_us(1, luck) for luck in (0, 0.5, 1)] == [5_000_000, 10_000_000, 15_000_000]
+    bounded = SubscriptionSettings(retry_seconds=10, retry_seconds_max=12, retry_jitter=0.5)
+    assert [bounded.retry_us(1, luck) for luck in (0, 0.5, 1)] == [5_000_000, 10_000_000, 12_000_000]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ class Leasing:
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
         now_us, tried_ms = self._registry.now_us, -1
+        if any(index.is_due(now_us) for index in subscription.indexes.values()):
+            self._end_what_is_over(subscription, now_us)  # nobody gets what has expired
         wants, left = list(subscription.wants), []
         subscription.wants.clear()
         for want in wants:
@@ -380,7 +382,7 @@ class Leasing:
                 self._undone(subscription)
                 later.settle(error)
                 return
-            if subscription.wants:
+            if subscription.wants or any(index.is_due(now_us) for index, _ in reserved):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(later.settle)

@@ -63,9 +63,9 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     retry_seconds: float = 1.0
     """The delay after the first attempt, when the holder gives a message back without saying until when."""
     retry_seconds_max: float = 3600.0
-    """No delay is longer."""
+    """No delay is longer, jitter included."""
     retry_jitter: float = 0.1
-    """Each delay is longer or shorter by a random part of itself, up to this."""
+    """Each delay is longer or shorter by a random part of itself, up to this, within retry_seconds_max."""
     ordered_by_key: bool = False
     """At most one message of a key is leased at a time; those without a key are not bound by that."""
     paused: bool = False
@@ -97,7 +97,8 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         nth = min(max(deliveries, 1), 64)
         factor: int = {Retry.FIXED: 1, Retry.LINEAR: nth}.get(self.retry, 1 << (nth - 1))
         seconds = min(self.retry_seconds * factor, self.retry_seconds_max)
-        return round(seconds * (1 + self.retry_jitter * (2 * luck - 1)) * 1e6)
+        seconds *= 1 + self.retry_jitter * (2 * luck - 1)
+        return round(min(seconds, self.retry_seconds_max) * 1e6)
 
 
 def subscription_settings(given: dict[str, Any], base: SubscriptionSettings | None = None) -> SubscriptionSettings:

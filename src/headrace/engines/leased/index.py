@@ -237,6 +237,7 @@ class LeasedIndex:
     def give_back(self, taken: Taken, now_us: int) -> None:
         """It could not be leased after all."""
         self.pending.put_back(set(taken.offsets), taken.entries)
+        self.pending.expire_again(taken.offsets, 0)
         self._free_keys(taken.offsets)
         self.pending.expire_again(taken.offsets, now_us)
 

@@ -52,7 +52,7 @@ class Pending:
         self._former_rests: dict[int, int | None] = {}
         """Have entries among the resting ones that do not count, and perhaps one that does, at this time."""
         self._overdue: set[int] = set()
-        """Expired while they were leased."""
+        """Expired while they were leased, or while what was said about them was being written down."""
 
     def attach(self, contents: Contents) -> None:
         """The journal has been heard: from now on the log can be read."""
@@ -80,7 +80,7 @@ class Pending:
         gone = []
         for offset in offsets:
             status = self.statuses[offset]
-            if status == LEASED:
+            if status in (LEASED, LEAVING):
                 self._overdue.add(offset)
             elif status in (WAITING, READY, RESTING, BLOCKED):
                 gone.append(offset)

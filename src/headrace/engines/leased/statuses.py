@@ -164,15 +164,18 @@ class Statuses:
                 yield base + at
                 at = chunk.find(status, at + 1)
 
-    def unsettled(self, start: int = 0) -> Iterator[tuple[int, int]]:
-        """Ranges of offsets below the end that may hold some that are not settled, in order."""
+    def unsettled(self, start: int = 0) -> list[tuple[int, int]]:
+        """Ranges of offsets below the end that may hold some that are not settled, in order.
+
+        A list: whoever reads these messages settles some of them, and chunks go by that.
+        """
+        found = []
         for number in sorted(self._chunks):
-            low = max(number << _BITS, start)
-            high = min((number + 1) << _BITS, self.end)
-            if low < high and self._chunks[number].count(SETTLED, low & _MASK, low - (number << _BITS) + high - low) < (
-                high - low
-            ):
-                yield low, high
+            base = number << _BITS
+            low, high = max(base, start), min(base + _CHUNK, self.end)
+            if low < high and self._chunks[number].count(SETTLED, low - base, high - base) < high - low:
+                found.append((low, high))
+        return found
 
     def settled_now(self) -> Callable[[int], bool]:
         """Tells, on any thread and later too, which messages are settled as of now."""
