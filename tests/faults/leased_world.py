@@ -151,18 +151,30 @@ class World:
         one = self.subscriptions[name]
         if one.settings.paused:
             return []
-        taken = {self.messages[at].key for at, entry in self.pending(name) if entry.leased(now_us)}
-        return [
+        found = [
             at
             for at, entry in self.pending(name)
             if not entry.leased(now_us)
             and self.ready_us(at, entry) <= now_us + ahead_us
             and entry.rests_us <= now_us
             and not self.stale(at, now_us)
-            and not (
-                one.settings.ordered_by_key and self.messages[at].key is not None and self.messages[at].key in taken
-            )
         ]
+        return [at for at in found if self.may_have_key(name, at, now_us)] if one.settings.ordered_by_key else found
+
+    def may_have_key(self, name: str, at: Id, now_us: int) -> bool:
+        """Whether its key is not held by another message: one in hand, or else the oldest of those tried before."""
+        key = self.messages[at].key
+        same = [(other, entry) for other, entry in self.pending(name) if self.messages[other].key == key]
+        if key is None:
+            return True
+        if any(entry.leased(now_us) for _, entry in same):
+            return False
+        tried = [
+            other
+            for other, entry in same
+            if entry.deliveries and self.due_us(other) <= now_us and not self.stale(other, now_us)
+        ]
+        return not tried or at == min(tried)
 
     def may_wait(self, name: str, at: Id, now_us: int) -> bool:
         """Whether it need not be handed out ahead: it was before, and given back."""

@@ -121,6 +121,7 @@ class DeadLetters:
             later.settle(outcome)
         else:
             later.settle(Done())
+        self.registry.serve_soon(subscription)  # the next ones of their keys can be had
 
     def redrive(self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int) -> Any:
         """Put dead messages back, by partition of the dead letter topic; settles with how many."""

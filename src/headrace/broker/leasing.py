@@ -447,12 +447,14 @@ class Leasing:
             if ended:
                 subscription.expired_leases += len(ended)
                 self._come_back(subscription, partition, index, ended, now_us)
-            expired = index.pending.expired(now_us)
+            expired = index.expired(now_us)
             if expired and subscription.settings.expired is Expired.DEAD:
                 self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
             elif expired:
                 facts = [Finished(subscription.id, partition, packed(expired))]
                 self._ledger.gather(now_us, facts, partial(self._dropped, index, expired))
+            if expired and subscription.settings.ordered_by_key:
+                self._registry.serve_soon(subscription)  # the next ones of their keys can be had
 
     def _dropped(self, index: LeasedIndex, offsets: list[int], error: HeadraceError | None) -> None:
         if error is not None:

@@ -169,7 +169,7 @@ class SubscriptionRegistry:
         found.fact, found.settings = fact, settings
         for index in found.indexes.values():
             index.pending.advance(now_us)
-            index.alter(settings)
+            index.alter(settings, now_us)
         self._ports.soon(partial(self.served, found))
         return self._ledger.durably(self.info(found, now_us))
 
@@ -255,6 +255,11 @@ class SubscriptionRegistry:
                 continue  # it is tried again with the next request, or tick
             subscription.stale.discard(number)
             lane.listen(subscription.listeners[number])
+
+    def serve_soon(self, subscription: Subscription) -> None:
+        """Something may have become free for those who wait."""
+        if subscription.wants:
+            self._ports.soon(partial(self.served, subscription))
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """What every leased subscription has settled; None when the topic has none."""

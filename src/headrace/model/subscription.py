@@ -67,7 +67,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     retry_jitter: float = 0.1
     """Each delay is longer or shorter by a random part of itself, up to this, within retry_seconds_max."""
     ordered_by_key: bool = False
-    """At most one message of a key is leased at a time; those without a key are not bound by that."""
+    """At most one message of a key is leased at a time, and none overtakes a retry; those without a key are free."""
     paused: bool = False
     """Nothing is handed out; what is leased can be settled."""
 

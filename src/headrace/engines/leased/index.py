@@ -7,7 +7,7 @@ from typing import NamedTuple
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.intake import Intake
-from headrace.engines.leased.keys import Keys
+from headrace.engines.leased.key_order import KeyOrder
 from headrace.engines.leased.leases import Held, Leases
 from headrace.engines.leased.pending import Entries, Pending
 from headrace.engines.leased.statuses import (
@@ -79,7 +79,7 @@ class LeasedIndex:
         self.leases = Leases()
         self.notes: dict[int, list[Note]] = {}
         self.states: dict[int, bytes] = {}
-        self._keys = Keys()
+        self._order = KeyOrder(self.pending)
         self._settings = SubscriptionSettings()
         self._ahead: dict[int, int] = {}
         """When those are due that were leased before they were."""
@@ -122,21 +122,19 @@ class LeasedIndex:
         self._intake.read(self.statuses.unsettled(), now_us)
         self._intake.catch_up(end_offset, now_us)
         self._ahead = self._intake.early
-        self._occupy_keys()
+        self._order.alter(settings, now_us)
 
     def catch_up(self, end_offset: int, now_us: int) -> None:
         """Take in what was published since."""
         assert self._intake is not None
         self._intake.catch_up(end_offset, now_us)
 
-    def alter(self, settings: SubscriptionSettings) -> None:
+    def alter(self, settings: SubscriptionSettings, now_us: int) -> None:
         """Go on with other settings."""
         before, self._settings = self._settings, settings
-        if before.ordered_by_key and not settings.ordered_by_key:
-            self.pending.make_ready(self.statuses.only(self._keys.clear(), BLOCKED))
-        if settings.ordered_by_key and not before.ordered_by_key:
-            self._occupy_keys()
+        self._order.alter(settings, now_us)
         if settings.discipline is not before.discipline:
+            self._order.unblock_all()
             self.pending.reorder(settings.discipline)
 
     def forget_before(self, offset: int) -> None:
@@ -173,6 +171,7 @@ class LeasedIndex:
         """
         entries: Entries = []
         early: set[int] = set()
+        self._order.advance(now_us)
         while True:
             chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
             try:
@@ -190,6 +189,7 @@ class LeasedIndex:
         kept, size = _fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
         if kept < len(there):
             self.pending.put_back(set(there[kept:]), entries)
+            self._order.put_back(there[kept:], columns, kept)
             columns, there = columns.picked(range(kept), range(kept)), there[:kept]
             columns.places = None
         if not there and not stored:
@@ -198,7 +198,7 @@ class LeasedIndex:
         offsets = chosen if complete else [*chosen[:stored_count], *there]
         self.statuses.change(offsets, LEASED)
         if self._settings.ordered_by_key:
-            self._keys.occupy(there, columns.keys)
+            self._order.keys.occupy(there, columns.keys)
         taken = Taken(offsets, stored, columns, stored_bytes + size, entries, now_us)
         self._describe(taken)
         return taken
@@ -212,7 +212,8 @@ class LeasedIndex:
             stored = contents.stored(chosen, bytes_max)
         others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
         columns, there, gone = contents.read(others, edits)
-        self.pending.settle(gone)
+        if gone:
+            self.apply_settled(gone)
         return stored, columns, there
 
     def _describe(self, taken: Taken) -> None:
@@ -237,9 +238,8 @@ class LeasedIndex:
     def give_back(self, taken: Taken, now_us: int) -> None:
         """It could not be leased after all."""
         self.pending.put_back(set(taken.offsets), taken.entries)
-        self.pending.expire_again(taken.offsets, 0)
-        self._free_keys(taken.offsets)
         self.pending.expire_again(taken.offsets, now_us)
+        self._order.update(taken.offsets, now_us, self._ahead)
 
     def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
         """The contents of messages as they are now, and the offsets of those there are."""
@@ -328,10 +328,9 @@ class LeasedIndex:
                 self.leases.hold(was.number, was.holder, was.until_us, kept)
 
     def leave(self, offsets: Sequence[int]) -> None:
-        """These go to the dead ones; nobody holds them any more."""
+        """These go to the dead ones; nobody holds them any more, but their keys wait until they are there."""
         self.statuses.change(offsets, LEAVING)
         self.leases.leave(offsets)
-        self._free_keys(offsets)
 
     # Time passes.
 
@@ -343,19 +342,27 @@ class LeasedIndex:
         if back:
             self.statuses.fail(back)
             self.statuses.change(back, LEAVING)
-            self._free_keys(back)
         return back
+
+    def expired(self, now_us: int) -> list[int]:
+        """The messages whose time is over and that nobody holds: they are on their way out, and keep no keys."""
+        gone = self.pending.expired(now_us)
+        self._order.give_up(gone)
+        return gone
 
     def stay(self, offsets: Sequence[int], now_us: int) -> None:
         """These were leaving, or their leases have ended, and they can be handed out again, if they are due."""
-        early = {offset: self._ahead.pop(offset) for offset in offsets if offset in self._ahead} if self._ahead else {}
-        early = {offset: due_us for offset, due_us in early.items() if due_us > now_us}
+        ahead = self._ahead
+        early = {at: ahead[at] for at in offsets if at in ahead and ahead[at] > now_us} if ahead else {}
         self.leases.stay(offsets)
         self.pending.rest(list(early.values()), list(early))
         moved = self._moved_beyond(now_us, offsets) if self.edits else {}
         for offset, due_us in moved.items():
             self.pending.move(offset, due_us, now_us)
         self.pending.make_ready([offset for offset in offsets if offset not in early and offset not in moved])
+        self._order.update(offsets, now_us, self._ahead)
+        for offset in offsets if ahead else ():
+            ahead.pop(offset, None)
         self.pending.expire_again(offsets, now_us)
 
     def _moved_beyond(self, now_us: int, offsets: Sequence[int]) -> dict[int, int]:
@@ -378,7 +385,7 @@ class LeasedIndex:
         """Without those whose key is busy, which are blocked until it is free; those not due yet are only noted."""
         if columns.keys is None:
             return columns, offsets
-        free, blocked = self._keys.divide(columns.keys, offsets)
+        free, blocked = self._order.keys.divide(columns.keys, offsets)
         if not blocked:
             return columns, offsets
         taken_out = {offset for runs, _, entered in entries if runs is not self.pending.ready for offset in entered}
@@ -387,23 +394,11 @@ class LeasedIndex:
             if offsets[index] in taken_out:  # not due yet: they are not blocked by anything but time
                 early.add(offsets[index])
             else:
-                self._keys.block(columns.keys[index] or b"", order[offsets[index]], offsets[index])
+                self._order.keys.block(columns.keys[index] or b"", order[offsets[index]], offsets[index])
                 self.statuses.change([offsets[index]], BLOCKED)
         picked = columns.picked(free, range(len(offsets)))
         picked.places = None
         return picked, [offsets[index] for index in free]
-
-    def _free_keys(self, offsets: Sequence[int]) -> None:
-        """These are not leased any more: the next of their keys may be."""
-        if self._settings.ordered_by_key:
-            following = self._keys.free(offsets, lambda offset: self.statuses[offset] == BLOCKED)
-            self.pending.make_ready(following)
-
-    def _occupy_keys(self) -> None:
-        """The keys of what is leased are busy."""
-        if self._settings.ordered_by_key and self.pending.contents is not None:
-            columns, there = self.read(list(self.statuses.with_status(LEASED)))
-            self._keys.occupy(there, columns.keys)
 
     # What the journal says.
 
@@ -429,7 +424,7 @@ class LeasedIndex:
                 self.notes.pop(offset, None)
                 self.states.pop(offset, None)
                 self._ahead.pop(offset, None)
-        self._free_keys(offsets)
+        self._order.update(offsets, 0, self._ahead)
 
     def apply_returned(
         self,
@@ -444,9 +439,8 @@ class LeasedIndex:
         self.leases.forget(offsets)
         if counted:
             self.statuses.fail(offsets)
-        for offset in offsets:
-            self._ahead.pop(offset, None)
-            if note is not None:
+        if note is not None:
+            for offset in offsets:
                 earlier = [each._replace(reason=each.reason[-_NOTE_CHARS:]) for each in self.notes.get(offset, ())]
                 self.notes[offset] = [*earlier, note][-_NOTES_KEPT:]
         self.states.update(states)
@@ -454,7 +448,9 @@ class LeasedIndex:
         self.pending.rest([time_us for time_us, _ in later], [offset for _, offset in later])
         resting = {offset for _, offset in later}
         self.pending.make_ready([offset for offset in offsets if offset not in resting])
-        self._free_keys(offsets)
+        self._order.update(offsets, now_us, self._ahead)
+        for offset in offsets if self._ahead else ():
+            self._ahead.pop(offset, None)
         self.pending.expire_again(offsets, now_us)
 
     def apply_edit(self, offset: int, edit: EditRecord, moved: bool, now_us: int) -> None:
@@ -471,9 +467,13 @@ class LeasedIndex:
         if edit.deleted:
             self.apply_settled([offset])
         elif moved and status in (WAITING, READY, RESTING, BLOCKED):
+            self._order.unblock(offset)
             self.pending.move(offset, edit.due or 0, now_us)
-        elif status == READY:
-            self.pending.add_ready([offset])
+            self._order.update([offset], now_us, self._ahead)
+        elif status in (READY, BLOCKED):
+            self._order.unblock(offset)
+            self.pending.make_ready([offset])
+            self._order.update([offset], now_us, self._ahead)  # others of its key may come before it by now
 
 
 def _fitting(columns: Columns, bytes_max: int, least: int) -> tuple[int, int]:

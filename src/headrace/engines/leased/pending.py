@@ -54,12 +54,14 @@ class Pending:
         self._overdue: set[int] = set()
         """Expired while they were leased, or while what was said about them was being written down."""
 
+        self.lost: list[int] = []
+        """Were to be made ready, but compaction had removed them: what they stood for has to go on without them."""
+
     def attach(self, contents: Contents) -> None:
         """The journal has been heard: from now on the log can be read."""
-        self.contents = contents
-        rests, self._rests = self._rests, {}
         for offset in self.statuses.with_status(RESTING):
-            self.resting.push(rests[offset], offset)
+            self.resting.push(self._rests[offset], offset)
+        self.contents, self._rests = contents, {}
 
     # Time passes.
 
@@ -142,7 +144,7 @@ class Pending:
         if due_us > now_us:
             self.statuses.change([offset], WAITING)
             self.waiting.push(due_us, offset)
-        elif status != BLOCKED:
+        else:
             self.make_ready([offset])
 
     def settle(self, offsets: Sequence[int]) -> None:
@@ -172,6 +174,7 @@ class Pending:
         if self.discipline in (Discipline.DEADLINE, Discipline.PRIORITY):
             columns, offsets, gone = self.contents.read(offsets, self.edits)
             self.statuses.change(gone, SETTLED)
+            self.lost += gone
             priorities, times = columns.priorities, columns.timestamps or ()
             if columns.dues is not None:
                 times = [time if due is None else due for due, time in zip(columns.dues, times, strict=True)]

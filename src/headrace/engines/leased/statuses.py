@@ -128,7 +128,7 @@ class Statuses:
                 return False
         return True
 
-    def only(self, offsets: Offsets, status: int) -> list[int]:
+    def only(self, offsets: Iterable[int], status: int) -> list[int]:
         """Those that have this status."""
         chunks = self._chunks
         found = []
@@ -208,6 +208,15 @@ class Statuses:
             chunk = self._failed.get(offset >> _BITS)
             found.append(0 if chunk is None else chunk[offset & _MASK])
         return found if any(found) else []
+
+    def failed(self) -> list[int]:
+        """Those that were handed out in vain and are not settled."""
+        return [
+            offset
+            for number, chunk in sorted(self._failed.items())
+            for offset in ((number << _BITS) + at for at, times in enumerate(chunk) if times)
+            if self[offset] not in (SETTLED, UNKNOWN)
+        ]
 
     # For snapshots.
 
