@@ -70,10 +70,10 @@ class Lane:
         size_bytes, damaged = partition.size_bytes, partition.damaged_ranges()
         return PartitionInfo(self.number, partition.first_offset, self.end_offset, size_bytes, damaged)
 
-    def alter(self, settings: TopicSettings) -> None:
+    def alter(self, settings: TopicSettings, now_us: int) -> None:
         """Go on with other settings."""
         self.settings = settings
-        self.partition.set_segments(log_settings(settings))
+        self.partition.alter(log_settings(settings), settings.memory_bytes, now_us)
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
 

@@ -202,6 +202,14 @@ class SubscriptionRegistry:
             else:
                 self._attach(subscription)
 
+    def topic_altered(self, topic: Topic, now_us: int) -> None:
+        """A topic has other settings: they count for what is open too."""
+        self.now_us = now_us
+        for subscription in self.of_topic(topic):
+            for index in subscription.indexes.values():
+                index.expire_after(_ttl_us(topic))
+            self._ports.soon(partial(self.served, subscription))
+
     def info(self, subscription: Subscription, now_us: int) -> SubscriptionInfo:
         """What is told of a subscription."""
         self.refresh(subscription, now_us)
@@ -317,14 +325,13 @@ class SubscriptionRegistry:
             except (HeadraceError, OSError) as error:
                 logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
                 continue
-            ttl = topic.settings.ttl_seconds if topic.settings.validity is Validity.TTL else None
             state = self._ledger.state.leased
             index = state.index(subscription.id, number)
             index.attach(
                 lane.partition,
                 subscription.name,
                 subscription.settings,
-                None if ttl is None else round(ttl * 1e6),
+                _ttl_us(topic),
                 state.edits_of(topic.id, number),
                 lane.end_offset,
                 self.now_us,
@@ -352,3 +359,9 @@ class SubscriptionRegistry:
             for want in subscription.wants:
                 want.later.settle(Closed("the broker is closing"))
             subscription.wants.clear()
+
+
+def _ttl_us(topic: Topic) -> int | None:
+    """How long after they were appended messages of a topic are handed out."""
+    seconds = topic.settings.ttl_seconds if topic.settings.validity is Validity.TTL else None
+    return None if seconds is None else round(seconds * 1e6)

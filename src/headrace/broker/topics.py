@@ -59,6 +59,8 @@ class Topics:
         self._settings = settings
         self.on_change: Callable[[int], None] = lambda _now_us: None
         """Called with the time when topics came, went or got more partitions."""
+        self.on_alter: Callable[[Topic, int], None] = lambda _topic, _now_us: None
+        """Called with the time when a topic has got other settings."""
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -131,9 +133,10 @@ class Topics:
         grown = settings.partitions > topic.settings.partitions
         topic.settings = settings
         for lane in topic.lanes.values():
-            lane.alter(settings)
+            lane.alter(settings, now_us)
         if grown:
             self.on_change(now_us)
+        self.on_alter(topic, now_us)
         return topic
 
     def delete(self, name: str, now_us: int) -> None:

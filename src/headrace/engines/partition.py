@@ -18,6 +18,7 @@ from headrace.model.errors import (
 )
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
+from headrace.storage.memory import MemoryLog
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
 
@@ -239,10 +240,12 @@ class Partition:
 
     # Upkeep: on any thread.
 
-    def set_segments(self, settings: LogSettings) -> None:
-        """Use other files from now on."""
+    def alter(self, settings: LogSettings, memory_bytes: int, now_us: int) -> None:
+        """Use files, or memory, in another way from now on."""
         if isinstance(self._log, FileLog):
             self._log.settings = settings
+        elif isinstance(self._log, MemoryLog):
+            self._log.alter(memory_bytes, settings, now_us)
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""

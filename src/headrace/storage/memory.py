@@ -13,6 +13,7 @@ from headrace.storage.log import FileLog
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
 from headrace.storage.segment import TIME_NONE, Segment, note
+from headrace.storage.settings import LogSettings
 
 SEGMENT_BYTES = 1 << 20
 
@@ -134,6 +135,15 @@ class MemoryLog(LogReader):
             segment.append(batch)
         return Receipt(self, base_offset, segment.next_offset, Durability.MEMORY)
 
+    def alter(self, bytes_max: int, spilled: LogSettings, now_us: int) -> None:
+        """Have another share of memory, and other files; what has to move to the disk does so with what comes next."""
+        with self._lock:
+            self._bytes_max = bytes_max
+            if self._spill is not None:
+                self._spill.settings = spilled
+            else:
+                self._make_room(0, now_us)
+
     def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:  # noqa: ARG002
         """Memory is never synced."""
         raise DurabilityUnavailable
@@ -202,11 +212,14 @@ class MemoryLog(LogReader):
         if self._segments and self._segments[-1].end + length <= self._segments[-1].capacity:
             return self._segments[-1]
         capacity = max(SEGMENT_BYTES, length)
-        while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
-            self._give_up(self._segments[0], now_us)
+        self._make_room(capacity, now_us)
         segment = MemorySegment(self.log_id, self.next_offset, capacity, now_us)
         self._rearrange((*self._segments, segment))
         return segment
+
+    def _make_room(self, capacity: int, now_us: int) -> None:
+        while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
+            self._give_up(self._segments[0], now_us)
 
     def _give_up(self, segment: MemorySegment, now_us: int) -> None:
         """Drop the oldest segment, or move it to disk before it leaves memory."""

@@ -137,6 +137,11 @@ class LeasedIndex:
             self._order.unblock_all()
             self.pending.reorder(settings.discipline)
 
+    def expire_after(self, ttl_us: int | None) -> None:
+        """The topic's messages live for another time from now on; those that are there too."""
+        assert self._intake is not None
+        self._intake.expire_after(ttl_us)
+
     def forget_before(self, offset: int) -> None:
         """The messages before an offset are no more."""
         if offset <= self._first_offset:

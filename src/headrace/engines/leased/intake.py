@@ -3,6 +3,7 @@
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -55,6 +56,20 @@ class Intake:
         if statuses.end < end_offset:
             statuses.begin(statuses.end, end_offset, SETTLED)  # damaged, or removed by compaction
 
+    def expire_after(self, ttl_us: int | None) -> None:
+        """The topic's time to live is another: find anew when what is not settled expires."""
+        if ttl_us == self._ttl_us:
+            return
+        self._ttl_us = ttl_us
+        self._pending.forget_expiry()
+        read_to = self._partition.first_offset
+        for begin, end in self._pending.statuses.unsettled():
+            for batch in self._partition.batches(max(begin, read_to), end) if read_to < end else ():
+                read_to = batch.next_offset
+                with suppress(InvalidBatch):  # it was passed over when it came
+                    outline = batch.outline()
+                    self._expect_expiry(batch, outline, _offsets(batch, outline))
+
     def _take_in(self, batch: Batch, now_us: int) -> None:
         pending = self._pending
         first, last = batch.base_offset, batch.next_offset
@@ -64,9 +79,7 @@ class Intake:
         if outline is None:
             pending.statuses.change(range(first, last), SETTLED)
             return
-        offsets: Sequence[int] = range(first, last)
-        if outline.places is not None or not batch.count:
-            offsets = [first + place for place in outline.places or ()]
+        offsets = _offsets(batch, outline)
         if len(offsets) < last - first:
             missing = set(range(first, last)).difference(offsets)
             pending.statuses.change(sorted(missing), SETTLED)
@@ -151,9 +164,16 @@ class Intake:
         ends: list[tuple[int, int]] = []
         for offset, own in zip(offsets, outline.expires or [None] * len(offsets), strict=True):
             times = [time for time in (own, limit) if time is not None]
-            if times:
+            if times and self._pending.statuses[offset] != SETTLED:
                 ends.append((min(times), offset))
         _add_sorted(self._pending.expiring, ends)
+
+
+def _offsets(batch: Batch, outline: Outline) -> Sequence[int]:
+    """Those of its messages: compaction may have removed some."""
+    if outline.places is not None or not batch.count:
+        return [batch.base_offset + place for place in outline.places or ()]
+    return range(batch.base_offset, batch.next_offset)
 
 
 def _all_later(dues: Sequence[int | None] | None, now_us: int) -> Sequence[int] | None:

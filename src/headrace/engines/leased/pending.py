@@ -89,6 +89,11 @@ class Pending:
         self.statuses.change(gone, LEAVING)
         return gone
 
+    def forget_expiry(self) -> None:
+        """It is told anew when messages expire."""
+        self.expiring = Runs()
+        self._overdue.clear()
+
     def expire_later(self, offsets: Sequence[int]) -> None:
         """These could not be got rid of: try again."""
         self.make_ready(list(offsets))
