@@ -28,9 +28,11 @@ def test_a_subscription_lives_and_dies(run: Run, topic: str) -> None:
         assert [info.subscription for info in await bus.subscriptions(topic)] == ["s"]
         assert (topic, "s") in [(info.topic, info.subscription) for info in await bus.subscriptions()]
         assert (await bus.describe_subscription(topic, "s")).settings["discipline"] == "priority"
+        assert (await bus.describe_subscription(topic, "s")).error == ""
         await bus.delete_subscription(topic, "s")
-        with pytest.raises(errors.SubscriptionNotFound):
-            await bus.describe_subscription(topic, "s")
+        for asked in (bus.describe_subscription, bus.reset_subscription):
+            with pytest.raises(errors.SubscriptionNotFound):
+                await asked(topic, "s")
         with pytest.raises(errors.InvalidArgument, match="colour"):
             await bus.create_subscription(topic, "t", colour="blue")
 
@@ -60,6 +62,22 @@ def test_a_subscription_begins_where_it_is_told(run: Run, topic: str) -> None:
 
 
 # Leasing by hand.
+
+
+def test_a_subscription_is_reset(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        await published(bus, topic, b"0", b"1", b"2")
+        queue = bus.queue(topic)
+        first, second = await queue.lease(2)
+        await queue.ack(first)
+        assert (await bus.reset_subscription(topic)).ready == 2
+        with pytest.raises(errors.NotLeaseHolder):
+            await queue.ack(second)
+        assert values(await queue.lease(10)) == [b"1", b"2"]
+        for start, ready in (("earliest", 3), (2, 1), ("latest", 0), (datetime.now(UTC) - timedelta(hours=1), 3)):
+            assert (await bus.reset_subscription(topic, start=start)).ready == ready
+
+    run(story)
 
 
 def test_a_job_is_leased_and_acknowledged(run: Run, topic: str) -> None:

@@ -40,6 +40,7 @@ from headrace.model.leasing import (
     SubscriptionDelete,
     SubscriptionDescribe,
     SubscriptionList,
+    SubscriptionReset,
 )
 from headrace.model.recurring import CronList, CronNext, CronPause, CronRemove, CronRun, CronSet
 from headrace.model.requests import (
@@ -225,6 +226,7 @@ class Broker:
         return {
             SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
             SubscriptionAlter: lambda _, ask, __, now: registry.alter(ask, now),
+            SubscriptionReset: lambda _, ask, __, now: registry.reset(ask, now),
             SubscriptionDelete: lambda _, ask, __, now: registry.delete(ask, now),
             SubscriptionDescribe: lambda _, ask, __, now: registry.describe(ask, now),
             SubscriptionList: lambda _, ask, __, now: registry.listed(ask, now),
@@ -292,7 +294,9 @@ class Broker:
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
     def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Words]:
-        self._topics.all_lanes(self._topics.get(request.topic))  # first what may go wrong
+        before = self._topics.known(request.topic)
+        if not before.failure:
+            self._topics.all_lanes(before)  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
@@ -302,7 +306,7 @@ class Broker:
 
     def _describe_topic(self, _: Session, request: TopicDescribe, __: memoryview, now_us: int) -> Words | Later[Words]:
         if not request.create or self._topics.find(request.topic) is not None:
-            return self._topics.info(self._topics.get(request.topic), partitions=True)
+            return self._topics.info(self._topics.known(request.topic), partitions=True)
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 

@@ -98,14 +98,14 @@ class Crons:
         self._agenda: list[tuple[int, int, CronEntry]] = []
         self._turns = count()
         self._id = max((kept.id for kept in ledger.state.crons.values()), default=0)
+        self._failures: dict[str, str] = {}
+        """Why recurrences rest until they are set again."""
         for name, kept in ledger.state.crons.items():
             try:
-                schedule = schedule_of(kept.recurrence, kept.created_us)
-            except InvalidArgument as error:
-                logger.error("the recurrence %s rests until it is set again: %s", name, error)
-                continue
-            self._entries[name] = CronEntry(name, kept.id, schedule)
-            self._arm(self._entries[name])
+                self._entries[name] = CronEntry(name, kept.id, schedule_of(kept.recurrence, kept.created_us))
+                self._arm(self._entries[name])
+            except Exception as error:  # noqa: BLE001 it is told; all others run
+                self._fail(name, error)
 
     def __len__(self) -> int:
         return len(self._ledger.state.crons)
@@ -134,6 +134,7 @@ class Crons:
             self._ledger.record(now_us, kept)
         self._id = max(self._id, kept.id)
         self._disarm(rule.name)
+        self._failures.pop(rule.name, None)
         self._entries[rule.name] = entry
         self._arm(entry)
         return self._ledger.durably(self._info(rule.name))
@@ -162,6 +163,7 @@ class Crons:
         self._kept(request.name)
         self._ledger.record(now_us, CronGone(request.name))
         self._disarm(request.name)
+        self._failures.pop(request.name, None)
         self._entries.pop(request.name, None)
         return self._ledger.durably(Done())
 
@@ -246,9 +248,23 @@ class Crons:
                 break
             _, _, entry = heappop(self._agenda)
             entry.armed_us = None
-            if not entry.busy:  # else it is looked at again when its message has arrived
-                self._fire(entry, now_us)
+            try:
+                if not entry.busy:  # else it is looked at again when its message has arrived
+                    self._fire(entry, now_us)
+            except Exception as error:  # noqa: BLE001 it is told; all others run
+                self._fail(entry.name, error)
         self._ticking = False
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """A recurrence rests until it is set again."""
+        is_ours = isinstance(error, HeadraceError)
+        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        logger.error(
+            "the recurrence %s rests until it is set again: %s", name, text, exc_info=None if is_ours else error
+        )
+        self._disarm(name)
+        self._entries.pop(name, None)
+        self._failures[name] = text
 
     def next_tick_us(self) -> int | None:
         """When there is something to do again."""
@@ -379,7 +395,7 @@ class Crons:
     def _info(self, name: str) -> CronInfo:
         kept, entry = self._kept(name), self._entries.get(name)
         if entry is None:
-            return _info(kept)
+            return msgspec.structs.replace(_info(kept), error=self._failures.get(name, ""))
         return _info(kept, entry.next_us(kept) or 0, entry.skipped)
 
 

@@ -41,7 +41,7 @@ class DeadLetters:
 
     def count(self, subscription: Subscription) -> int:
         """How many of a subscription's messages are dead."""
-        dead = self.subscription(subscription)
+        dead = self._found(subscription)
         if dead is None:
             return 0
         self.registry.catch_up(dead)
@@ -68,6 +68,12 @@ class DeadLetters:
 
     def subscription(self, subscription: Subscription) -> Subscription | None:
         """The subscription that has a subscription's dead messages, if there ever were any."""
+        found = self._found(subscription)
+        if found is not None:
+            found.check()
+        return found
+
+    def _found(self, subscription: Subscription) -> Subscription | None:
         topic = self._topics.find(dead_topic(subscription))
         return self.registry.find(topic, REDRIVE) if topic is not None else None
 
@@ -127,19 +133,20 @@ class DeadLetters:
         """Put dead messages back, by partition of the dead letter topic; settles with how many."""
         batches: list[tuple[Topic, int, Batch]] = []
         facts = []
+        indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
-            columns, there = dead.indexes[partition].read(offsets)
+            columns, there = indexes[partition].read(offsets)
             facts.append(Finished(dead.id, partition, packed(offsets)))
             if there:
                 batches += self._revived(subscription, columns, now_us)
         for partition, offsets in found.items():  # only now: above something may go wrong
-            dead.indexes[partition].leave(offsets)
+            indexes[partition].leave(offsets)
         later: Later[Words] = Later()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 for partition, offsets in found.items():
-                    dead.indexes[partition].stay(offsets, now_us)
+                    indexes[partition].stay(offsets, now_us)
                 later.settle(outcome)
             else:
                 later.settle(Redriven(sum(map(len, found.values()))))

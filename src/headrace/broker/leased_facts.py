@@ -1,6 +1,7 @@
 """What a broker has to remember of leased subscriptions."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
@@ -14,6 +15,8 @@ from headrace.engines.api import (
     saving,
     unpacked,
 )
+
+logger = logging.getLogger("headrace.broker")
 
 
 class SubscriptionSet(Fact, tag=20):
@@ -112,6 +115,19 @@ class RestKept(Fact, tag=29):
     rest: SavedRest
 
 
+class SubscriptionReset(Fact, tag=80):
+    """What was known of a subscription's messages is forgotten: what follows tells it anew."""
+
+    id: int
+
+
+class SubscriptionBroken(Fact, tag=81):
+    """What the journal says of a subscription could not be followed: it rests until it is reset."""
+
+    id: int
+    reason: str
+
+
 LeasedFact = (
     SubscriptionSet
     | SubscriptionGone
@@ -123,6 +139,8 @@ LeasedFact = (
     | IndexKept
     | ChunksKept
     | RestKept
+    | SubscriptionReset
+    | SubscriptionBroken
 )
 
 
@@ -135,6 +153,10 @@ class LeasedState:
         """The last one given out."""
         self.edits: dict[tuple[int, int], dict[int, EditRecord]] = {}
         """By topic id and partition, and by offset."""
+        self.broken: dict[int, str] = {}
+        """The subscriptions whose facts could not be followed, and why."""
+        self.on_broken: Callable[[int], None] = lambda _: None
+        """Called with such a subscription when that happens."""
         self._indexes: dict[tuple[int, int], LeasedIndex] = {}
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
@@ -153,16 +175,33 @@ class LeasedState:
         """Take in a fact."""
         match fact:
             case HandedOut() | Finished() | KeptLonger() | GivenBack() | IndexKept() | ChunksKept() | RestKept():
-                if fact.subscription in self.subscriptions:
-                    self._apply_to(self.index(fact.subscription, fact.partition), fact)
+                if fact.subscription in self.subscriptions and fact.subscription not in self.broken:
+                    try:
+                        self._apply_to(self.index(fact.subscription, fact.partition), fact)
+                    except Exception as error:  # noqa: BLE001 it is told
+                        self._break(fact.subscription, error)
             case SubscriptionSet():
                 self.subscriptions[fact.id] = fact
                 self.subscription_id = max(self.subscription_id, fact.id)
             case SubscriptionGone():
                 self.subscriptions.pop(fact.id, None)
-                self._indexes = {key: index for key, index in self._indexes.items() if key[0] != fact.id}
+                self._forget_indexes(fact.id)
+            case SubscriptionReset():
+                self._forget_indexes(fact.id)
+            case SubscriptionBroken():
+                self.broken[fact.id] = fact.reason
             case Edited():
                 self._edit(fact)
+
+    def _break(self, subscription: int, error: Exception) -> None:
+        """What goes wrong with one subscription is no harm to others: it rests until it is reset."""
+        logger.error("leased subscription broken  id=%s", subscription, exc_info=error)
+        self.broken[subscription] = f"{type(error).__name__}: {error}"
+        self.on_broken(subscription)
+
+    def _forget_indexes(self, subscription: int) -> None:
+        self.broken.pop(subscription, None)
+        self._indexes = {key: index for key, index in self._indexes.items() if key[0] != subscription}
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
@@ -189,9 +228,12 @@ class LeasedState:
         content = None if fact.edit.content is None else Content(*fact.edit.content)
         edit = edits[fact.offset] = fact.edit._replace(content=content)
         for subscription in self.subscriptions.values():
-            if subscription.topic_id == fact.topic_id:
-                index = self.index(subscription.id, fact.partition)
-                index.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+            if subscription.topic_id == fact.topic_id and subscription.id not in self.broken:
+                try:
+                    index = self.index(subscription.id, fact.partition)
+                    index.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+                except Exception as error:  # noqa: BLE001 it is told
+                    self._break(subscription.id, error)
 
     def facts(self) -> Iterator[Fact]:
         """The fewest facts that tell all of it."""
@@ -202,11 +244,25 @@ class LeasedState:
             for offset, edit in edits.items():
                 yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
         yield from self.subscriptions.values()
-        for (subscription, partition), index in self._indexes.items():
-            yield IndexKept(subscription, partition, index.statuses.end)
-            for chunks in saving.save_chunks(index):
-                yield ChunksKept(subscription, partition, chunks)
-            yield RestKept(subscription, partition, saving.save_rest(index))
+        for (subscription, partition), index in list(self._indexes.items()):
+            try:
+                rest = RestKept(subscription, partition, saving.save_rest(index))
+                found = [*settled_facts(subscription, partition, index), rest]
+            except Exception as error:  # noqa: BLE001 it is told
+                self._break(subscription, error)
+            else:
+                yield from found
+        for subscription, reason in self.broken.items():
+            yield SubscriptionBroken(subscription, reason)
+
+    def settled(self, subscription: int) -> list[Fact]:
+        """The facts that tell only which messages a subscription has settled, and how often others were tried."""
+        return [
+            fact
+            for (one, partition), index in self._indexes.items()
+            if one == subscription
+            for fact in settled_facts(subscription, partition, index)
+        ]
 
     def forget_topic(self, topic_id: int) -> None:
         """A topic is gone, and its subscriptions with it."""
@@ -232,3 +288,9 @@ class LeasedState:
                 del edits[offset]
             else:
                 edits[offset] = EditRecord(edits[offset].version, deleted=True)
+
+
+def settled_facts(subscription: int, partition: int, index: LeasedIndex) -> list[Fact]:
+    """Which messages of a partition a subscription has settled, and how often others were handed out in vain."""
+    chunks = [ChunksKept(subscription, partition, chunks) for chunks in saving.save_chunks(index)]
+    return [IndexKept(subscription, partition, index.statuses.end), *chunks]

@@ -111,8 +111,11 @@ class Leasing:
             return
         self._next_us = _NEVER_US  # it may be planned anew meanwhile
         for subscription in self._registry:
-            if subscription.next_us <= now_us or put_back:
-                self._look_after(subscription, now_us)
+            if (subscription.next_us <= now_us or put_back) and not subscription.failure:
+                try:
+                    self._look_after(subscription, now_us)
+                except Exception as error:  # noqa: BLE001 it is told; all others go on
+                    self._registry.fail(subscription, error)
             self._next_us = min(self._next_us, subscription.next_us)
 
     def drain(self) -> None:
@@ -236,7 +239,8 @@ class Leasing:
     def _give_back(self, subscription: Subscription, portions: list[Portion], now_us: int) -> None:
         """What was taken out cannot be leased."""
         for partition, taken in reversed(portions):
-            subscription.indexes[partition].give_back(taken, now_us)
+            if partition in subscription.indexes:  # else it has failed meanwhile
+                subscription.indexes[partition].give_back(taken, now_us)
 
     def _first(
         self, subscription: Subscription, partitions: set[int], now_us: int, ahead_us: int

@@ -287,7 +287,7 @@ class Membership:
         start = self._starts.get(group.name, _Start("earliest", 0))
         places, new = [], []
         for name, number, epoch in assigned:
-            topic = self._topics.get(name)
+            topic = self._topics.known(name)
             offset = positions.get((topic.id, number))
             if offset is None or topic.settings.durability is not Durability.SYNCED:
                 lane = self._opened(topic, number)
@@ -331,11 +331,18 @@ class Membership:
         places = []
         positions = self._ledger.state.groups.get(name, {})
         for topic_id, number in sorted(positions):
-            topic = self._topics.by_id[topic_id]
-            end = self._topics.lane(topic, number).end_offset
+            topic = self._topics.by_id.get(topic_id)
+            if topic is None:
+                continue  # deleted
+            end, trouble = 0, ""
+            try:
+                end = self._topics.lane(topic, number).end_offset
+            except (HeadraceError, OSError) as error:  # one that cannot be opened must not hide all others
+                trouble = str(error)
             offset = positions[topic_id, number]  # only now: opening a partition may have moved it
             owner = group.owner(str(topic), number) if group is not None else None
-            places.append(GroupPlace(str(topic), number, offset, end, max(end - offset, 0), owner or ""))
+            lag = max(end - offset, 0)
+            places.append(GroupPlace(str(topic), number, offset, end or offset, lag, owner or "", trouble))
         return places
 
 

@@ -3,17 +3,27 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import SubscriptionGone, SubscriptionSet
+from headrace.broker.leased_facts import SubscriptionReset as ResetFact
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Session, offset_at
 from headrace.broker.ports import Ports
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import LeasedIndex, outlook
-from headrace.model.errors import Closed, HeadraceError, InvalidArgument, SubscriptionExists, SubscriptionNotFound
+from headrace.model.errors import (
+    Closed,
+    HeadraceError,
+    InvalidArgument,
+    SubscriptionExists,
+    SubscriptionFailed,
+    SubscriptionNotFound,
+)
 from headrace.model.leasing import (
     Lease,
     SubscriptionAlter,
@@ -22,6 +32,7 @@ from headrace.model.leasing import (
     SubscriptionDescribe,
     SubscriptionInfo,
     SubscriptionList,
+    SubscriptionReset,
     Subscriptions,
     Timing,
 )
@@ -69,9 +80,19 @@ class Subscription:
         """Partitions in which more was published, or that could not be read when it was."""
         self.takes_in = False
         """Whether what was published is going to be taken in."""
+        self.failure = ""
+        """Why it could not be opened; empty when it is at work."""
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
+
+    def check(self) -> None:
+        """Refuse to do anything with one that could not be opened."""
+        if self.failure:
+            raise SubscriptionFailed(
+                f"the leased subscription {self} could not be opened: {self.failure}; reset it (headrace queue reset), "
+                "which keeps what is settled, or delete it; the broker's log has the details"
+            )
 
     def is_settled(self, partition: int, offset: int) -> bool:
         """Whether it is done with a message, as far as it knows of it."""
@@ -100,8 +121,13 @@ class SubscriptionRegistry:
         self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
         """Called when leases or messages' times may be over."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
-        for fact in ledger.state.leased.subscriptions.values():
-            self._add(fact, topics.by_id[fact.topic_id])
+        ledger.state.leased.on_broken = self._broken
+        for fact in list(ledger.state.leased.subscriptions.values()):
+            topic = topics.by_id.get(fact.topic_id)
+            if topic is None:
+                logger.error("leased subscription without topic ignored  name=%s topic_id=%s", fact.name, fact.topic_id)
+            else:
+                self._add(fact, topic)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -118,8 +144,15 @@ class SubscriptionRegistry:
         return self._by_name.get((topic.id, name))
 
     def get(self, topic: str, name: str) -> Subscription:
-        """The subscription of that name."""
-        found = self.find(self._topics.get(topic), name)
+        """The subscription of that name, which is at work."""
+        found = self.known(topic, name)
+        self._topics.check(found.topic)
+        found.check()
+        return found
+
+    def known(self, topic: str, name: str) -> Subscription:
+        """The subscription of that name, whether it could be opened or not."""
+        found = self.find(self._topics.known(topic), name)
         if found is None:
             raise SubscriptionNotFound(f"the topic {topic} has no leased subscription {name}; create it first")
         return found
@@ -129,6 +162,8 @@ class SubscriptionRegistry:
         topic = self._topics.find(request.topic)
         found = self.find(topic, request.subscription) if topic is not None else None
         if found is not None:
+            self._topics.check(found.topic)
+            found.check()
             return found
         if not request.create:
             return self.get(request.topic, request.subscription)
@@ -159,7 +194,7 @@ class SubscriptionRegistry:
 
     def alter(self, request: SubscriptionAlter, now_us: int) -> Later[Words]:
         """Change settings."""
-        found = self.get(request.topic, request.subscription)
+        found = self.known(request.topic, request.subscription)
         settings = subscription_settings(request.settings, found.settings)
         before = found.fact
         fact = SubscriptionSet(
@@ -173,21 +208,46 @@ class SubscriptionRegistry:
         self._ports.soon(partial(self.served, found))
         return self._ledger.durably(self.info(found, now_us))
 
+    def reset(self, request: SubscriptionReset, now_us: int) -> Later[Words]:
+        """Open a subscription anew; of what it knew only what is settled is kept, or, with a start, nothing."""
+        found = self.known(request.topic, request.subscription)
+        before, starts, settled = found.fact, found.fact.starts, []
+        if request.start:
+            starts = self._starts(found.topic, request)
+        else:
+            try:
+                settled = self._ledger.state.leased.settled(found.id)
+            except Exception as error:
+                logger.exception("settled messages unreadable  subscription=%s", found)
+                raise SubscriptionFailed(
+                    f"what {found} has settled cannot be read: {error}; reset it with a start, such as earliest"
+                ) from error
+        settings = found.settings.as_dict()
+        fact = SubscriptionSet(before.id, before.topic_id, before.name, before.created_us, settings, starts)
+        self._ledger.record(now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
+        self.now_us = now_us
+        found.fact, found.failure = fact, ""
+        self._detach(found)
+        self._attach(found)
+        found.check()
+        self._ports.soon(partial(self.served, found))
+        return self._ledger.durably(self.info(found, now_us))
+
     def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Words]:
         """Forget a subscription."""
-        found = self.get(request.topic, request.subscription)
+        found = self.known(request.topic, request.subscription)
         self._ledger.record(now_us, SubscriptionGone(found.id))
         self._remove(found, f"the subscription {found} was deleted")
         return self._ledger.durably(Done())
 
     def describe(self, request: SubscriptionDescribe, now_us: int) -> Words:
         """A subscription as it is now."""
-        return self.info(self.get(request.topic, request.subscription), now_us)
+        return self.info(self.known(request.topic, request.subscription), now_us)
 
     def listed(self, request: SubscriptionList, now_us: int) -> Words:
         """Subscriptions, by name."""
         if request.topic:
-            chosen = self.of_topic(self._topics.get(request.topic))
+            chosen = self.of_topic(self._topics.known(request.topic))
         else:
             tenant = request.tenant or DEFAULT_TENANT
             chosen = [one for one in self if one.topic.name.tenant == tenant]
@@ -206,8 +266,12 @@ class SubscriptionRegistry:
         """A topic has other settings: they count for what is open too."""
         self.now_us = now_us
         for subscription in self.of_topic(topic):
-            for index in subscription.indexes.values():
-                index.expire_after(_ttl_us(topic))
+            try:
+                for index in subscription.indexes.values():
+                    index.expire_after(_ttl_us(topic))
+            except Exception as error:  # noqa: BLE001 it is told
+                self.fail(subscription, error)
+            self._attach(subscription)  # of a topic that could not be opened
             self._ports.soon(partial(self.served, subscription))
 
     def info(self, subscription: Subscription, now_us: int) -> SubscriptionInfo:
@@ -238,6 +302,7 @@ class SubscriptionRegistry:
             released=subscription.released,
             expired_leases=subscription.expired_leases,
             timing=subscription.timing,
+            error=subscription.failure or subscription.topic.failure,
         )
 
     def refresh(self, subscription: Subscription, now_us: int) -> None:
@@ -277,15 +342,16 @@ class SubscriptionRegistry:
 
     def settled_rules(self, topic: Topic, partition: int) -> list[Callable[[int], bool]]:
         """If most messages of a partition are settled by all leased subscriptions: what tells which, for each."""
-        indexes = [one.indexes[partition] for one in self.of_topic(topic) if partition in one.indexes]
+        found = [one.indexes.get(partition) for one in self.of_topic(topic)]
+        indexes = [index for index in found if index is not None]
         lane = topic.lanes[partition]
         stored = lane.partition.next_offset - lane.partition.first_offset
         pending = sum(sum(index.statuses.counts) for index in indexes)
-        if not indexes or 2 * pending > stored:
+        if not indexes or len(indexes) < len(found) or 2 * pending > stored:
             return []
         return [index.statuses.settled_now() for index in indexes]
 
-    def _starts(self, topic: Topic, request: SubscriptionCreate) -> dict[int, int]:
+    def _starts(self, topic: Topic, request: SubscriptionCreate | SubscriptionReset) -> dict[int, int]:
         if request.start == "earliest":
             return {}
         if request.start not in ("latest", "time", "offset"):
@@ -300,45 +366,91 @@ class SubscriptionRegistry:
         return starts
 
     def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
-        subscription = Subscription(fact, topic, subscription_settings(fact.settings))
+        subscription = Subscription(fact, topic, SubscriptionSettings())
         self._by_name[topic.id, fact.name] = subscription
+        try:
+            subscription.settings = subscription_settings(fact.settings)
+        except InvalidArgument as error:
+            subscription.settings = _right_settings(fact.settings)
+            self.fail(subscription, error)
+        if fact.id in self._ledger.state.leased.broken:
+            self._broken(fact.id)
         self._attach(subscription)
         return subscription
 
     def _remove(self, subscription: Subscription, why: str) -> None:
         del self._by_name[subscription.topic.id, subscription.name]
+        self._detach(subscription)
+        self._refuse(subscription, SubscriptionNotFound(why))
+
+    def _detach(self, subscription: Subscription) -> None:
+        """Close all partitions."""
         for number, listener in subscription.listeners.items():
             if number in subscription.topic.lanes:
                 subscription.topic.lanes[number].forget(listener)
-        for want in subscription.wants:
-            want.later.settle(SubscriptionNotFound(why))
+        subscription.listeners.clear()
+        subscription.indexes.clear()
+        subscription.stale.clear()
+
+    def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
+        """Tell those who wait that there is nothing to wait for."""
+        wants = list(subscription.wants)
         subscription.wants.clear()
+        for want in wants:
+            want.later.settle(error)
+
+    def fail(self, subscription: Subscription, error: Exception) -> None:
+        """It cannot be used until it is reset; all others can."""
+        logger.error("leased subscription failed; reset or delete it  subscription=%s", subscription, exc_info=error)
+        self._stop(subscription, f"{type(error).__name__}: {error}")
+
+    def _broken(self, number: int) -> None:
+        """What the journal says of a subscription could not be followed."""
+        for subscription in self:
+            if subscription.id == number:
+                self._stop(subscription, self._ledger.state.leased.broken[number])
+
+    def _stop(self, subscription: Subscription, why: str) -> None:
+        subscription.failure = subscription.failure or why
+        self._detach(subscription)
+        try:
+            subscription.check()
+        except SubscriptionFailed as error:
+            self._refuse(subscription, error)
 
     def _attach(self, subscription: Subscription) -> None:
         """Open the partitions that are not open yet."""
         topic = subscription.topic
         for number in range(topic.settings.partitions):
-            if number in subscription.indexes:
+            if number in subscription.indexes or subscription.failure:
                 continue
             try:
                 lane = self._topics.lane(topic, number)
             except (HeadraceError, OSError) as error:
                 logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
                 continue
-            state = self._ledger.state.leased
-            index = state.index(subscription.id, number)
-            index.attach(
-                lane.partition,
-                subscription.name,
-                subscription.settings,
-                _ttl_us(topic),
-                state.edits_of(topic.id, number),
-                lane.end_offset,
-                self.now_us,
-            )
+            try:
+                index = self._opened(subscription, number, lane)
+            except Exception as error:  # noqa: BLE001 it is told
+                self.fail(subscription, error)
+                return
             subscription.indexes[number] = index
             subscription.listeners[number] = partial(self._more, subscription, number)
             lane.listen(subscription.listeners[number])
+
+    def _opened(self, subscription: Subscription, number: int, lane: Lane) -> LeasedIndex:
+        topic, state = subscription.topic, self._ledger.state.leased
+        index = state.index(subscription.id, number)
+        index.attach(
+            lane.partition,
+            subscription.name,
+            subscription.settings,
+            _ttl_us(topic),
+            state.edits_of(topic.id, number),
+            lane.end_offset,
+            self.now_us,
+        )
+        return index
 
     def _more(self, subscription: Subscription, number: int) -> None:
         """Something was published, perhaps in the middle of a request."""
@@ -356,12 +468,19 @@ class SubscriptionRegistry:
     def close(self) -> None:
         """Tell those who wait that there is nothing to wait for."""
         for subscription in self:
-            for want in subscription.wants:
-                want.later.settle(Closed("the broker is closing"))
-            subscription.wants.clear()
+            self._refuse(subscription, Closed("the broker is closing"))
 
 
 def _ttl_us(topic: Topic) -> int | None:
     """How long after they were appended messages of a topic are handed out."""
     seconds = topic.settings.ttl_seconds if topic.settings.validity is Validity.TTL else None
     return None if seconds is None else round(seconds * 1e6)
+
+
+def _right_settings(given: dict[str, Any]) -> SubscriptionSettings:
+    """What is right of settings that are wrong as a whole."""
+    settings = SubscriptionSettings()
+    for name, value in given.items():
+        with suppress(InvalidArgument):  # the whole was told of
+            settings = subscription_settings({name: value}, settings)
+    return settings

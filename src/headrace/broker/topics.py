@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from headrace.broker.assignment import wanted_topics
@@ -20,6 +20,7 @@ from headrace.model.errors import (
     LimitExceeded,
     PartitionNotFound,
     TopicExists,
+    TopicFailed,
     TopicNotFound,
 )
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList, Words
@@ -39,6 +40,8 @@ class Topic:
         self.created_us = fact.created_us
         self.settings = settings
         self.lanes: dict[int, Lane] = {}
+        self.failure = ""
+        """Why it could not be opened; empty when it is at work."""
         self._fact = fact
 
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class Topics:
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         for fact in ledger.state.topics.values():
-            self._add(Topic(fact, topic_settings(fact.settings)))
+            self._add(_opened(fact))
         self._remove_strays()
 
     def __len__(self) -> int:
@@ -88,18 +91,34 @@ class Topics:
         return topic if topic is not None else self._by_name.get(parse_topic(name))
 
     def get(self, name: str) -> Topic:
-        """The topic of that name."""
+        """The topic of that name, which is at work."""
+        topic = self.known(name)
+        self.check(topic)
+        return topic
+
+    def known(self, name: str) -> Topic:
+        """The topic of that name, whether it could be opened or not."""
         topic = self.find(name)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name}; create it first")
         return topic
 
+    def check(self, topic: Topic) -> None:
+        """Refuse to do anything with one that could not be opened."""
+        if topic.failure:
+            raise TopicFailed(
+                f"the topic {topic} could not be opened: {topic.failure}; alter it, which stores settings that are "
+                "right in their place, or delete it"
+            )
+
     def get_or_create(self, name: str, now_us: int) -> Topic:
         """The topic of that name, made if the broker may do that by itself."""
         topic = self.find(name)
         if topic is None and self._settings.auto_create_topics:
-            topic = self.create(TopicCreate(name), now_us)
-        return topic if topic is not None else self.get(name)
+            return self.create(TopicCreate(name), now_us)
+        if topic is None or topic.failure:
+            return self.get(name)
+        return topic
 
     def create(self, request: TopicCreate, now_us: int) -> Topic:
         """Make a topic."""
@@ -122,7 +141,7 @@ class Topics:
 
     def alter(self, name: str, given: dict[str, object], now_us: int) -> Topic:
         """Change a topic's settings; its storage stays, and partitions are only added."""
-        topic = self.get(name)
+        topic = self.known(name)
         settings = topic_settings(given, topic.settings)
         if settings.storage is not topic.settings.storage:
             raise InvalidArgument("a topic's storage cannot be changed; make another topic and copy the messages")
@@ -131,7 +150,7 @@ class Topics:
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict())
         self._ledger.record(now_us, fact)
         grown = settings.partitions > topic.settings.partitions
-        topic.settings = settings
+        topic.settings, topic.failure = settings, ""
         for lane in topic.lanes.values():
             lane.alter(settings, now_us)
         if grown:
@@ -141,7 +160,7 @@ class Topics:
 
     def delete(self, name: str, now_us: int) -> None:
         """Remove a topic and its messages; whoever reads it is told."""
-        topic = self.get(name)
+        topic = self.known(name)
         self._ledger.record(now_us, TopicGone(topic.id))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id]
         lanes, topic.lanes = topic.lanes, {}
@@ -159,6 +178,7 @@ class Topics:
                     f"{topic} has the partitions 0 to {topic.settings.partitions - 1}, not {number}",
                     partitions=topic.settings.partitions,
                 )
+            self.check(topic)
             lane = topic.lanes[number] = self._open(topic, number)
         return lane
 
@@ -170,11 +190,11 @@ class Topics:
         """The topics that match, by name."""
         tenant = f"{request.tenant}/" if request.tenant not in ("", DEFAULT_TENANT) else ""
         pattern = tenant + request.pattern
-        return [self.get(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
+        return [self.known(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
 
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
         """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
-        if partitions and not new:
+        if partitions and not new and not topic.failure:
             self.all_lanes(topic)
         numbers = range(topic.settings.partitions) if partitions else ()
         lanes = [topic.lanes[at].info() if at in topic.lanes else PartitionInfo(at, 0, 0, 0) for at in numbers]
@@ -183,7 +203,7 @@ class Topics:
             for group, positions in sorted(self._ledger.state.groups.items())
             if partitions and any(topic_id == topic.id for topic_id, _ in positions)
         ]
-        return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups)
+        return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups, topic.failure)
 
     def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Words]:
         """Remember what a partition knows of its producers, if it has learnt much, or anything; tells when it is done.
@@ -275,3 +295,20 @@ class Topics:
                 _, topic_id, _ = name.rsplit(".", 2)
                 self._ledger.state.topic_id = max(self._ledger.state.topic_id, int(topic_id))
                 self._ports.background(partial(self._store.delete_partition, name))
+
+
+def _opened(fact: TopicSet) -> Topic:
+    """The topic that a fact tells of; one whose settings are wrong is there all the same, and says why."""
+    try:
+        return Topic(fact, topic_settings(fact.settings))
+    except InvalidArgument as error:
+        logger.error("topic failed; alter or delete it  topic=%s reason=%s", fact.name, error)
+        failure = str(error)
+    right: dict[str, object] = {}
+    for name, value in fact.settings.items():
+        with suppress(InvalidArgument):  # it is told above
+            topic_settings({**right, name: value})
+            right[name] = value
+    topic = Topic(fact, topic_settings(right))
+    topic.failure = failure
+    return topic

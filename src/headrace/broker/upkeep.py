@@ -57,10 +57,7 @@ class Upkeep:
         if compacting:
             self._compact_us = now_us + round(self._settings.compact_seconds * 1e6)
         self._ledger.request_sync()
-        try:
-            self._open_some()
-        except HeadraceError as error:
-            logger.warning("a partition could not be opened: %s", error)
+        self._open_some()
         for topic in self._topics:
             for lane in list(topic.lanes.values()):
                 lane.partition.request_sync()
@@ -77,7 +74,10 @@ class Upkeep:
                 for number in range(settings.partitions):
                     if number not in topic.lanes and left:
                         left -= 1
-                        self._topics.lane(topic, number)
+                        try:
+                            self._topics.lane(topic, number)
+                        except (HeadraceError, OSError) as error:
+                            logger.warning("partition not opened  topic=%s partition=%s: %s", topic, number, error)
 
     def _look_after(self, topic: Topic, lane: Lane, now_us: int, compacting: bool) -> None:
         settings, partition = topic.settings, lane.partition

@@ -194,6 +194,9 @@ def list_crons(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         out.note("there are no recurrences" + (f" for {given.topic}" if given.topic else ""))
         return 0
     out.tell({}, *table(("name", "topic", "when", "zone", "next run", "runs"), *map(_row, infos)))
+    for info in infos:
+        if info.error:
+            out.note(f"{info.recurrence.name} cannot run until it is set again: {info.error}")
     return 0
 
 
@@ -255,6 +258,9 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     return 0
 
 
+_BECAME = ("created_us", "next_us", "last_us", "runs", "skipped")
+
+
 def cron_content(info: CronInfo) -> dict[str, Any]:
     """A recurrence for programs: what was given, and what became of it; nothing is left out for being empty."""
     given = info.recurrence
@@ -265,7 +271,7 @@ def cron_content(info: CronInfo) -> dict[str, Any]:
             content.setdefault(field, {})[name] = plain
     limits = ("partition", "start_us", "end_us", "runs_max", "missed", "overlap", "paused")
     content |= {name: getattr(given, name) for name in limits}
-    return content | {name: getattr(info, name) for name in ("created_us", "next_us", "last_us", "runs", "skipped")}
+    return content | {name: getattr(info, name) for name in (*_BECAME, "error")}
 
 
 def _plain(field: str, content: bytes | None) -> dict[str, str | None]:
@@ -319,6 +325,7 @@ def _description(info: CronInfo) -> Iterator[str]:
         "next run": following,
         "last run": time_text(info.last_us) if info.last_us else "none",
         "runs": f"{info.runs:,}",
+        "error": info.error or None,
         "skipped": f"{info.skipped:,}",
         "key": None if given.key is None else printable(given.key),
         "value": printable(given.value),

@@ -137,7 +137,14 @@ def _description(info: GroupInfo) -> Iterator[str]:
         return
     yield ""
     rows = [
-        (each.topic, each.partition, each.offset, each.end_offset, each.lag, _member_text(info, each.member))
+        (
+            each.topic,
+            each.partition,
+            each.offset,
+            each.end_offset if not each.error else "?",
+            each.lag if not each.error else "?",
+            _member_text(info, each.member) if not each.error else each.error,
+        )
         for each in sorted(info.places, key=lambda place: (place.topic, place.partition))
     ]
     yield from table(("topic", "partition", "offset", "end offset", "lag", "member"), *rows)

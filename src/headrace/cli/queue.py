@@ -64,6 +64,17 @@ examples:
 What is not given stays as it is.
 """
 
+_RESET = """\
+examples:
+  headrace queue reset jobs
+  headrace queue reset jobs default --start earliest
+
+Opens a subscription anew: one that could not be opened, as `headrace queue list`
+tells, or one that is to begin elsewhere. All leases are over. What is settled
+stays so, and all else is found anew in the log; with --start that is forgotten
+too, and the subscription begins as a new one does.
+"""
+
 _DELETE = """\
 example:
   headrace queue delete jobs urgent-first --yes
@@ -158,6 +169,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     altering.set_defaults(check=_check_alter)
     for each in (creating, altering):
         add_settings(each, SubscriptionSettings, "the subscription")
+    resetting = command("reset", reset, "open a subscription anew that could not be opened", _RESET)
+    resetting.add_argument("--start", metavar="WHERE", type=start, help="forget all, and begin there")
+    add_yes(resetting)
     deleting = command("delete", delete, "forget a subscription", _DELETE)
     add_yes(deleting)
     counting = command("stats", stats, "count what a subscription has to do, and tell how late it was", _STATS)
@@ -171,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(driving)
     pausing = command("pause", pause, "hand out nothing for a while", _PAUSE)
     resuming = command("resume", resume, "hand out messages again", _RESUME)
-    for each in (listing, creating, altering, deleting, counting, peeking, driving, pausing, resuming):
+    for each in (listing, creating, altering, resetting, deleting, counting, peeking, driving, pausing, resuming):
         add_connection(each)
 
 
@@ -198,6 +212,9 @@ def list_queues(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     out.tell(
         {}, *table(columns, *((info.topic, info.subscription, _discipline(info), *_counts(info)) for info in infos))
     )
+    for info in infos:
+        if info.error:
+            out.note(f"{_name(info)} could not be opened: {info.error}")
     return 0
 
 
@@ -219,6 +236,19 @@ def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         info = bus.alter_subscription(given.topic, given.subscription, **changes)
     now = ", ".join(f"{name} {setting_text(name, info.settings[name])}" for name in changes)
     out.tell(whole(info), f"{_name(info)}: {now}")
+    return 0
+
+
+def reset(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Open a subscription anew, if the user is sure."""
+    with connected(given, out) as bus:
+        info = bus.describe_subscription(given.topic, given.subscription)
+        lost = "all it knows" if given.start is not None else "all leases"
+        if not confirmed(given, f"Open {_name(info)} anew and forget {lost}?"):
+            out.note("nothing was reset")
+            return EXIT_ERROR
+        info = bus.reset_subscription(given.topic, given.subscription, start=given.start)
+    out.tell(whole(info), f"{_name(info)} was reset: {counted(sum(_counts(info)[:3]), 'message')} to hand out")
     return 0
 
 
@@ -317,6 +347,8 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
     yield f"topic         {info.topic}"
     yield f"subscription  {info.subscription}"
     yield f"discipline    {_discipline(info)}"
+    if info.error:
+        yield f"not opened    {info.error}"
     yield ""
     rows = [(status, number, remarks[status] or "") for status, number in zip(STATUSES, _counts(info), strict=True)]
     yield from table(("status", "messages", ""), *rows)

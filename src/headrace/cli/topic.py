@@ -158,6 +158,9 @@ def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         if not topics:
             out.note("there are no topics" if given.pattern == "*" else f"no topic is called {given.pattern}")
     out.tell({}, *lines)
+    for info in topics:
+        if info.error:
+            out.note(f"topic {info.topic} could not be opened: {info.error}")
     return 0
 
 
@@ -263,6 +266,8 @@ def _description(info: TopicInfo) -> Iterator[str]:
     yield f"created  {time_text(info.created_us)}"
     yield f"kept     {_kept(info.settings)}"
     yield f"groups   {', '.join(info.groups) or 'none'}"
+    if info.error:
+        yield f"error    {info.error}"
     yield ""
     yield from table(("setting", "value"), *((name, setting_text(name, it)) for name, it in info.settings.items()))
     yield ""

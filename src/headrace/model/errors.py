@@ -155,6 +155,12 @@ class TopicExists(HeadraceError):
     code = "topic_exists"
 
 
+class TopicFailed(HeadraceError):
+    """The topic could not be opened; put its settings right, or delete it."""
+
+    code = "topic_failed"
+
+
 class PartitionNotFound(HeadraceError, LookupError):
     """The topic has no partition of that number."""
 
@@ -233,6 +239,12 @@ class SubscriptionExists(HeadraceError):
     """The topic already has a subscription of that name."""
 
     code = "subscription_exists"
+
+
+class SubscriptionFailed(HeadraceError):
+    """The leased subscription could not be opened; reset it, or delete it."""
+
+    code = "subscription_failed"
 
 
 class LeaseExpired(HeadraceError):

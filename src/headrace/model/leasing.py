@@ -57,6 +57,17 @@ class SubscriptionAlter(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
+class SubscriptionReset(Words):
+    """Open a subscription anew: what is settled stays so, all else is found anew in the log, and leases are over."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    start: str = ""
+    """Forget also what is settled, and begin as a new one: `earliest`, `latest`, from an `offset` or a `time` on."""
+    start_offset: int = 0
+    start_us: int = 0
+
+
 class SubscriptionDelete(Words):
     """Forget a subscription; the topic keeps its messages."""
 
@@ -113,6 +124,8 @@ class SubscriptionInfo(Words):
     """These four count since the broker was started."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Also since the broker was started."""
+    error: str = ""
+    """Why it could not be opened; empty when it is at work."""
 
 
 class Subscriptions(Words):

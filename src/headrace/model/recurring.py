@@ -56,6 +56,8 @@ class CronInfo(Words):
     runs: int = 0
     skipped: int = 0
     """Runs left out because of `missed` or `overlap`, since the broker was started."""
+    error: str = ""
+    """Why it cannot run until it is set again; empty when it is at work."""
 
 
 class CronList(Words):

@@ -91,6 +91,8 @@ class TopicInfo(Words):
     settings: dict[str, Any]
     partitions: list[PartitionInfo] = []
     groups: list[str] = []
+    error: str = ""
+    """Why it could not be opened; empty when it is at work."""
 
 
 class TopicList(Words):
@@ -282,6 +284,8 @@ class GroupPlace(Words):
     end_offset: int
     lag: int
     member: str = ""
+    error: str = ""
+    """Why the partition cannot be opened; then its end and the lag are not known."""
 
 
 class GroupInfo(Words):

@@ -30,6 +30,7 @@ from headrace.model.leasing import (
     SubscriptionDescribe,
     SubscriptionInfo,
     SubscriptionList,
+    SubscriptionReset,
     Subscriptions,
 )
 from headrace.model.recurring import (
@@ -127,6 +128,7 @@ class Kind(IntEnum):
     SUBSCRIPTION_DELETE = 62
     SUBSCRIPTION_LIST = 63
     SUBSCRIPTION_DESCRIBE = 64
+    SUBSCRIPTION_RESET = 65
 
     LEASE = 70
     ACK = 71
@@ -298,6 +300,7 @@ REQUESTS: dict[Kind, type[Words]] = {
     Kind.SUBSCRIPTION_DELETE: SubscriptionDelete,
     Kind.SUBSCRIPTION_LIST: SubscriptionList,
     Kind.SUBSCRIPTION_DESCRIBE: SubscriptionDescribe,
+    Kind.SUBSCRIPTION_RESET: SubscriptionReset,
     Kind.LEASE: Lease,
     Kind.ACK: Ack,
     Kind.EXTEND: Extend,
@@ -350,6 +353,7 @@ ANSWERS: dict[Kind, type[Words]] = {
     Kind.SUBSCRIPTION_DELETE: Done,
     Kind.SUBSCRIPTION_LIST: Subscriptions,
     Kind.SUBSCRIPTION_DESCRIBE: SubscriptionInfo,
+    Kind.SUBSCRIPTION_RESET: SubscriptionInfo,
     Kind.LEASE: Leased,
     Kind.ACK: Settlement,
     Kind.EXTEND: Settlement,

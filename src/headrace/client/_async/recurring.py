@@ -17,6 +17,7 @@ from headrace.model.leasing import (
     SubscriptionDescribe,
     SubscriptionInfo,
     SubscriptionList,
+    SubscriptionReset,
 )
 from headrace.model.recurring import (
     CronInfo,
@@ -79,6 +80,28 @@ class AsyncRecurring(AsyncAdministration):
         """
         head = SubscriptionAlter(topic, _plain(settings), subscription)
         return await self._subscription_info(Kind.SUBSCRIPTION_ALTER, head)
+
+    async def reset_subscription(
+        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, start: Start | None = None
+    ) -> SubscriptionInfo:
+        """Open a leased subscription anew: one that could not be opened, or one that is to begin elsewhere.
+
+        All leases are over. What is settled stays so, and everything else is found anew in the log.
+
+        Parameters:
+            topic: of which topic.
+            subscription: which.
+            start: forget also what is settled, and begin as a new one does: see `create_subscription`.
+        """
+        head = SubscriptionReset(topic, subscription)
+        if start is not None:
+            spot = spot_at(start)
+            head.start = spot.kind
+            if spot.kind == "time":
+                head.start_us = spot.value
+            else:
+                head.start_offset = spot.value
+        return await self._subscription_info(Kind.SUBSCRIPTION_RESET, head, repeat=False)
 
     async def delete_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> None:
         """Forget a leased subscription; the topic keeps its messages."""
