@@ -13,6 +13,7 @@ from tests.faults.key_order_model import Message, Model
 from tests.faults.leased_queue import SECOND_US, Queue, parts
 
 from headrace.broker.later import Later
+from headrace.engines.leased.pending import Pending
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import (
     Ack,
@@ -286,3 +287,17 @@ def test_a_priority_reaches_what_is_blocked(tmp_path: Path) -> None:
     queue.edit(2, priority=9)
     queue.settle(Ack, held["0"])
     assert list(queue.lease()) == ["2"]
+
+
+def test_thousands_of_a_busy_key_are_passed_over_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(tmp_path, ordered_by_key=True)
+    total = 5000
+    columns = Columns([b"%d" % at for at in range(total)], [b"red"] * (total - 1) + [b"blue"])
+    queue.bench.ask(Publish("jobs", 0), encode(columns, queue.bench.now_us).data)
+    assert list(queue.lease()) == ["0"]
+    looks = []
+    take = Pending.take
+    monkeypatch.setattr(Pending, "take", lambda *given: looks.append(1) or take(*given))
+    assert list(queue.lease()) == [str(total - 1)]
+    assert len(looks) < total / 32
+    assert queue.info().ready == total - 2

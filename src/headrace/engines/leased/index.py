@@ -28,6 +28,8 @@ from headrace.model.subscription import SubscriptionSettings
 
 _NOTES_KEPT = 5
 _NOTE_CHARS = 200
+_BLOCKED_AT_ONCE = 64
+"""When messages are passed over because their keys are busy, so many are looked at together."""
 
 
 class Note(NamedTuple):
@@ -177,26 +179,29 @@ class LeasedIndex:
         entries: Entries = []
         early: set[int] = set()
         self._order.advance(now_us)
+        wanted = count
         while True:
-            chosen = self.pending.take(count, now_us, ahead_us, until_key, entries)
+            fresh: Entries = []
+            chosen = self.pending.take(wanted, now_us, ahead_us, until_key, fresh)
             try:
                 stored, columns, there = self._contents(chosen, bytes_max)
             except (HeadraceError, OSError):
-                self.pending.put_back(set(chosen), entries)
+                self.pending.put_back({*chosen, *early}, entries + fresh)
                 raise
             if self._settings.ordered_by_key:
-                columns, there = self._unblocked(columns, there, entries, early)
+                columns, there = self._unblocked(columns, there, fresh, early)
+                wanted = max(count, min(2 * wanted, _BLOCKED_AT_ONCE))  # thousands of a busy key may come first
+            entries += fresh
             if stored or there or not chosen:  # those that come first may be gone, or blocked
                 break
+        if len(there) > count:
+            columns, there = self._cut(columns, there, count, entries)
         if early:
             self.pending.put_back(early, entries)
         stored_count, stored_bytes = sum(batch.count for batch in stored), sum(batch.raw_bytes for batch in stored)
         kept, size = _fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
         if kept < len(there):
-            self.pending.put_back(set(there[kept:]), entries)
-            self._order.put_back(there[kept:], columns, kept)
-            columns, there = columns.picked(range(kept), range(kept)), there[:kept]
-            columns.places = None
+            columns, there = self._cut(columns, there, kept, entries)
         if not there and not stored:
             return None
         complete = stored_count + len(there) == len(chosen)
@@ -207,6 +212,14 @@ class LeasedIndex:
         taken = Taken(offsets, stored, columns, stored_bytes + size, entries, now_us)
         self._describe(taken)
         return taken
+
+    def _cut(self, columns: Columns, offsets: list[int], kept: int, entries: Entries) -> tuple[Columns, list[int]]:
+        """Only so many of these messages; the others go back to where they were."""
+        self.pending.put_back(set(offsets[kept:]), entries)
+        self._order.put_back(offsets[kept:], columns, kept)
+        columns = columns.picked(range(kept), range(kept))
+        columns.places = None
+        return columns, offsets[:kept]
 
     def _contents(self, chosen: Sequence[int], bytes_max: int) -> tuple[list[Batch], Columns, list[int]]:
         """The first messages as they are stored, if that will do, and the others, with their offsets."""
