@@ -9,7 +9,6 @@ from typing import Any
 from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
-from headrace.broker.fact import Fact
 from headrace.broker.later import Later, WithBody, sealed
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
 from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
@@ -46,6 +45,7 @@ _UNREAD_US = 1_000_000
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
 
 Portion = tuple[int, Taken]
+SettlementFact = Finished | GivenBack | KeptLonger
 Undo = Callable[[], None]
 """Takes back what was decided about messages, because it could not be written down."""
 
@@ -271,7 +271,7 @@ class Leasing:
     def ack(self, request: Ack, now_us: int) -> Words | Later[Any]:
         """These are done."""
         subscription = self._registry.get(request.topic, request.subscription)
-        facts: list[Fact] = []
+        facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=True):
@@ -290,7 +290,7 @@ class Leasing:
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
         until_us = now_us + (request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6))
-        facts: list[Fact] = []
+        facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
@@ -304,7 +304,7 @@ class Leasing:
         """Take these back."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
-        facts: list[Fact] = []
+        facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         buried: list[Later[Any]] = []
         undo: list[Undo] = []
@@ -367,7 +367,7 @@ class Leasing:
     def _settle(
         self,
         subscription: Subscription,
-        facts: Sequence[Fact],
+        facts: Sequence[SettlementFact],
         answer: Settlement,
         now_us: int,
         undo: list[Undo],
@@ -386,15 +386,19 @@ class Leasing:
                 self._undone(subscription)
                 later.settle(error)
                 return
-            if subscription.wants or any(index.is_due(now_us) for index, _ in reserved):
+            if subscription.wants or any(self._is_due(subscription, fact.partition, now_us) for fact in facts):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(later.settle)
             else:
                 later.settle(answer)
 
-        self._ledger.gather(now_us, facts, written)  # type: ignore[arg-type]
+        self._ledger.gather(now_us, facts, written)
         return later
+
+    def _is_due(self, subscription: Subscription, partition: int, now_us: int) -> bool:
+        index = subscription.indexes.get(partition)
+        return index is not None and index.is_due(now_us)
 
     def _undone(self, subscription: Subscription) -> None:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
