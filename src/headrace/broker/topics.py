@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from functools import partial
 
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.facts import Moved, ProducersKept, TopicGone, TopicSet, partition_name
+from headrace.broker.facts import Moved, OffsetsReserved, ProducersKept, TopicGone, TopicSet, partition_name
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
+from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import Store
+from headrace.engines.api import OffsetFloor, Partition, Store
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -215,9 +216,13 @@ class Topics:
     def _close(self, topic: Topic, lane: Lane, now_us: int) -> None:
         lane.flush()
         saved = lane.partition.save_producers(at_once=True)
+        end = lane.partition.next_offset
         lane.partition.close()
         if saved is not None:
             self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+        if self._ledger.state.reserved.get((topic.id, lane.number), end) != end:
+            # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
+            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -232,22 +237,43 @@ class Topics:
             raise InvalidArgument("this broker keeps everything in memory: topics cannot be on a disk")
 
     def _open(self, topic: Topic, number: int) -> Lane:
-        name = topic.partition_name(number)
-        partition = self._store.open_partition(name, topic.settings, self._ledger.state.producers.get(name))
+        name, state = topic.partition_name(number), self._ledger.state
+        known, reserved = state.known_end(topic.id, number), state.reserved.get((topic.id, number), 0)
+        floor = OffsetFloor(known, max(known, reserved))
+        partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor)
         end = partition.next_offset
         try:
-            # Messages that were not synced may be gone, or all of a topic in memory: the next ones have their offsets.
-            for group in self._ledger.state.groups_beyond(topic.id, number, end):
-                self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+            self._skip(topic, number, partition)
         except HeadraceError:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
         held = partition.in_files and not end and not self._ledger.synced
-        lane = Lane(str(topic), number, partition, topic.settings, self._ports, held=held)
+        reservation = None
+        if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
+            reserve = partial(self._reserve, topic, number)
+            reservation = Reservation(reserve, max(end, reserved), self._ports)
+        lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
         if held:
             self._ledger.durably(Done()).then(lane.release)
         return lane
+
+    def _skip(self, topic: Topic, number: int, partition: Partition) -> None:
+        """Move the groups that are among lost messages, whose offsets no others will ever have."""
+        begin, end = partition.survived_offset, partition.next_offset
+        if begin >= end:
+            return
+        if partition.in_files:
+            logger.warning(
+                "%s partition %s: messages that were not synced may be lost; skipped offsets %s to %s",
+                topic, number, begin, end - 1,
+            )  # fmt: skip
+        for group in self._ledger.state.groups_within(topic.id, number, begin, end):
+            self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+
+    def _reserve(self, topic: Topic, number: int, end: int) -> Later[Words]:
+        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end))
+        return self._ledger.durably(Done())
 
     def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:
         """Remove what is left of a topic, once no power loss can bring it back."""

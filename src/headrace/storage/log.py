@@ -4,8 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from headrace.model.batch import Batch
+from headrace.model.batch import FLAG_COMPACTED, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
 from headrace.model.errors import (
     DiskFull,
@@ -31,6 +32,18 @@ logger = logging.getLogger("headrace.storage")
 _LITTLE_BYTES = 64 << 10
 
 
+class OffsetFloor(NamedTuple):
+    """Offsets below which a log that is opened appends no message: they were given out before."""
+
+    always: int = 0
+    """Somebody refers to offsets before this one, whatever the files hold."""
+    after_power_loss: int = 0
+    """The same, if the power may have been lost since the log was last opened: readers may have seen those offsets."""
+
+
+NO_FLOOR = OffsetFloor()
+
+
 class FileLog(LogReader):
     """A log in a directory. Appends are written at once and synced in groups, together with other logs'.
 
@@ -54,6 +67,7 @@ class FileLog(LogReader):
         "host",
         "log_id",
         "settings",
+        "survived_offset",
     )
 
     def __init__(
@@ -65,10 +79,12 @@ class FileLog(LogReader):
         create: bool = True,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
+        floor: OffsetFloor = NO_FLOOR,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes.
+        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. If the
+        log ends before the `floor`, a gap covers the offsets up to there.
         """
         super().__init__()
         self.host = host
@@ -89,12 +105,13 @@ class FileLog(LogReader):
         self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
         meta = open_meta(host, directory, create=create)
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
+        power_lost = meta.power_lost(host)
         recovery = Recovery(
             host,
             directory,
             self.log_id,
             self.findings,
-            power_lost=meta.power_lost(host),
+            power_lost=power_lost,
             everything=repair,
             progress=progress,
         )
@@ -104,7 +121,10 @@ class FileLog(LogReader):
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
-        if meta.power_lost(host):
+        self.survived_offset = self.next_offset
+        """The end of what was found in the files; less than the first new offset if there is a gap between them."""
+        self._skip_to(max(floor) if power_lost else floor.always)
+        if power_lost or self.survived_offset < self.next_offset:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             store_meta(host, directory, self.log_id, self._first_offset, sync=False)
 
@@ -213,6 +233,20 @@ class FileLog(LogReader):
             self.request_sync()
         else:
             callback(self._failure)
+
+    def _skip_to(self, offset: int) -> None:
+        """Let the next message have this offset, or a later one; what had the offsets before it is lost."""
+        if offset <= self.next_offset:
+            return
+        if not self._segments:
+            self._first_offset = self._synced_offset = offset
+            return
+        last = self._segments[-1]
+        time_us, append_time = max(last.time_max, 0), last.append_time
+        while (missing := offset - self.next_offset) > 0:
+            self.append(gap(min(missing, SPAN_MAX), FLAG_COMPACTED, time_us), append_time)
+        # Readers that go on in the gap need not wait for what is published next.
+        self._sync_now()
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset; whole segments of them are removed."""
