@@ -429,18 +429,18 @@ def files_log(data: str, disk: FaultyDisk, floor: OffsetFloor) -> FileLog:
 
 def test_a_log_goes_on_at_the_floor_and_not_before(data: str, disk: FaultyDisk) -> None:
     log = files_log(data, disk, OffsetFloor(3, 7))
-    assert (log.first_offset, log.next_offset, log.survived_offset) == (7, 7, 0)  # a new log: nobody knows
+    assert (log.first_offset, log.next_offset, log.survived_offset) == (0, 7, 0)  # a new log: nobody knows
     bench = Workbench()
     log.append(bench.batch(values(0)), 1)
     log.close()
     log = files_log(data, disk, OffsetFloor(10, 10**10))
-    assert (log.first_offset, log.next_offset) == (7, 7 + MANY)
+    assert (log.first_offset, log.next_offset) == (0, 7 + MANY)
     log.close()
     disk.power_loss(Unsynced.LOST)
     log = files_log(data, disk, OffsetFloor(10, 2 * SPAN_MAX))
-    assert (log.first_offset, log.next_offset, log.survived_offset) == (7, 2 * SPAN_MAX, 7 + MANY)
+    assert (log.first_offset, log.next_offset, log.survived_offset) == (0, 2 * SPAN_MAX, 7 + MANY)
     log.append(bench.batch(values(1)), 1)
-    assert [batch.base_offset for batch in log.batches(7)] == [7, 2 * SPAN_MAX]
+    assert [batch.base_offset for batch in log.batches(0)] == [7, 2 * SPAN_MAX]
     assert [batch.base_offset for batch in log.batches(SPAN_MAX)] == [2 * SPAN_MAX]
     log.close()
     log = files_log(data, disk, OffsetFloor())

@@ -124,7 +124,7 @@ class FileLog(LogReader):
         self.survived_offset = self.next_offset
         """The end of what was found in the files; less than the first new offset if there is a gap between them."""
         self._skip_to(max(floor) if power_lost else floor.always)
-        if power_lost or self.survived_offset < self.next_offset:
+        if power_lost:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             store_meta(host, directory, self.log_id, self._first_offset, sync=False)
 
@@ -238,11 +238,8 @@ class FileLog(LogReader):
         """Let the next message have this offset, or a later one; what had the offsets before it is lost."""
         if offset <= self.next_offset:
             return
-        if not self._segments:
-            self._first_offset = self._synced_offset = offset
-            return
-        last = self._segments[-1]
-        time_us, append_time = max(last.time_max, 0), last.append_time
+        last = self._segments[-1] if self._segments else None
+        time_us, append_time = (max(last.time_max, 0), last.append_time) if last is not None else (0, 0)
         while (missing := offset - self.next_offset) > 0:
             self.append(gap(min(missing, SPAN_MAX), FLAG_COMPACTED, time_us), append_time)
         # Readers that go on in the gap need not wait for what is published next.
