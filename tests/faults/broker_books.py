@@ -538,4 +538,7 @@ class Books(RuleBasedStateMachine):
             places = getattr(self.bench.begin(GroupDescribe(group)), "places", [])
             found = {(place.topic, place.partition): place.offset for place in places}
             for (topic, number), moves in spots.items():
-                assert found.get((topic.name, number), 0) in [offset for offset, _ in moves]
+                at, seen = found.get((topic.name, number), 0), topic.seen.get(number, {})
+                # Among lost messages it goes on behind them.
+                skipped = [offset for offset, _ in moves if topic.written and not seen.keys() & set(range(offset, at))]
+                assert at in [*(offset for offset, _ in moves), *(at for offset in skipped if offset < at)]
