@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from headrace import Log
+from headrace.broker import reservation
 from headrace.broker.later import Later, WithBody
 from headrace.broker.reservation import BLOCK_MAX, BLOCK_MIN
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.leased.statuses import LEASED, READY, SETTLED, UNKNOWN, Statuses
 from headrace.model.batch import SPAN_MAX, Producer, parse
-from headrace.model.errors import LogFailed, MessageGone
+from headrace.model.errors import DiskFull, LogFailed, MessageGone
 from headrace.model.leasing import (
     Ack,
     Change,
@@ -223,6 +224,43 @@ def test_what_the_journal_cannot_reserve_is_not_published(data: str, disk: Fault
     assert [type(getattr(one, "outcome", one)) for one in asked] == [LogFailed] * 3
     assert bench.values("jobs") == []
     assert bench.broker.idle
+
+
+def test_what_a_full_disk_kept_from_being_reserved_is_reserved_later(
+    data: str, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is published again, and recognised, or when the broker looks after its topics."""
+    for name in ("BLOCK_MIN", "BLOCK_MAX"):
+        monkeypatch.setattr(reservation, name, 100)  # the disk is full sooner
+    bench = Workbench(data, disk=disk)
+    bench.ask(TopicCreate("jobs", KINDS["memory"]))
+    disk.capacity_bytes = disk.used_bytes
+    sequence = fill(bench, 0)
+    before = len(bench.values("jobs"))
+    with pytest.raises(DiskFull):
+        bench.publish("jobs", [b"x"] * 100, producer=Producer(99, 0, sequence))
+    with pytest.raises(DiskFull):
+        bench.publish("jobs", [b"y"] * 100)
+    assert len(bench.values("jobs")) == before
+    disk.capacity_bytes = None
+    again = bench.publish("jobs", [b"x"] * 100, producer=Producer(99, 0, sequence))
+    assert (again.duplicate, again.base_offset) == (True, before)
+    assert len(bench.values("jobs")) == before + 200
+    disk.capacity_bytes = disk.used_bytes
+    sequence = fill(bench, sequence + 1)
+    disk.capacity_bytes = None
+    bench.tick(60)
+    assert len(bench.values("jobs")) == (sequence + 2) * 100
+
+
+def fill(bench: Workbench, sequence: int) -> int:
+    """Publish until nothing more can be reserved; returns the sequence of the first batch that failed."""
+    while True:
+        try:
+            bench.publish("jobs", [b"x"] * 100, producer=Producer(99, 0, sequence))
+        except DiskFull:
+            return sequence
+        sequence += 1
 
 
 @pytest.mark.parametrize("journal_bytes", [200, 1 << 20])

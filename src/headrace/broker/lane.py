@@ -167,6 +167,7 @@ class Lane:
         if reached >= needed:
             published = Published(base_offset, reached, append_time, duplicate)
             self._unreserved.append((next_offset, lambda error: waiting.settle(error or published)))
+            self.reserve_again()
             return waiting
         self._syncing.wait(next_offset, partial(self._answer_synced, [(waiting, appended)]))
         return waiting
@@ -198,6 +199,7 @@ class Lane:
             self._syncing.wait(next_offset, synced)
         elif not self._is_reserved(next_offset, self.partition.reached(next_offset)):
             self._unreserved.append((next_offset, tell))
+            self.reserve_again()
         else:
             tell(None)
             self.wake()
@@ -272,6 +274,11 @@ class Lane:
             self._hidden_from = shown
         if not reservation.asked:
             reservation.ask(end, partial(self._reserved, end))
+
+    def reserve_again(self) -> None:
+        """Ask once more for what could not be reserved, if anything is hidden because of that."""
+        if self._hidden_from is not None:
+            self._reserve(self._hidden_from)
 
     def _reserved(self, asked: int, error: HeadraceError | None) -> None:
         """More offsets are reserved, those up to the end of a batch for certain; or they cannot be."""
