@@ -42,7 +42,7 @@ from headrace.model.requests import (
     TransactionStage,
 )
 from headrace.storage.host import Host
-from headrace.storage.log import FileLog, OffsetFloor
+from headrace.storage.log import FileLog
 from headrace.testing import FaultyDisk, PowerLoss, Unsynced
 from headrace.testing.inline import InlineWorker
 from headrace.testing.workbench import Workbench
@@ -316,6 +316,19 @@ def test_a_crash_while_the_gap_is_made(data: str, disk: FaultyDisk, operations: 
     assert bench.values("jobs") == values(0) + values(2)
 
 
+def test_somebody_looks_at_the_files_before_the_broker_does(data: str, disk: FaultyDisk) -> None:
+    """A repair, for instance: the files then say that they were opened since the power came back."""
+    bench = Workbench(data, disk=disk)
+    bench.ask(TopicCreate("jobs", KINDS["written"]))
+    bench.publish("jobs", values(0), durability=2)
+    bench.publish("jobs", values(1))
+    disk.power_loss(Unsynced.LOST)
+    for files in Path(data, "topics").iterdir():
+        files_log(str(files), disk).close()
+    bench = Workbench(data, disk=disk)
+    assert bench.publish("jobs", values(2)).base_offset >= 2 * MANY
+
+
 def test_topics_whose_durability_changes(data: str, disk: FaultyDisk) -> None:
     """What can be seen at once from now on has to be reserved; what was seen stays reserved."""
     bench = Workbench(data, disk=disk)
@@ -461,27 +474,26 @@ def test_offsets_of_which_nothing_is_known_take_hardly_any_memory() -> None:
 # Logs without a broker.
 
 
-def files_log(data: str, disk: FaultyDisk, floor: OffsetFloor) -> FileLog:
+def files_log(data: str, disk: FaultyDisk, floor: int = 0) -> FileLog:
     return FileLog(Host(disk, flusher=InlineWorker(), preparer=InlineWorker()), data, floor=floor)
 
 
 def test_a_log_goes_on_at_the_floor_and_not_before(data: str, disk: FaultyDisk) -> None:
-    log = files_log(data, disk, OffsetFloor(3, 7))
-    assert (log.first_offset, log.next_offset, log.survived_offset) == (0, 7, 0)  # a new log: nobody knows
+    log = files_log(data, disk, 7)
+    assert (log.first_offset, log.next_offset, log.survived_offset) == (0, 7, 0)
     bench = Workbench()
     log.append(bench.batch(values(0)), 1)
     log.close()
-    log = files_log(data, disk, OffsetFloor(10, 10**10))
+    log = files_log(data, disk, 10)
     assert (log.first_offset, log.next_offset) == (0, 7 + MANY)
     log.close()
-    disk.power_loss(Unsynced.LOST)
-    log = files_log(data, disk, OffsetFloor(10, 2 * SPAN_MAX))
+    log = files_log(data, disk, 2 * SPAN_MAX)
     assert (log.first_offset, log.next_offset, log.survived_offset) == (0, 2 * SPAN_MAX, 7 + MANY)
     log.append(bench.batch(values(1)), 1)
     assert [batch.base_offset for batch in log.batches(0)] == [7, 2 * SPAN_MAX]
     assert [batch.base_offset for batch in log.batches(SPAN_MAX)] == [2 * SPAN_MAX]
     log.close()
-    log = files_log(data, disk, OffsetFloor())
+    log = files_log(data, disk)
     assert log.next_offset == 2 * SPAN_MAX + MANY
     log.close()
 

@@ -134,6 +134,8 @@ class OffsetsReserved(Fact, tag=70):
     topic_id: int
     partition: int
     end: int
+    boot_id: bytes
+    """Of the machine: in another boot, messages before the end that were not synced may be lost."""
 
 
 AnyFact = (
@@ -188,8 +190,8 @@ class State:
         self.shared: dict[str, TransactionShared] = {}
         """Open transactions that processes share, by name."""
         self.crons: dict[str, CronKept] = {}
-        self.reserved: dict[tuple[int, int], int] = {}
-        """Where offsets that were given out end, by topic id and partition, of partitions that may lose messages."""
+        self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
+        """By topic id and partition, of partitions that may lose messages which somebody has seen."""
         self.leased = LeasedState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -231,7 +233,7 @@ class State:
                 self.crons.pop(fact.name, None)
             case OffsetsReserved():
                 if fact.topic_id in self.topics:
-                    self.reserved[fact.topic_id, fact.partition] = fact.end
+                    self.reserved[fact.topic_id, fact.partition] = fact
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget the names of transactions that were not used since a time; the last commit tells their number."""
@@ -262,8 +264,7 @@ class State:
             yield msgspec.structs.replace(commit, group="", places=[])
         yield from self.shared.values()
         yield from self.crons.values()
-        for place, end in self.reserved.items():
-            yield OffsetsReserved(*place, end)
+        yield from self.reserved.values()
         yield from self.leased.facts()
 
     def groups_within(self, topic_id: int, partition: int, begin: int, end: int) -> list[str]:

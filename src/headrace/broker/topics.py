@@ -14,7 +14,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import OffsetFloor, Partition, Store
+from headrace.engines.api import Partition, Store
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -220,9 +220,10 @@ class Topics:
         lane.partition.close()
         if saved is not None:
             self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
-        if self._ledger.state.reserved.get((topic.id, lane.number), end) != end:
+        reserved = self._ledger.state.reserved.get((topic.id, lane.number))
+        if reserved is not None and reserved.end != end:
             # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
-            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end))
+            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end, self._store.boot_id))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -238,8 +239,10 @@ class Topics:
 
     def _open(self, topic: Topic, number: int) -> Lane:
         name, state = topic.partition_name(number), self._ledger.state
-        known, reserved = state.known_end(topic.id, number), state.reserved.get((topic.id, number), 0)
-        floor = OffsetFloor(known, max(known, reserved))
+        reserved = state.reserved.get((topic.id, number)) or OffsetsReserved(topic.id, number, 0, b"")
+        floor = state.known_end(topic.id, number)
+        if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._store.boot_id != b"":
+            floor = max(floor, reserved.end)
         partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor)
         end = partition.next_offset
         try:
@@ -252,7 +255,7 @@ class Topics:
         reservation = None
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
-            reservation = Reservation(reserve, max(end, reserved), self._ports)
+            reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
         if held:
             self._ledger.durably(Done()).then(lane.release)
@@ -272,7 +275,7 @@ class Topics:
             self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
 
     def _reserve(self, topic: Topic, number: int, end: int) -> Later[Words]:
-        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end))
+        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._store.boot_id))
         return self._ledger.durably(Done())
 
     def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:

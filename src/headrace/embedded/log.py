@@ -31,7 +31,7 @@ from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
 from headrace.storage.follower import Follower
 from headrace.storage.host import Host
-from headrace.storage.log import FileLog, OffsetFloor
+from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.recovery import Findings, verify
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
@@ -286,7 +286,7 @@ class Log(Readable):
         live = locked(self._host, self.path, create=create)
         try:
             # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
-            floor = OffsetFloor(committed_end(self._disk, self.path))
+            floor = committed_end(self._disk, self.path)
             stored = FileLog(self._host, self.path, settings, create=create, floor=floor)
             self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
         except BaseException:

@@ -11,7 +11,7 @@ from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
 from headrace.storage.follower import LIVE
 from headrace.storage.host import Host
-from headrace.storage.log import FileLog, OffsetFloor
+from headrace.storage.log import FileLog
 from headrace.storage.meta import NAME as META
 from headrace.storage.recovery import Findings, segment_bases
 
@@ -28,7 +28,7 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     directory = os.path.abspath(os.fspath(path))
     live = locked(host, directory, create=False)
     try:
-        floor = OffsetFloor(committed_end(host.disk, directory))
+        floor = committed_end(host.disk, directory)
         log = FileLog(host, directory, create=False, repair=True, progress=progress, floor=floor)
         beacon = Beacon(host.disk, live, write=True)
     except BaseException:

@@ -12,7 +12,6 @@ from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, explained, log_settings
-from headrace.storage.log import OffsetFloor
 
 __all__ = [
     "FORGOTTEN",
@@ -26,7 +25,6 @@ __all__ = [
     "Journal",
     "LeasedIndex",
     "Note",
-    "OffsetFloor",
     "Partition",
     "SavedChunk",
     "SavedRest",

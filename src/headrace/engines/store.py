@@ -9,7 +9,6 @@ from headrace.model.errors import HeadraceError, LogFailed, LogNotFound
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.host import Host
-from headrace.storage.log import NO_FLOOR, OffsetFloor
 from headrace.storage.memory import MemoryLog
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
@@ -35,12 +34,15 @@ class Store:
             # Always: whoever made them may have been killed before their names were on the disk.
             host.disk.sync_directory(directory)
 
-    def open_partition(
-        self, name: str, settings: TopicSettings, saved: bytes | None, floor: OffsetFloor = NO_FLOOR
-    ) -> Partition:
+    @property
+    def boot_id(self) -> bytes:
+        """Another one after each start of the machine, which loses what was not synced; empty: nobody knows."""
+        return self._host.disk.boot_id()
+
+    def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None, floor: int = 0) -> Partition:
         """A topic's partition, with what was saved of its producers; no new message has an offset below the floor."""
         if saved is not None:
-            floor = floor._replace(always=max(floor.always, saved_offset(saved)))
+            floor = max(floor, saved_offset(saved))
         try:
             return Partition(self._open(name, settings, floor), saved)
         except OSError as error:
@@ -69,11 +71,9 @@ class Store:
         """End the threads that sync."""
         self._host.close()
 
-    def _open(self, name: str, settings: TopicSettings, floor: OffsetFloor) -> StoredLog:
+    def _open(self, name: str, settings: TopicSettings, floor: int) -> StoredLog:
         if self._partitions is None or settings.storage is Storage.MEMORY:
-            return MemoryLog(settings.memory_bytes, first_offset=max(floor))
-        if settings.storage is Storage.SPILL:
-            floor = OffsetFloor(max(floor), max(floor))  # what was in memory is lost without a power loss
+            return MemoryLog(settings.memory_bytes, first_offset=floor)
         log = self._partitions.open(name, log_settings(settings), floor)
         if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:
             # A crash left it: the names of its files may not be on the disk yet, which closing sees to.

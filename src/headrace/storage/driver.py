@@ -9,7 +9,7 @@ from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, LogNotFound
 from headrace.storage.compaction import Keep
 from headrace.storage.host import Host
-from headrace.storage.log import NO_FLOOR, FileLog, OffsetFloor
+from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.meta import NAME as META_NAME
 from headrace.storage.reader import ByteRange
@@ -63,7 +63,7 @@ class FileDriver:
         self._root = root.rstrip("/")
         self._settings = settings
 
-    def open(self, name: str, settings: LogSettings | None = None, floor: OffsetFloor = NO_FLOOR) -> FileLog:
+    def open(self, name: str, settings: LogSettings | None = None, floor: int = 0) -> FileLog:
         """The log of that name, made if there is none; with settings of its own if they are given."""
         return FileLog(self._host, self._path(name), settings or self._settings, floor=floor)
 

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from headrace.model.batch import FLAG_COMPACTED, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
@@ -30,18 +29,6 @@ from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 logger = logging.getLogger("headrace.storage")
 
 _LITTLE_BYTES = 64 << 10
-
-
-class OffsetFloor(NamedTuple):
-    """Offsets below which a log that is opened appends no message: they were given out before."""
-
-    always: int = 0
-    """Somebody refers to offsets before this one, whatever the files hold."""
-    after_power_loss: int = 0
-    """The same, if the power may have been lost since the log was last opened: readers may have seen those offsets."""
-
-
-NO_FLOOR = OffsetFloor()
 
 
 class FileLog(LogReader):
@@ -79,12 +66,12 @@ class FileLog(LogReader):
         create: bool = True,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
-        floor: OffsetFloor = NO_FLOOR,
+        floor: int = 0,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. If the
-        log ends before the `floor`, a gap covers the offsets up to there.
+        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. No new
+        message has an offset below the `floor`: if the log ends before it, a gap covers the offsets in between.
         """
         super().__init__()
         self.host = host
@@ -105,13 +92,12 @@ class FileLog(LogReader):
         self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
         meta = open_meta(host, directory, create=create)
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
-        power_lost = meta.power_lost(host)
         recovery = Recovery(
             host,
             directory,
             self.log_id,
             self.findings,
-            power_lost=power_lost,
+            power_lost=meta.power_lost(host),
             everything=repair,
             progress=progress,
         )
@@ -123,8 +109,8 @@ class FileLog(LogReader):
             host.disk.sync(segments[-1].file())
         self.survived_offset = self.next_offset
         """The end of what was found in the files; less than the first new offset if there is a gap between them."""
-        self._skip_to(max(floor) if power_lost else floor.always)
-        if power_lost:
+        self._skip_to(floor)
+        if meta.power_lost(host):
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             store_meta(host, directory, self.log_id, self._first_offset, sync=False)
 
