@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import headrace
 from headrace import Log
 from headrace.broker import reservation
 from headrace.broker.later import Later, WithBody
@@ -158,6 +159,29 @@ def test_a_reader_inside_the_gap_reads_on(data: str, disk: FaultyDisk) -> None:
     first = bench.publish("jobs", values(2)).base_offset
     for offset in (0, MANY, MANY + 3, first - 1, first):
         assert bench.values("jobs", offset=offset) == (values(0) if offset < MANY else []) + values(2)
+
+
+def test_clients_read_over_the_gap(data: str, disk: FaultyDisk) -> None:
+    bench = Workbench(data, disk=disk)
+    bench.ask(TopicCreate("jobs", KINDS["written"]))
+    bench.publish("jobs", values(0), durability=2)
+    bench.publish("jobs", values(1))
+    bench.ask(Commit("ahead", [Place("jobs", 0, MANY + 5)]))
+    disk.power_loss(Unsynced.LOST)
+    with headrace.open(data) as bus:
+        (receipt, *_) = bus.publish_many("jobs", values(2))
+        assert receipt.offset >= 2 * MANY
+        for group, expected in (("new", values(0) + values(2)), ("ahead", values(2))):
+            with bus.subscribe("jobs", group=group, start="earliest", timeout=1) as reader:
+                assert [message.value for message in reader] == expected
+        assert bus.describe_group("new").places[0].lag == 0
+        offset, found = MANY - 1, list[bytes | None]()
+        while batches := bus.fetch("jobs", 0, offset):
+            found += [value for batch in batches for value in batch.columns().values]
+            offset = batches[-1].next_offset
+        assert found[-MANY:] == values(2)
+        info = bus.describe_topic("jobs").partitions[0]
+        assert (info.first_offset, info.next_offset) == (0, receipt.offset + MANY)
 
 
 # Reserving.

@@ -10,7 +10,7 @@ from headrace.model.errors import HeadraceError
 from headrace.model.requests import Words
 
 BLOCK_MIN = 1 << 12
-BLOCK_MAX = 1 << 17
+BLOCK_MAX = 1 << 18
 """Offsets reserved at a time: each block is twice the one before, so that a busy partition seldom asks."""
 
 Reserve = Callable[[int], Later[Words]]

@@ -58,6 +58,7 @@ class Topics:
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
+        self._boot_id = store.boot_id
         self.on_change: Callable[[int], None] = lambda _now_us: None
         """Called with the time when topics came, went or got more partitions."""
         self._by_name: dict[TopicName, Topic] = {}
@@ -223,7 +224,7 @@ class Topics:
         reserved = self._ledger.state.reserved.get((topic.id, lane.number))
         if reserved is not None and reserved.end != end:
             # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
-            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end, self._store.boot_id))
+            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end, self._boot_id))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -241,7 +242,7 @@ class Topics:
         name, state = topic.partition_name(number), self._ledger.state
         reserved = state.reserved.get((topic.id, number)) or OffsetsReserved(topic.id, number, 0, b"")
         floor = state.known_end(topic.id, number)
-        if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._store.boot_id != b"":
+        if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._boot_id != b"":
             floor = max(floor, reserved.end)
         partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor)
         end = partition.next_offset
@@ -275,7 +276,7 @@ class Topics:
             self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
 
     def _reserve(self, topic: Topic, number: int, end: int) -> Later[Words]:
-        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._store.boot_id))
+        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
         return self._ledger.durably(Done())
 
     def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:
