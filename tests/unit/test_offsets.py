@@ -387,6 +387,36 @@ def test_a_topic_that_is_not_safe_has_no_offsets_yet(data: str, disk: FaultyDisk
     assert bench.values("jobs") == values(1)
 
 
+@pytest.mark.parametrize("count", [1, MANY])
+def test_written_messages_are_not_seen_before_their_topic_is_safe(data: str, count: int) -> None:
+    """The journal is slow, the partition is quick: it is synced, but its topic may never have been."""
+    bench = Workbench(data)
+    bench.syncing_later = True
+    bench.begin(TopicCreate("jobs", KINDS["written"]))
+    bench.syncing_later = False
+    published = bench.begin(Publish("jobs", 0), bench.batch(values(0, count)).data)
+    stream = bench.broker.open_stream(bench.session, "jobs", 0, 0, lambda: None, bench.now_us)
+    stream._lane.flush()
+    assert (published.outcome, bench.values("jobs")) == (None, [])
+    bench.run()
+    assert (published.outcome.base_offset, bench.values("jobs")) == (0, values(0, count))
+
+
+def test_who_waits_for_offsets_gets_an_answer_though_the_durability_changes(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BLOCK_MIN", "BLOCK_MAX"):
+        monkeypatch.setattr(reservation, name, 4)
+    bench = Workbench(data)
+    bench.ask(TopicCreate("jobs", KINDS["written"]))
+    bench.syncing_later = True
+    asked = [bench.begin(Publish("jobs", 0), bench.batch(values(at)).data) for at in range(3)]
+    bench.begin(TopicAlter("jobs", {"durability": "synced"}))
+    bench.run()
+    assert [one.outcome.base_offset for one in asked] == [0, MANY, 2 * MANY]
+    assert bench.values("jobs") == values(0) + values(1) + values(2)
+
+
 def test_a_topic_that_is_made_again_begins_anew(data: str, kind: dict[str, Any]) -> None:
     bench = Workbench(data)
     for life in range(2):

@@ -75,7 +75,7 @@ class Lane:
         if self.settings.durability is not _SYNCED:
             if self._hidden_from is None:
                 return self.partition.next_offset
-            return max(self._hidden_from, self.partition.synced_offset)
+            return self._hidden_from if self._syncing.held else max(self._hidden_from, self.partition.synced_offset)
         return self.partition.first_offset if self._syncing.held else self.partition.synced_offset
 
     def info(self) -> PartitionInfo:
@@ -268,7 +268,7 @@ class Lane:
     def _reserve(self, shown: int) -> None:
         """Ask for more offsets, if they run short; what is beyond the reserved ones is hidden from `shown` on."""
         reservation, end = self._reservation, self.partition.next_offset
-        if reservation is None or end <= self._reserve_at:
+        if reservation is None or (end <= self._reserve_at and not self._unreserved):
             return
         if end > reservation.end and self._hidden_from is None:
             self._hidden_from = shown

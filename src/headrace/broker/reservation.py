@@ -44,15 +44,17 @@ class Reservation:
 
     def ask(self, next_offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Reserve a block behind an offset; tells when it is reserved, or why it cannot be, but not at once."""
+        told = partial(self._told, next_offset, tell)
         self.asked = True
         try:
-            later = self._reserve(next_offset + self._block)
+            self._reserve(next_offset + self._block).then(told)
         except HeadraceError as error:
-            self._ports.soon(partial(self._told, next_offset, tell, error))
+            self._ports.soon(partial(told, error))
         except OSError as error:
-            self._ports.soon(partial(self._told, next_offset, tell, explained(error)))
-        else:
-            later.then(partial(self._told, next_offset, tell))
+            self._ports.soon(partial(told, explained(error)))
+        except BaseException:
+            self.asked = False
+            raise
 
     def _told(self, next_offset: int, tell: Callable[[HeadraceError | None], None], outcome: object) -> None:
         self.asked = False

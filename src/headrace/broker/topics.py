@@ -269,7 +269,7 @@ class Topics:
             return
         if partition.in_files:
             logger.warning(
-                "%s partition %s: messages that were not synced may be lost; skipped offsets %s to %s",
+                "offsets skipped; messages that were not synced may be lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
             )  # fmt: skip
         for group in self._ledger.state.groups_within(topic.id, number, begin, end):
