@@ -158,7 +158,15 @@ class Asking(LeaseBooks):
         possible = {at: before.refusals(name, at, token, now_us, ack=isinstance(request, Ack)) for at, token in held}
         unclear = any("" in codes or self.doubtful(name, at) for at, codes in possible.items())
         if unclear:
+            self.run()
+            tried, self.asked_of = self.world.copy(), name
+            entries = tried.subscriptions[name].entries if name in tried.subscriptions else {}
+            tokens = [at for at, _ in held if at in entries and entries[at].fate == "pending"]
+            for at in tokens:
+                self.apply(tried, request, at, now_us)
+            self.leasing = {at: [entries[at]] for at in tokens}  # if the power goes off, it may have been done
             answer = self.answer(request, holder=holder)
+            self.leasing = {}
             if answer is None:
                 return
             refused = {(one.partition, one.offset): one.code for one in answer.refused}

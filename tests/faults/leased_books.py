@@ -13,6 +13,7 @@ from tests.faults.broker_books import MEMORY, SMALL
 from tests.faults.leased_sight import DEAD, TOPIC, Seen, differs, look
 from tests.faults.leased_world import Entry, Id, Message, World
 
+from headrace.broker import reservation
 from headrace.broker.later import Later
 from headrace.broker.membership import Session
 from headrace.broker.settings import BrokerSettings
@@ -27,6 +28,11 @@ from headrace.testing import FaultyDisk, PowerLoss, Unsynced
 from headrace.testing.workbench import START_US, Workbench
 
 BITS = 2
+KINDS: dict[str, dict[str, Any]] = {
+    "synced": {},
+    "written": {"durability": "written"},
+    "memory": {"storage": "memory"},
+}
 Key = tuple[Any, ...]
 """Of what a power loss may take back: a subscription's entry or its settings, or a message."""
 
@@ -34,7 +40,7 @@ Key = tuple[Any, ...]
 class LeaseBooks(RuleBasedStateMachine):
     """A broker, and the world as those see it who ask; `worlds` are all since the broker began, the last one is now."""
 
-    def set_up(self, seed: int, journal_bytes: int, partitions: int) -> None:
+    def set_up(self, seed: int, journal_bytes: int, partitions: int, kind: str = "synced") -> None:
         """Start with a broker that has nothing but an empty topic."""
         self.root = tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None)
         self.small = ExitStack()
@@ -50,6 +56,8 @@ class LeaseBooks(RuleBasedStateMachine):
             (runs, "_LOOSE_MAX", 3),
             (runs, "_SMALL", 4),
             (runs, "_SMALL_RUNS_MAX", 2),
+            (reservation, "BLOCK_MIN", 4),
+            (reservation, "BLOCK_MAX", 16),
         ):
             self.small.enter_context(patch.object(module, name, value))
         self.disk = FaultyDisk(seed)
@@ -61,6 +69,10 @@ class LeaseBooks(RuleBasedStateMachine):
         """How far the clock has gone back, for a moment."""
         self.counter = 0
         self.partitions = partitions
+        self.kind = kind
+        self.named: dict[Id, bytes] = {}
+        """What every offset ever stood for."""
+        self.lost: set[Id] = set()
         self.world = World()
         self.worlds = [self.world]
         self.answered: dict[Key, int] = {}
@@ -74,7 +86,7 @@ class LeaseBooks(RuleBasedStateMachine):
         self.redriving: set[Id] = set()
         self.asked_of = ""
         self.bench = self.started(START_US)
-        self.bench.ask(TopicCreate(TOPIC, {"partitions": partitions, "segment_bytes": 4096}))
+        self.bench.ask(TopicCreate(TOPIC, {"partitions": partitions, "segment_bytes": 4096, **KINDS[kind]}))
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
@@ -190,10 +202,15 @@ class LeaseBooks(RuleBasedStateMachine):
             self.publishing.remove(messages)
             world = self.changed()
             for at, message in enumerate(messages):
+                self.name((message.id[0], base_offset + at), message.value)
                 world.add(replace(message, id=(message.id[0], base_offset + at)))
                 for name in world.subscriptions:
                     self.sure["entry", name, (message.id[0], base_offset + at)] = len(self.worlds) - 1
                     self.answered["entry", name, (message.id[0], base_offset + at)] = len(self.worlds) - 1
+
+    def name(self, at: Id, value: bytes) -> None:
+        """An offset was seen: it stands for this message for ever."""
+        assert self.named.setdefault(at, value) == value, f"{at} was {self.named[at]!r} before, and is {value!r} now"
 
     # After the end of a broker.
 
@@ -216,6 +233,7 @@ class LeaseBooks(RuleBasedStateMachine):
         self.bench.tick()
         since = self.sure if power_lost else self.answered
         worlds = [world.copy() for world in self.worlds]
+        self.find_lost(worlds, power_lost=power_lost)
         for world in worlds:
             world.pass_time(self.now_us)
         self.world = worlds[-1]
@@ -230,7 +248,8 @@ class LeaseBooks(RuleBasedStateMachine):
 
     def log(self, topic: str, number: int) -> Iterator[Message]:
         """All messages in a partition's log."""
-        for batch in self.bench.batches(topic, number):
+        first = self.bench.ask(TopicDescribe(topic)).partitions[number].first_offset
+        for batch in self.bench.batches(topic, number, first):
             for one in batch.messages():
                 headers = dict(one.headers or {})
                 only = headers.get(SUBSCRIPTION_HEADER, b"").decode()
@@ -239,14 +258,26 @@ class LeaseBooks(RuleBasedStateMachine):
                     one.expires, only=only,
                 )  # fmt: skip
 
+    def find_lost(self, worlds: list[World], *, power_lost: bool) -> None:
+        """What may have been lost and is not there is as good as deleted, in all that may have been."""
+        there = {message.id for number in range(self.partitions) for message in self.log(TOPIC, number)}
+        gone = {at for world in worlds for at in world.messages if at not in there}
+        assert gone <= self.lost or self.kind == "memory" or (self.kind == "written" and power_lost), f"{gone} are lost"
+        self.lost |= gone
+        for world in worlds:
+            for at in gone & world.messages.keys():
+                world.messages[at] = replace(world.messages[at], deleted=True, version=1)
+                for one in world.subscriptions.values():
+                    if at in one.entries and one.entries[at].fate == "pending":
+                        one.entries[at].fate = "done"
+
     def find_published(self) -> None:
         """What was published and not answered is there or not; what was answered is."""
         expected = {message.value: message for messages in self.publishing for message in messages}
         for number in range(self.partitions):
             there = {message.id: message for message in self.log(TOPIC, number)}
-            missing = [at for at in self.world.messages if at[0] == number and at not in there]
-            assert not missing, f"messages {missing} are lost"
             for at, message in there.items():
+                self.name(at, message.value)
                 if at not in self.world.messages:
                     assert message.value in expected or message.only, f"{message} came from nowhere"
                     self.world.add(message)

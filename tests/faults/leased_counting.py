@@ -27,6 +27,7 @@ class Counting(Asking):
             world.subscriptions[name].entries[origin].fate = "redriven"
         keys = [("entry", name, at) for at in [*origins, *fresh]]
         for one in fresh.values():
+            self.name(one.id, one.value)
             assert one.only == name
             assert not [header for header in one.headers if header.startswith("headrace-dead")]
             world.add(one)

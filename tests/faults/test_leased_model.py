@@ -24,7 +24,7 @@ from tests.faults.leased_world import Id
 
 from headrace.engines.leased import contents, leases
 from headrace.model.batch import Columns, encode
-from headrace.model.errors import LogFailed, SubscriptionExists, SubscriptionNotFound
+from headrace.model.errors import GroupNotFound, LogFailed, SubscriptionExists, SubscriptionNotFound
 from headrace.model.leasing import (
     Ack,
     EditMatching,
@@ -41,7 +41,7 @@ from headrace.model.leasing import (
     SubscriptionDelete,
     SubscriptionDescribe,
 )
-from headrace.model.requests import Publish
+from headrace.model.requests import Commit, GroupDescribe, Place, Publish
 from headrace.model.subscription import subscription_settings
 from headrace.testing import PowerLoss, Unsynced
 from headrace.testing.workbench import Workbench
@@ -416,7 +416,50 @@ class LeasedOnAFaultyDisk(Choices):
             self.attempt(self.compare)
 
 
+class LeasedOnALossyTopic(LeasedOnAFaultyDisk):
+    """The same with messages that are seen before they are safe; what is lost takes its offset with it."""
+
+    @initialize(
+        seed=st.integers(0, 2**32),
+        journal_bytes=st.sampled_from([300, 2000, 1 << 20]),
+        slow=st.booleans(),
+        partitions=st.sampled_from([1, 1, 2]),
+        kind=st.sampled_from(["written", "memory"]),
+        about=st.lists(MESSAGE, min_size=2, max_size=6),
+    )
+    def begin(  # type: ignore[override]
+        self, seed: int, journal_bytes: int, slow: bool, partitions: int, kind: str, about: list[dict[str, Any]]
+    ) -> None:
+        self.set_up(seed, journal_bytes, partitions, kind)
+        self.consumed: set[Id] = set()
+        self.subscribe("default", {}, earliest=True)
+        self.publish(0, about, large=False)
+        self.slow = self.bench.syncing_later = slow
+
+    @rule(number=ANY)
+    def read_on(self, number: int) -> None:
+        """A group goes on where it was, and never passes over a message."""
+        number %= self.partitions
+        described = self.answer(GroupDescribe("readers"))
+        found = self.attempt(lambda: list(self.log(TOPIC, number)))
+        if described is None or found is None:
+            return
+        places = [] if isinstance(described, GroupNotFound) else described.places
+        position = next((place.offset for place in places if place.partition == number), 0)
+        passed = [one.id for one in found if one.id[1] < position and one.id not in self.consumed]
+        assert not passed, f"the group is at {position}, and never saw {passed}"
+        for one in found:
+            self.name(one.id, one.value)
+        self.consumed.update(one.id for one in found)
+        end = max([position, *(one.id[1] + 1 for one in found)])
+        self.ask(Commit("readers", [Place(TOPIC, number, end)]), lambda _: None)
+
+
 LeasedOnAFaultyDisk.TestCase.settings = settings(
     max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "110")), stateful_step_count=50
 )
 test_leased_on_a_faulty_disk = LeasedOnAFaultyDisk.TestCase
+LeasedOnALossyTopic.TestCase.settings = settings(
+    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "60")), stateful_step_count=40
+)
+test_leased_on_a_lossy_topic = LeasedOnALossyTopic.TestCase

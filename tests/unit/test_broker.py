@@ -269,17 +269,18 @@ def test_readers_of_a_synced_topic_see_only_what_is_synced(data: str) -> None:
 def test_readers_of_a_written_topic_see_what_is_written(data: str) -> None:
     bench = Workbench(data)
     bench.ask(TopicCreate("orders", {"durability": "written"}))
-    reader = Reader(bench, "orders")
+    bench.publish("orders", LARGE)
+    reader = Reader(bench, "orders", offset=20)
     assert reader.read() is None
     bench.syncing_later = True
     bench.begin(Publish("orders", 0), bench.batch(LARGE).data)
     assert reader.woken == 1
-    assert reader.read().next_offset == 20
+    assert reader.read().next_offset == 40
     assert reader.read() is None
     safe = bench.begin(Publish("orders", 0, durability=2), bench.batch([b"small"]).data)
     bench.broker.open_stream(bench.session, "orders", 0, 0, print, 0)._lane.flush()
     assert (safe.outcome, reader.woken) == (None, 2)
-    assert reader.read().next_offset == 21
+    assert reader.read().next_offset == 41
 
 
 def test_a_reader_is_woken_though_the_disk_was_quicker_than_the_broker(data: str) -> None:

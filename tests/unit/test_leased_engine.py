@@ -139,13 +139,6 @@ class StatusesAgainstADict(RuleBasedStateMachine):
         for offset in offsets:
             self.failed[offset] = self.failed.get(offset, 0) + 1
 
-    @rule(share=st.floats(0.5, 1))
-    def forget_from(self, share: float) -> None:
-        end = max(int(share * self.end), self.start)
-        self.statuses.forget_from(end)
-        self.plain = {offset: status for offset, status in self.plain.items() if offset < end}
-        self.failed = {offset: times for offset, times in self.failed.items() if offset < end}
-
     @rule()
     def save_and_load(self) -> None:
         self.statuses = reloaded(self.statuses)

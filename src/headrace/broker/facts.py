@@ -128,6 +128,16 @@ class CronGone(Fact, tag=32):
     name: str
 
 
+class OffsetsReserved(Fact, tag=70):
+    """Messages of a partition may be seen before they are safe, up to this offset; after a loss it goes on there."""
+
+    topic_id: int
+    partition: int
+    end: int
+    boot_id: bytes
+    """Of the machine: in another boot, messages before the end that were not synced may be lost."""
+
+
 AnyFact = (
     Began
     | TopicSet
@@ -142,6 +152,7 @@ AnyFact = (
     | CronKept
     | CronRan
     | CronGone
+    | OffsetsReserved
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -179,6 +190,8 @@ class State:
         self.shared: dict[str, TransactionShared] = {}
         """Open transactions that processes share, by name."""
         self.crons: dict[str, CronKept] = {}
+        self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
+        """By topic id and partition, of partitions that may lose messages which somebody has seen."""
         self.leased = LeasedState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -218,6 +231,9 @@ class State:
                 self._ran(fact)
             case CronGone():
                 self.crons.pop(fact.name, None)
+            case OffsetsReserved():
+                if fact.topic_id in self.topics:
+                    self.reserved[fact.topic_id, fact.partition] = fact
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget the names of transactions that were not used since a time; the last commit tells their number."""
@@ -248,12 +264,18 @@ class State:
             yield msgspec.structs.replace(commit, group="", places=[])
         yield from self.shared.values()
         yield from self.crons.values()
+        yield from self.reserved.values()
         yield from self.leased.facts()
 
-    def groups_beyond(self, topic_id: int, partition: int, offset: int) -> list[str]:
-        """The groups whose position in a partition is greater."""
+    def groups_within(self, topic_id: int, partition: int, begin: int, end: int) -> list[str]:
+        """The groups whose position in a partition is one of these offsets."""
         place = (topic_id, partition)
-        return [group for group, positions in self.groups.items() if positions.get(place, 0) > offset]
+        return [group for group, positions in self.groups.items() if begin <= positions.get(place, end) < end]
+
+    def known_end(self, topic_id: int, partition: int) -> int:
+        """The end of the offsets of a partition that anything here refers to."""
+        positions = (positions.get((topic_id, partition), 0) for positions in self.groups.values())
+        return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
 
     def _forget_topic(self, topic_id: int) -> None:
         topic = self.topics.pop(topic_id, None)
@@ -261,6 +283,8 @@ class State:
             for number in range(topic.settings.get("partitions", 1)):
                 self.producers.pop(partition_name(topic, number), None)
         self.leased.forget_topic(topic_id)
+        for place in [place for place in self.reserved if place[0] == topic_id]:
+            del self.reserved[place]
         for positions in self.groups.values():
             for place in [place for place in positions if place[0] == topic_id]:
                 del positions[place]

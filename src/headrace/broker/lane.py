@@ -6,6 +6,7 @@ from functools import partial
 
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
+from headrace.broker.reservation import Reservation
 from headrace.broker.syncing import Syncing
 from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
@@ -20,6 +21,7 @@ _SMALL_BYTES = 4 << 10
 _SMALL_COUNT = 16
 _GATHERED_BYTES = 100 << 10
 _SYNCED = Durability.SYNCED  # every look at a member of an enumeration is a call
+_NEVER = 1 << 64
 Answer = Later[Published]
 
 
@@ -33,16 +35,26 @@ class Lane:
         partition: Partition,
         settings: TopicSettings,
         ports: Ports,
+        reservation: Reservation | None = None,
         *,
         held: bool = False,
     ) -> None:
-        """A partition; if it is `held`, nothing in it counts as synced before `release`."""
+        """A partition; if it is `held`, nothing in it counts as synced before `release`.
+
+        With a `reservation` messages that are not synced are shown when their offsets are reserved.
+        """
         self.topic = topic
         self.number = number
         self.partition = partition
         self.settings = settings
         self._ports = ports
         self._syncing = Syncing(partition, ports, held=held)
+        self._reservation = reservation
+        self._reserve_at = self._next_reserve()
+        self._hidden_from: int | None = None
+        """The end of a batch: what follows may not be seen before its offsets are reserved, or it is synced."""
+        self._unreserved: list[tuple[int, Callable[[HeadraceError | None], None]]] = []
+        """Who waits for offsets to be reserved."""
         self._gathered: list[tuple[Batch, int, Answer]] = []
         self._gathered_bytes = 0
         self._now_us = 0
@@ -55,13 +67,15 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether nobody waits for an answer."""
-        return self._syncing.idle and not self._gathered
+        return self._syncing.idle and not self._gathered and not self._unreserved
 
     @property
     def end_offset(self) -> int:
         """Behind the last message that may be read: of a synced topic only what a power loss cannot take back."""
         if self.settings.durability is not _SYNCED:
-            return self.partition.next_offset
+            if self._hidden_from is None:
+                return self.partition.next_offset
+            return self._hidden_from if self._syncing.held else max(self._hidden_from, self.partition.synced_offset)
         return self.partition.first_offset if self._syncing.held else self.partition.synced_offset
 
     def info(self) -> PartitionInfo:
@@ -72,7 +86,9 @@ class Lane:
 
     def alter(self, settings: TopicSettings, now_us: int) -> None:
         """Go on with other settings."""
-        self.settings = settings
+        shown, self.settings = self.end_offset, settings
+        self._reserve_at = self._next_reserve()
+        self._reserve(shown)
         self.partition.alter(log_settings(settings), settings.memory_bytes, now_us)
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
@@ -100,7 +116,10 @@ class Lane:
         if small and request.expected_offset is None:
             return self._gather(batch, needed, now_us)
         self.flush()
-        return self.answer(self.partition.append(batch, now_us, request.expected_offset), needed)
+        appended = self.partition.append(batch, now_us, request.expected_offset)
+        if appended.next_offset > self._reserve_at and not appended.duplicate:
+            self._reserve(appended.base_offset)
+        return self.answer(appended, needed)
 
     def flush(self) -> None:
         """Append what was gathered."""
@@ -114,6 +133,9 @@ class Lane:
         except Exception:  # whatever it was, everybody gets an answer
             logger.exception("%s partition %s: gathered batches could not be appended", self.topic, self.number)
             outcomes = [InternalError()] * len(gathered)
+        if self.partition.next_offset > self._reserve_at:
+            new = [one.base_offset for one in outcomes if isinstance(one, Appended) and not one.duplicate]
+            self._reserve(new[0] if new else self.partition.next_offset)
         fresh: list[tuple[Answer, Appended]] = []
         for outcome, (_, needed, later) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
@@ -135,13 +157,18 @@ class Lane:
             reached = min(reached, Durability.WRITTEN)
         if reached >= self.settings.durability:
             self.wake()
-        if reached >= needed:
+        if reached >= needed and (self._hidden_from is None or self._is_reserved(next_offset, reached)):
             published = Published(base_offset, reached, append_time, duplicate)
             if later is None:
                 return published
             later.settle(published)
             return later
         waiting = later if later is not None else Later()
+        if reached >= needed:
+            published = Published(base_offset, reached, append_time, duplicate)
+            self._unreserved.append((next_offset, lambda error: waiting.settle(error or published)))
+            self.reserve_again()
+            return waiting
         self._syncing.wait(next_offset, partial(self._answer_synced, [(waiting, appended)]))
         return waiting
 
@@ -154,6 +181,8 @@ class Lane:
         """Append a batch of a committed transaction."""
         self.flush()
         appended = self.partition.append_committed(batch, mark, now_us)
+        if appended.next_offset > self._reserve_at:
+            self._reserve(appended.base_offset)
         if self.settings.durability is not _SYNCED:
             self.wake()
         return appended
@@ -168,6 +197,9 @@ class Lane:
                 self.wake()
 
             self._syncing.wait(next_offset, synced)
+        elif not self._is_reserved(next_offset, self.partition.reached(next_offset)):
+            self._unreserved.append((next_offset, tell))
+            self.reserve_again()
         else:
             tell(None)
             self.wake()
@@ -220,6 +252,47 @@ class Lane:
         self.flush()
         self.gone = TopicNotFound(f"the topic {self.topic} was deleted")
         self.wake()
+
+    def _next_reserve(self) -> int:
+        """Beyond which offset more must be reserved: never, if messages are safe before they are seen."""
+        if self._reservation is None or self.settings.durability is _SYNCED:
+            return _NEVER
+        return self._reservation.ask_at
+
+    def _is_reserved(self, next_offset: int, reached: Durability) -> bool:
+        """Whether what ends at an offset can be shown, or its offsets told."""
+        if self._hidden_from is None or self._reservation is None:
+            return True
+        return next_offset <= self._reservation.end or reached >= _SYNCED
+
+    def _reserve(self, shown: int) -> None:
+        """Ask for more offsets, if they run short; what is beyond the reserved ones is hidden from `shown` on."""
+        reservation, end = self._reservation, self.partition.next_offset
+        if reservation is None or (end <= self._reserve_at and not self._unreserved):
+            return
+        if end > reservation.end and self._hidden_from is None:
+            self._hidden_from = shown
+        if not reservation.asked:
+            reservation.ask(end, partial(self._reserved, end))
+
+    def reserve_again(self) -> None:
+        """Ask once more for what could not be reserved, if anything is hidden because of that."""
+        if self._hidden_from is not None:
+            self._reserve(self._hidden_from)
+
+    def _reserved(self, asked: int, error: HeadraceError | None) -> None:
+        """More offsets are reserved, those up to the end of a batch for certain; or they cannot be."""
+        assert self._reservation is not None
+        reserved, waiting = self._reservation.end, self._unreserved
+        self._reserve_at = self._next_reserve()
+        self._unreserved = [one for one in waiting if error is None and one[0] > reserved]
+        if error is None and self._hidden_from is not None:
+            self._hidden_from = None if self.partition.next_offset <= reserved else asked
+            self._reserve(asked)
+        self.wake()  # first: readers get messages before publishers their receipts
+        for next_offset, tell in waiting:
+            if error is not None or next_offset <= reserved:
+                tell(error)
 
     def _check_gone(self) -> None:
         if self.gone is not None:

@@ -171,6 +171,15 @@ class LeasedState:
         """What was changed in a partition."""
         return self.edits.setdefault((topic_id, partition), {})
 
+    def known_end(self, topic_id: int, partition: int) -> int:
+        """The end of the offsets of a partition that subscriptions and edits refer to."""
+        ends = [1 + max(self.edits.get((topic_id, partition), ()), default=-1)]
+        for one in self.subscriptions.values():
+            if one.topic_id == topic_id:
+                index = self._indexes.get((one.id, partition))
+                ends.append(one.starts.get(partition, 0) if index is None else index.statuses.end)
+        return max(ends)
+
     def apply(self, fact: LeasedFact) -> None:
         """Take in a fact."""
         match fact:

@@ -291,7 +291,7 @@ class Membership:
             offset = positions.get((topic.id, number))
             if offset is None or topic.settings.durability is not Durability.SYNCED:
                 lane = self._opened(topic, number)
-                offset = positions.get((topic.id, number))  # messages may be gone, and the group moved back
+                offset = positions.get((topic.id, number))  # messages may be gone, and the group moved behind them
                 if offset is None and lane is not None:
                     offset = offset_at(lane, start.at, start.time_us)
                     new.append((topic.id, number, offset))

@@ -7,13 +7,14 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.facts import Moved, ProducersKept, TopicGone, TopicSet, partition_name
+from headrace.broker.facts import Moved, OffsetsReserved, ProducersKept, TopicGone, TopicSet, partition_name
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
+from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import Store
+from headrace.engines.api import Partition, Store
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -60,6 +61,7 @@ class Topics:
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
+        self._boot_id = store.boot_id
         self.on_change: Callable[[int], None] = lambda _now_us: None
         """Called with the time when topics came, went or got more partitions."""
         self.on_alter: Callable[[Topic, int], None] = lambda _topic, _now_us: None
@@ -238,9 +240,14 @@ class Topics:
     def _close(self, topic: Topic, lane: Lane, now_us: int) -> None:
         lane.flush()
         saved = lane.partition.save_producers(at_once=True)
+        end = lane.partition.next_offset
         lane.partition.close()
         if saved is not None:
             self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+        reserved = self._ledger.state.reserved.get((topic.id, lane.number))
+        if reserved is not None and reserved.end != end:
+            # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
+            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end, self._boot_id))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -255,22 +262,45 @@ class Topics:
             raise InvalidArgument("this broker keeps everything in memory: topics cannot be on a disk")
 
     def _open(self, topic: Topic, number: int) -> Lane:
-        name = topic.partition_name(number)
-        partition = self._store.open_partition(name, topic.settings, self._ledger.state.producers.get(name))
+        name, state = topic.partition_name(number), self._ledger.state
+        reserved = state.reserved.get((topic.id, number)) or OffsetsReserved(topic.id, number, 0, b"")
+        floor = state.known_end(topic.id, number)
+        if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._boot_id != b"":
+            floor = max(floor, reserved.end)
+        partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor)
         end = partition.next_offset
         try:
-            # Messages that were not synced may be gone, or all of a topic in memory: the next ones have their offsets.
-            for group in self._ledger.state.groups_beyond(topic.id, number, end):
-                self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+            self._skip(topic, number, partition)
         except HeadraceError:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
         held = partition.in_files and not end and not self._ledger.synced
-        lane = Lane(str(topic), number, partition, topic.settings, self._ports, held=held)
+        reservation = None
+        if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
+            reserve = partial(self._reserve, topic, number)
+            reservation = Reservation(reserve, max(end, reserved.end), self._ports)
+        lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
         if held:
             self._ledger.durably(Done()).then(lane.release)
         return lane
+
+    def _skip(self, topic: Topic, number: int, partition: Partition) -> None:
+        """Move the groups that are among lost messages, whose offsets no others will ever have."""
+        begin, end = partition.survived_offset, partition.next_offset
+        if begin >= end:
+            return
+        if partition.in_files:
+            logger.warning(
+                "offsets skipped; messages that were not synced may be lost  topic=%s partition=%s first=%s last=%s",
+                topic, number, begin, end - 1,
+            )  # fmt: skip
+        for group in self._ledger.state.groups_within(topic.id, number, begin, end):
+            self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+
+    def _reserve(self, topic: Topic, number: int, end: int) -> Later[Words]:
+        self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
+        return self._ledger.durably(Done())
 
     def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:
         """Remove what is left of a topic, once no power loss can bring it back."""

@@ -61,6 +61,7 @@ class Upkeep:
         for topic in self._topics:
             for lane in list(topic.lanes.values()):
                 lane.partition.request_sync()
+                lane.reserve_again()
                 self._topics.keep_producers(topic, lane, now_us, at_once=False)
                 self._look_after(topic, lane, now_us, compacting)
                 self._ledger.state.leased.forget_edits(topic.id, lane.number, lane.partition.first_offset)

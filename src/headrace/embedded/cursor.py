@@ -23,6 +23,13 @@ def load_offset(disk: Disk, path: str) -> int | None:
     return _offset(Record(disk, path, write=False))
 
 
+def committed_end(disk: Disk, log_directory: str) -> int:
+    """The greatest offset at which a cursor of a log stands, the shared one included."""
+    directory = f"{log_directory}/{DIRECTORY}"
+    offsets = (load_offset(disk, f"{directory}/{name}") for name in disk.names(directory))
+    return max((offset for offset in offsets if offset is not None), default=0)
+
+
 def _offset(record: Record) -> int | None:
     content = record.load()
     return None if content is None else int(_POSITION.unpack(content)[0])

@@ -19,6 +19,7 @@ from headrace.embedded.buffer import (
     checked_message,
     portions,
 )
+from headrace.embedded.cursor import committed_end
 from headrace.embedded.reading import Readable
 from headrace.embedded.repair import locked
 from headrace.model.batch import HEADER_BYTES
@@ -284,7 +285,9 @@ class Log(Readable):
             return
         live = locked(self._host, self.path, create=create)
         try:
-            stored = FileLog(self._host, self.path, settings, create=create)
+            # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
+            floor = committed_end(self._disk, self.path)
+            stored = FileLog(self._host, self.path, settings, create=create, floor=floor)
             self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
         except BaseException:
             self._disk.unlock(live)

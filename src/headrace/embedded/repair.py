@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from headrace.embedded import shared
+from headrace.embedded.cursor import committed_end
 from headrace.model.errors import LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
@@ -27,7 +28,8 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     directory = os.path.abspath(os.fspath(path))
     live = locked(host, directory, create=False)
     try:
-        log = FileLog(host, directory, create=False, repair=True, progress=progress)
+        floor = committed_end(host.disk, directory)
+        log = FileLog(host, directory, create=False, repair=True, progress=progress, floor=floor)
         beacon = Beacon(host.disk, live, write=True)
     except BaseException:
         host.disk.unlock(live)

@@ -64,7 +64,9 @@ class Partition:
         """Ranges of offsets whose messages were found damaged: first to next."""
         for lost in log.findings.lost if isinstance(log, FileLog) else ():
             self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
-        start = self.producers.load(saved, log.next_offset) if saved is not None else 0
+        self.survived_offset = log.survived_offset if isinstance(log, FileLog) else 0
+        """The end of what there was when it was opened: a gap from there to the first new message may follow."""
+        start = self.producers.load(saved, self.survived_offset) if saved is not None else 0
         for batch in self.batches(min(max(start, log.first_offset), log.next_offset), log.next_offset):
             if batch.base_offset >= start:
                 self.producers.note_batch(batch)

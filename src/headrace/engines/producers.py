@@ -39,6 +39,10 @@ class _Saved(msgspec.Struct, array_like=True):
     producers: list[tuple[int, int, int, list[int]]]
 
 
+class _SavedOffset(msgspec.Struct, array_like=True):
+    offset: int
+
+
 class Producers:
     """The producers of one partition, as of an offset: what the log before it tells."""
 
@@ -115,15 +119,20 @@ class Producers:
         producers = [(by, known.epoch, known.last, list(known.bases)) for by, known in self._known.items()]
         return msgspec.msgpack.encode(_Saved(offset, self.mark, producers))
 
-    def load(self, saved: bytes, next_offset: int) -> int:
-        """Take up what was saved, without what the log does not have any more; returns the offset it goes up to."""
+    def load(self, saved: bytes, survived_offset: int) -> int:
+        """Take up what was saved, without what the log has not kept; returns the offset it goes up to."""
         content = msgspec.msgpack.decode(saved, type=_Saved)
         self.mark = content.mark
         for by, epoch, last, bases in content.producers:
-            kept = [base for base in bases if base < next_offset]
+            kept = [base for base in bases if base < survived_offset]
             if kept:
                 self._known[by] = _Known(epoch, last - (len(bases) - len(kept)), kept)
         return content.offset
+
+
+def saved_offset(saved: bytes) -> int:
+    """The offset up to which something that was saved goes."""
+    return msgspec.msgpack.decode(saved, type=_SavedOffset).offset
 
 
 def mark_of(producer: Producer) -> int:

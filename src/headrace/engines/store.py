@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
-from headrace.engines.producers import Producers
+from headrace.engines.producers import Producers, saved_offset
 from headrace.model.errors import HeadraceError, LogFailed, LogNotFound
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
@@ -34,10 +34,17 @@ class Store:
             # Always: whoever made them may have been killed before their names were on the disk.
             host.disk.sync_directory(directory)
 
-    def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None) -> Partition:
-        """A topic's partition, with what was saved of its producers."""
+    @property
+    def boot_id(self) -> bytes:
+        """Another one after each start of the machine, which loses what was not synced; empty: nobody knows."""
+        return self._host.disk.boot_id()
+
+    def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None, floor: int = 0) -> Partition:
+        """A topic's partition, with what was saved of its producers; no new message has an offset below the floor."""
+        if saved is not None:
+            floor = max(floor, saved_offset(saved))
         try:
-            return Partition(self._open(name, settings), saved)
+            return Partition(self._open(name, settings, floor), saved)
         except OSError as error:
             raise explained(error) from error
 
@@ -64,14 +71,16 @@ class Store:
         """End the threads that sync."""
         self._host.close()
 
-    def _open(self, name: str, settings: TopicSettings) -> StoredLog:
+    def _open(self, name: str, settings: TopicSettings, floor: int) -> StoredLog:
         if self._partitions is None or settings.storage is Storage.MEMORY:
-            return MemoryLog(settings.memory_bytes)
-        log = self._partitions.open(name, log_settings(settings))
+            return MemoryLog(settings.memory_bytes, first_offset=floor)
+        log = self._partitions.open(name, log_settings(settings), floor)
         if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:
             # A crash left it: the names of its files may not be on the disk yet, which closing sees to.
+            survived_offset = log.survived_offset
             log.close()
             log = self._partitions.open(name, log_settings(settings))
+            log.survived_offset = survived_offset
         return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:

@@ -33,8 +33,11 @@ _CRC_AT = 36
 _PRODUCED_AT = 40  # the crc covers the batch from here
 _PRODUCER_AT = HEADER_BYTES - _PRODUCER.size
 
+SPAN_MAX = (1 << 32) - 1
+"""Offsets that one batch can cover."""
+
 FLAG_COMPACTED = 1
-"""No messages: compaction removed them all."""
+"""No messages: compaction removed them all, or the log skipped their offsets when it was opened after a loss."""
 FLAG_LOST = 2
 """No messages: they were damaged, and repair put this in their place."""
 

@@ -63,9 +63,9 @@ class FileDriver:
         self._root = root.rstrip("/")
         self._settings = settings
 
-    def open(self, name: str, settings: LogSettings | None = None) -> FileLog:
+    def open(self, name: str, settings: LogSettings | None = None, floor: int = 0) -> FileLog:
         """The log of that name, made if there is none; with settings of its own if they are given."""
-        return FileLog(self._host, self._path(name), settings or self._settings)
+        return FileLog(self._host, self._path(name), settings or self._settings, floor=floor)
 
     def names(self) -> list[str]:
         """The logs there are."""

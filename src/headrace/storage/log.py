@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from headrace.model.batch import Batch
+from headrace.model.batch import FLAG_COMPACTED, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
 from headrace.model.errors import (
     DiskFull,
@@ -54,6 +54,7 @@ class FileLog(LogReader):
         "host",
         "log_id",
         "settings",
+        "survived_offset",
     )
 
     def __init__(
@@ -65,10 +66,12 @@ class FileLog(LogReader):
         create: bool = True,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
+        floor: int = 0,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes.
+        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. No new
+        message has an offset below the `floor`: if the log ends before it, a gap covers the offsets in between.
         """
         super().__init__()
         self.host = host
@@ -104,6 +107,9 @@ class FileLog(LogReader):
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
+        self.survived_offset = self.next_offset
+        """The end of what was found in the files; less than the first new offset if there is a gap between them."""
+        self._skip_to(floor)
         if meta.power_lost(host):
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             store_meta(host, directory, self.log_id, self._first_offset, sync=False)
@@ -213,6 +219,17 @@ class FileLog(LogReader):
             self.request_sync()
         else:
             callback(self._failure)
+
+    def _skip_to(self, offset: int) -> None:
+        """Let the next message have this offset, or a later one; what had the offsets before it is lost."""
+        if offset <= self.next_offset:
+            return
+        last = self._segments[-1] if self._segments else None
+        time_us, append_time = (max(last.time_max, 0), last.append_time) if last is not None else (0, 0)
+        while (missing := offset - self.next_offset) > 0:
+            self.append(gap(min(missing, SPAN_MAX), FLAG_COMPACTED, time_us), append_time)
+        # Readers that go on in the gap need not wait for what is published next.
+        self._sync_now()
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset; whole segments of them are removed."""

@@ -76,23 +76,24 @@ class MemorySegment:
 class MemoryLog(LogReader):
     """A log of at most `bytes_max` in memory. What is older is dropped, or, with `spill`, moved to a log in files.
 
-    Appends reach the durability `memory` and no more, spilled or not: the log is empty when it is opened again.
+    Appends reach the durability `memory` and no more, spilled or not: the log is empty when it is opened again, and
+    goes on behind the offsets that were spilled, or at `first_offset`.
     """
 
     log_id = 0
 
-    def __init__(self, bytes_max: int, spill: FileLog | None = None) -> None:
+    def __init__(self, bytes_max: int, spill: FileLog | None = None, first_offset: int = 0) -> None:
         if bytes_max < 2 * SEGMENT_BYTES:
             raise InvalidArgument(f"a log in memory needs {2 * SEGMENT_BYTES} bytes at least, not {bytes_max}")
         if spill is not None:
-            spill.truncate_after(spill.first_offset)
+            assert spill.next_offset >= first_offset
             spill.truncate_before(spill.next_offset)
         super().__init__()
         self._bytes_max = bytes_max
         self._spill = spill
         self._lock = threading.Lock()
         self._closed = False
-        self._first_offset = spill.next_offset if spill is not None else 0
+        self._first_offset = spill.next_offset if spill is not None else first_offset
         self._segments: tuple[MemorySegment, ...] = ()
         self._all: tuple[Segment, ...] = ()
         self._rearrange(())

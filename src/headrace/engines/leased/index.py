@@ -116,12 +116,11 @@ class LeasedIndex:
         self.pending.discipline = settings.discipline
         self.pending.edits = edits
         self._intake = Intake(self.pending, partition, name, ttl_us)
-        if self.statuses.end > partition.next_offset:
-            # A power loss, or memory: what had those offsets is gone, and others will have them.
-            self._forget_from(partition.next_offset)
+        assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
         self.pending.attach(Contents(partition))
         self.forget_before(partition.first_offset)
-        self._intake.read(self.statuses.unsettled(), now_us)
+        for gone in self._intake.read(list(self.statuses.unsettled()), now_us):
+            self.apply_settled(gone)
         self._intake.catch_up(end_offset, now_us)
         self._ahead = self._intake.early
         self._order.alter(settings, now_us)
@@ -152,14 +151,6 @@ class LeasedIndex:
         floor = self.statuses.floor
         if floor < offset:
             self.apply_settled(range(floor, min(offset, self.statuses.end)))
-
-    def _forget_from(self, end: int) -> None:
-        gone = range(end, self.statuses.end)
-        self.statuses.forget_from(end)
-        self.leases.forget(gone)
-        for offset in gone:
-            self.notes.pop(offset, None)
-            self.states.pop(offset, None)
 
     # Handing out.
 

@@ -35,15 +35,25 @@ class Intake:
         self.early: dict[int, int] = {}
         """When those are due that were leased before they were."""
 
-    def read(self, ranges: Iterable[tuple[int, int]], now_us: int) -> None:
-        """Learn of messages between offsets, as far as nothing is known of them from elsewhere."""
+    def read(self, ranges: Iterable[tuple[int, int]], now_us: int) -> list[range]:
+        """Learn of messages between offsets, as far as nothing is known of them from elsewhere.
+
+        Returns the offsets among them that no message has: compacted, damaged, or skipped after a loss.
+        """
         read_to = 0
+        gone: list[range] = []
         for begin, end in ranges:
-            start = max(begin, read_to, self._partition.first_offset)
-            if start < end:
-                for batch in self._partition.batches(start, end):
+            read_to = max(begin, read_to, self._partition.first_offset)
+            if read_to < end:
+                for batch in self._partition.batches(read_to, end):
+                    if batch.base_offset > read_to:
+                        gone.append(range(read_to, batch.base_offset))
                     read_to = batch.next_offset
                     self._take_in(batch, now_us)
+                if read_to < end:
+                    gone.append(range(read_to, end))
+                    read_to = end
+        return gone
 
     def catch_up(self, end_offset: int, now_us: int) -> None:
         """Learn of what was published since."""

@@ -217,6 +217,8 @@ class Leases:
         self._divide(offsets)
         if len(offsets) == 1:
             self._by_offset.pop(offsets[0], None)
+        elif type(offsets) is range and len(offsets) > len(self._by_offset):
+            self._by_offset = {offset: held for offset, held in self._by_offset.items() if offset not in offsets}
         elif self._by_offset:
             deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
 

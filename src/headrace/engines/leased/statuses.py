@@ -35,6 +35,7 @@ class Statuses:
         self.counts = [0] * 8
         """How many messages have which status; those that are settled are not counted."""
         self._chunks: dict[int, bytearray] = {}
+        """Those of which nothing is known yet share one that cannot be changed: `_chunk` gives it its own."""
         self._failed: dict[int, bytearray] = {}
         self._fill(start)
 
@@ -55,6 +56,9 @@ class Statuses:
 
     def begin(self, start: int, end: int, status: int) -> None:
         """Offsets that were unknown so far have this status."""
+        if status == SETTLED and start == self.end:
+            self._skip_to(end)
+            return
         self._reach(end)
         for number, low, high in _parts(start, end):
             chunk = self._chunk(number)
@@ -63,6 +67,19 @@ class Statuses:
             self.counts[status] += end - start
         if status == SETTLED:
             self._drop({number for number, _, _ in _parts(start, end)})
+
+    def _skip_to(self, end: int) -> None:
+        """All that follow up to this offset are settled; however many they are, no chunks are made for them."""
+        start = self.end
+        if start & _MASK:
+            stop = min((start | _MASK) + 1, end)
+            low, high = start & _MASK, stop - (start & ~_MASK)
+            self._chunk(start >> _BITS)[low:high] = _TABLES[SETTLED][low:high]
+            self.end = stop
+            self._drop([start >> _BITS])
+        if self.end < end:
+            self.end = end
+            self._fill(end)
 
     def is_unknown(self, start: int, end: int) -> bool:
         """Whether nothing is known of any of these."""
@@ -93,7 +110,10 @@ class Statuses:
                 before = chunk[offset & _MASK]
                 if before != SETTLED:
                     counts[before] -= 1
-                    chunk[offset & _MASK] = status
+                    try:
+                        chunk[offset & _MASK] = status
+                    except TypeError:  # shared; looking first would cost something for each
+                        self._chunk(offset >> _BITS)[offset & _MASK] = status
                     changed += 1
             counts[status] += changed
         counts[UNKNOWN] = counts[SETTLED] = 0
@@ -110,7 +130,7 @@ class Statuses:
                 if part[0] != SETTLED:
                     self.counts[part[0]] -= high - low
                     self.counts[status] += high - low
-                    chunk[low:high] = _TABLES[status][low:high]
+                    self._chunk(number)[low:high] = _TABLES[status][low:high]
             else:
                 self.change([(number << _BITS) + at for at in range(low, high)], status)
 
@@ -137,23 +157,6 @@ class Statuses:
             if chunk is not None and chunk[offset & _MASK] == status:
                 found.append(offset)
         return found
-
-    def forget_from(self, end: int) -> None:
-        """Nothing is known from here on any more."""
-        for number in [number for number in self._chunks if (number + 1) << _BITS > end]:
-            if number << _BITS >= end:
-                chunk = self._chunks.pop(number)
-                self._failed.pop(number, None)
-            else:
-                chunk = self._chunks[number][end & _MASK :]
-                self._chunks[number][end & _MASK :] = bytes(len(chunk))
-                if number in self._failed:
-                    self._failed[number][end & _MASK :] = bytes(len(chunk))
-            for status in range(WAITING, SETTLED):
-                self.counts[status] -= chunk.count(status)
-        self.end = min(self.end, end)
-        if self.end & _MASK and self.end >> _BITS not in self._chunks:
-            self._fill(self.end)  # what came before was settled, and its chunk dropped
 
     def with_status(self, status: int, start: int = 0) -> Iterator[int]:
         """The offsets that have this status, in order; nothing may be changed meanwhile."""
@@ -253,13 +256,15 @@ class Statuses:
     def _reach(self, end: int) -> None:
         """Know of offsets up to this one: a chunk that is missing would count as settled."""
         if end > self.end:
+            unknown = _TABLES[UNKNOWN]
             for number in range(self.end >> _BITS, ((end - 1) >> _BITS) + 1):
-                self._chunk(number)
+                self._chunks.setdefault(number, unknown)  # type: ignore[arg-type]
             self.end = end
 
     def _chunk(self, number: int) -> bytearray:
+        """A chunk, to be changed."""
         chunk = self._chunks.get(number)
-        if chunk is None:
+        if type(chunk) is not bytearray:
             chunk = self._chunks[number] = bytearray(_CHUNK)
         return chunk
 

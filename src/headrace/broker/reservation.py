@@ -1,0 +1,67 @@
+"""Offsets reserved in the journal before anybody can see them, so that no loss lets them name other messages."""
+
+from collections.abc import Callable
+from functools import partial
+
+from headrace.broker.later import Later
+from headrace.broker.ports import Ports
+from headrace.engines.api import explained
+from headrace.model.errors import HeadraceError
+from headrace.model.requests import Words
+
+BLOCK_MIN = 1 << 12
+BLOCK_MAX = 1 << 18
+"""Offsets reserved at a time: each block is twice the one before, so that a busy partition seldom asks."""
+
+Reserve = Callable[[int], Later[Words]]
+"""Records that the offsets before one are reserved; settles when that is on the disk."""
+
+
+class Reservation:
+    """The reserved offsets of one partition. A new block is asked for when half of the last one is used.
+
+    >>> from headrace.testing.workbench import Workbench
+    >>> asked: list[int] = []
+    >>> answer: Later[Words] = Later()
+    >>> reservation = Reservation(lambda end: asked.append(end) or answer, 100, Workbench())
+    >>> reservation.ask(100, lambda error: print("reserved", reservation.end, error))
+    >>> answer.settle(Words())
+    reserved 4196 None
+    >>> asked, reservation.ask_at
+    ([4196], 2148)
+    """
+
+    def __init__(self, reserve: Reserve, end: int, ports: Ports) -> None:
+        self._reserve = reserve
+        self._ports = ports
+        self._block = BLOCK_MIN
+        self.end = end
+        """A message before this offset keeps it to itself, whatever is lost."""
+        self.ask_at = end - BLOCK_MIN // 2
+        """Beyond this offset it is time to ask for more."""
+        self.asked = False
+        """Whether more is on its way."""
+
+    def ask(self, next_offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Reserve a block behind an offset; tells when it is reserved, or why it cannot be, but not at once."""
+        told = partial(self._told, next_offset, tell)
+        self.asked = True
+        try:
+            self._reserve(next_offset + self._block).then(told)
+        except HeadraceError as error:
+            self._ports.soon(partial(told, error))
+        except OSError as error:
+            self._ports.soon(partial(told, explained(error)))
+        except BaseException:
+            self.asked = False
+            raise
+
+    def _told(self, next_offset: int, tell: Callable[[HeadraceError | None], None], outcome: object) -> None:
+        self.asked = False
+        if isinstance(outcome, HeadraceError):
+            tell(outcome)
+            return
+        self.end = next_offset + self._block
+        self.ask_at = self.end - self._block // 2
+        self._block = min(2 * self._block, BLOCK_MAX)
+        tell(None)
