@@ -1,5 +1,6 @@
 """Reading an embedded log: by offset, by time, by cursor, and waiting for what comes."""
 
+import errno
 import threading
 import time as clock
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
 from headrace.model.batch import Batch
-from headrace.model.errors import CorruptBatch, InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
+from headrace.model.errors import CorruptBatch, DiskFailed, InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
@@ -227,7 +228,9 @@ class Readable:
             return self._positions.setdefault(name, MemoryPosition())
         try:
             return Position(self._disk, f"{self.path}/{DIRECTORY}", name)
-        except PermissionError as error:
+        except DiskFailed as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
             raise LogReadOnly(f"cursors of {self.path} need leave to write there: {error}") from error
 
     def _start(self, start: int | None, time: int | None) -> int:

@@ -145,6 +145,10 @@ class DiskFailed(HeadraceError, OSError):
 
     code = "disk_failed"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        restored, args, state = super().__reduce__()
+        return restored, args, {**state, "errno": self.errno}
+
 
 class TooManyFiles(HeadraceError):
     """The process, or the system, may open no more files; close some, or raise the limit (ulimit -n)."""

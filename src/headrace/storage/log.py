@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
@@ -15,6 +16,7 @@ from headrace.model.errors import (
     LogNotFound,
     OffsetOutOfRange,
     Timeout,
+    TooManyFiles,
 )
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
@@ -194,11 +196,17 @@ class FileLog(LogReader):
         # A bare lock, as an interrupt does not harm it.
         gate = threading.Lock()
         gate.acquire()
-        self.when_synced(offset, lambda _: gate.release())
+        told: list[HeadraceError | None] = []
+
+        def tell(error: HeadraceError | None) -> None:
+            told.append(error)
+            gate.release()
+
+        self.when_synced(offset, tell)
         if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise Timeout(f"the messages before offset {offset} were not synced in {timeout_s} s")
-        if self._synced_offset < offset:
-            raise self._failed()
+        if told[0] is not None:
+            raise copy(told[0])
 
     def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
         """Call back, from the flusher's thread or this one, when all messages before an offset are on the disk.
@@ -300,7 +308,7 @@ class FileLog(LogReader):
         with self._structure:
             if self._closed:
                 return
-            self._sync()
+            self._sync_or_wait()
             self._closed = True
             for segment in self._segments:
                 if self._failure is None and not segment.sealed:
@@ -333,16 +341,30 @@ class FileLog(LogReader):
 
     def _sync(self) -> None:
         """Sync what has been written by now, in the order in which it was written, and tell who waits for it."""
+        self._try_sync()
+
+    def _try_sync(self) -> TooManyFiles | None:
+        """Sync; returns why it could not be tried. Whoever waits is told that, and a later sync does it."""
+        postponed = None
         with self._structure:
             if not self._closed and self._failure is None:
                 try:
                     self._sync_written()
+                except TooManyFiles as error:
+                    postponed = error
+                    logger.warning("sync postponed  directory=%s reason=%s", self.directory, error)
                 except Exception as error:  # noqa: BLE001 whatever it was, what is on the disk is unknown now
                     self._fail(error)
-        self._tell()
+        self._tell(postponed)
+        return postponed
+
+    def _sync_or_wait(self) -> None:
+        postponed = self._try_sync()
+        if postponed is not None:
+            raise postponed
 
     def _sync_now(self) -> None:
-        self._sync()
+        self._sync_or_wait()
         self._check_writable()
 
     def _sync_written(self) -> None:
@@ -353,7 +375,12 @@ class FileLog(LogReader):
             little = self.has_little
             directories, self._unsynced_directories = self._unsynced_directories, []
         began = self.host.quickness.now()
-        self._sync_files(segments, directories)
+        try:
+            self._sync_files(segments, directories)
+        except TooManyFiles:
+            with self._lock:
+                self._unsynced_directories = directories + self._unsynced_directories
+            raise
         self._synced_offset = target
         if summary is None:
             return
@@ -384,19 +411,23 @@ class FileLog(LogReader):
             for segment in self._segments[-1:]:
                 if not self._closed and self._failure is None:
                     segment.prepare(self.settings.ahead_bytes_max)
-        except (DiskFull, SegmentReplaced, LogNotFound) as error:
+        except (DiskFull, TooManyFiles, SegmentReplaced, LogNotFound) as error:
             logger.info("%s: no room prepared ahead: %s", self.directory, error)
         except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
             self._fail(error)
             self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, postponed: TooManyFiles | None = None) -> None:
         with self._lock:
-            synced, failed = self._synced_offset, self._failure is not None
-            ready = [callback for offset, callback in self._waiting if failed or offset <= synced]
-            self._waiting = [waiting for waiting in self._waiting if not failed and waiting[0] > synced]
-        for callback in ready:
-            callback(self._failure)
+            synced, error = self._synced_offset, self._failure or postponed
+            waiting, self._waiting = self._waiting, []
+            if error is None:
+                self._waiting = [each for each in waiting if each[0] > synced]
+        for offset, callback in waiting:
+            if offset <= synced:
+                callback(None)
+            elif error is not None:
+                callback(error)
 
     def _drop_last(self) -> None:
         segment = self._segments[-1]

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from crc32c import crc32c
 
 from headrace.model.batch import Batch
-from headrace.model.errors import DiskFull, InvalidBatch, UnsupportedFormat
+from headrace.model.errors import DiskFull, InvalidBatch, TooManyFiles, UnsupportedFormat
 from headrace.storage import index as indexes
 from headrace.storage.disk import OpenFile
 from headrace.storage.host import Host
@@ -313,7 +313,7 @@ class FileSegment:
     def _save(self, index: Index, summary: Summary) -> None:
         try:
             index.save(self.host.disk, self.index_path, summary)
-        except (OSError, DiskFull) as error:
+        except (OSError, DiskFull, TooManyFiles) as error:
             logger.info("%s: no index saved, it will have to be rebuilt: %s", self.path, error)
         else:
             self.checkpoint = summary.end
