@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.broker.settings import BrokerSettings
-from headrace.model.errors import Closed, HeadraceError, InvalidArgument, LogInUse
+from headrace.model.errors import Closed, DiskFull, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
 from headrace.wire.native import DEFAULT_PORT
 
@@ -348,8 +348,11 @@ class DirectoryLock:
             holder = disk.read(self._file, 0, 32).decode("ascii", "replace").strip()
             by = f"process {holder}" if holder.isdigit() else "another process"
             raise LogInUse(f"{directory} is in use by {by}", pid=int(holder) if holder.isdigit() else None)
-        disk.truncate(self._file, 0)
-        disk.write(self._file, 0, b"%d\n" % os.getpid())
+        try:
+            # In place, and no longer than the first time: that needs no room on a full disk.
+            disk.write(self._file, 0, b"%-31d\n" % os.getpid())
+        except DiskFull as error:
+            logger.warning("process id not recorded  path=%s reason=%s", path, error)
 
     def release(self) -> None:
         """Let others in; said in so many words, for a forked child may hold the file too."""

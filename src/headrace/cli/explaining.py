@@ -27,7 +27,7 @@ from headrace.model.errors import (
 def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     """What went wrong, and what to do about it."""
     if getattr(given, "directory", None) is not None:
-        return _about_log(error, given.directory)
+        return _about_log(error, given, given.directory)
     if isinstance(error, CorruptBatch) and "skip_corrupt" in given:
         advice: str | None = "--skip-corrupt passes over what is damaged"
     else:
@@ -35,7 +35,7 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     return f"{error}; {advice}" if advice else str(error)
 
 
-def _about_log(error: HeadraceError, directory: str) -> str:
+def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) -> str:
     if isinstance(error, CorruptBatch):
         return (
             f"messages {error.first_offset} to {error.next_offset - 1} are damaged ({error.path} at byte "
@@ -43,7 +43,8 @@ def _about_log(error: HeadraceError, directory: str) -> str:
             "passes over all that is damaged"
         )
     if isinstance(error, DiskFull):
-        return f"the disk of {directory} is full; free some space, then append what is missing"
+        then = "append what is missing" if given.run.__name__ == "append" else "try again"
+        return f"the disk of {directory} is full; free some space, then {then}"
     if isinstance(error, LogInUse):
         return f"{directory} is being written by another process; end that first, or try again"
     if isinstance(error, LogNotFound):

@@ -11,7 +11,7 @@ from headrace.storage.index import Index
 from headrace.storage.meta import read_meta
 from headrace.storage.reader import LogReader
 from headrace.storage.recovery import segment_bases
-from headrace.storage.scan import batch_at, scan
+from headrace.storage.scan import batch_at, scan_copied
 from headrace.storage.segment import FileSegment, Segment, note, segment_path
 
 _TIME_UNKNOWN = (1 << 63) - 1
@@ -113,29 +113,9 @@ class FilesReader(LogReader):
         summary = indexes.load_summary(self.host.disk, last.index_path)
         if summary is not None and last.covered_by(summary):
             position, end = summary.end, summary.next_offset
-        # A copy, as a writer that opens the log now may cut off what lies behind the end: no mapping survives that.
-        rest = _Copy(self.log_id, last.read(position, max(last.size() - position, 0)))
-        for _, item in scan(rest, 0, end, len(rest.content)):
+        for _, item in scan_copied(last, position, end, last.size()):
             end = item.next_offset
         return max(end, self._first_offset)
-
-
-class _Copy:
-    """Bytes that nobody can take away."""
-
-    def __init__(self, log_id: int, content: bytes) -> None:
-        self.log_id = log_id
-        self.content = content
-
-    def view(self, end: int) -> memoryview:
-        """All of it."""
-        if end > len(self.content):
-            raise InvalidBatch("the file ends inside the batch")
-        return memoryview(self.content)
-
-    def read(self, position: int, length: int) -> bytes:
-        """Some of it."""
-        return self.content[position : position + length]
 
 
 def _extend(index: Index, segment: Segment, offset: int) -> None:

@@ -108,7 +108,16 @@ class FileLog(LogReader):
             host.disk.sync(segments[-1].file())
         if meta.power_lost(host):
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
-            store_meta(host, directory, self.log_id, self._first_offset, sync=False)
+            self._note_boot(new=not segments and not self._first_offset)
+
+    def _note_boot(self, *, new: bool) -> None:
+        try:
+            store_meta(self.host, self.directory, self.log_id, self._first_offset, sync=False)
+        except DiskFull as error:
+            if new:
+                raise
+            # The next recovery takes the power for lost once more, which is the more careful way.
+            logger.warning("boot not recorded  directory=%s reason=%s", self.directory, str(error))
 
     @property
     def first_offset(self) -> int:
@@ -352,7 +361,7 @@ class FileLog(LogReader):
                     self._sync_written()
                 except TooManyFiles as error:
                     postponed = error
-                    logger.warning("sync postponed  directory=%s reason=%s", self.directory, error)
+                    logger.warning("sync postponed  directory=%s reason=%s", self.directory, str(error))
                 except Exception as error:  # noqa: BLE001 whatever it was, what is on the disk is unknown now
                     self._fail(error)
         self._tell(postponed)
@@ -412,7 +421,7 @@ class FileLog(LogReader):
                 if not self._closed and self._failure is None:
                     segment.prepare(self.settings.ahead_bytes_max)
         except (DiskFull, TooManyFiles, SegmentReplaced, LogNotFound) as error:
-            logger.info("%s: no room prepared ahead: %s", self.directory, error)
+            logger.debug("no room prepared ahead  directory=%s reason=%s", self.directory, str(error))
         except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
             self._fail(error)
             self._tell()
