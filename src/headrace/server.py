@@ -18,6 +18,7 @@ import msgspec
 from headrace.broker.settings import BrokerSettings
 from headrace.model.errors import Closed, DiskFull, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
+from headrace.storage.ownership import LOCK_NAME
 from headrace.wire.native import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ logger = logging.getLogger("headrace.server")
 MEMORY = ":memory:"
 """Instead of a directory: keep everything in memory."""
 SOCKET_NAME = "headrace.sock"
-LOCK_NAME = "lock"
 _TICK_S_MIN, _TICK_S_MAX = 0.001, 0.1
 _QUIET_US = 250_000
 """Clients that are told of the end and say nothing for so long have said all that they wanted to."""

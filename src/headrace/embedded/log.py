@@ -28,10 +28,12 @@ from headrace.model.limits import SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
+from headrace.storage.files import PartitionReader
 from headrace.storage.follower import Follower
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.ownership import check_not_owned, is_owned
 from headrace.storage.recovery import Findings, verify
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
@@ -214,7 +216,7 @@ class Log(Readable):
         self._settle()
         if isinstance(self._stored, MemoryLog):
             return Findings()
-        assert isinstance(self._stored, FileLog | Follower)
+        assert isinstance(self._stored, FileLog | Follower | PartitionReader)
         ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
         return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
 
@@ -230,6 +232,7 @@ class Log(Readable):
             "bytes": getattr(self._stored, "size_bytes", 0),
             "segments": len(segments),
             "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
+            "owner": "broker" if self._is_owned else None,
             "cursors": self.cursors(),
         }
 
@@ -279,9 +282,9 @@ class Log(Readable):
             return
         self.path = os.path.abspath(self.path)
         if self.readonly:
-            follower = Follower(self._host, self.path)
-            self._stored, self._beacon = follower, follower.beacon
+            self._open_to_read()
             return
+        check_not_owned(self._host, self.path)
         live = locked(self._host, self.path, create=create)
         try:
             stored = FileLog(self._host, self.path, settings, create=create)
@@ -291,6 +294,13 @@ class Log(Readable):
             raise
         self._beacon.begin(stored.first_offset, stored.next_offset)
         stored.beacon = self._beacon
+
+    def _open_to_read(self) -> None:
+        if is_owned(self._host, self.path):
+            self._stored = PartitionReader(self._host, self.path)
+            return
+        follower = Follower(self._host, self.path)
+        self._stored, self._beacon = follower, follower.beacon
 
     def _settings(self, segment_bytes: int | None, segment_age_us: int | None) -> LogSettings:
         if segment_bytes is None:
@@ -374,6 +384,8 @@ class Log(Readable):
     def _settle(self) -> None:
         if self._closed:
             raise LogClosed
+        if isinstance(self._stored, PartitionReader):
+            self._stored.refresh()
         if not self.readonly:
             with self._lock:
                 self._check_open()

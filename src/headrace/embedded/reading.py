@@ -9,16 +9,29 @@ from typing import overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
 from headrace.model.batch import Batch
-from headrace.model.errors import CorruptBatch, DiskFailed, InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
+from headrace.model.errors import (
+    CorruptBatch,
+    DiskFailed,
+    InvalidArgument,
+    LogOwned,
+    LogReadOnly,
+    MessageGone,
+    OffsetOutOfRange,
+)
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
 from headrace.storage.driver import checked_name
+from headrace.storage.files import PartitionReader
 from headrace.storage.reader import LogReader
 
 _SHARED = ".shared"
 _WAIT_S = 0.25
 """The longest single sleep, which bounds how late a signal or a close is noticed."""
+
+
+_LOOK_S = 0.02
+"""How often a broker's log, which has no beacon, is looked at by who waits for it to grow."""
 
 
 class Readable:
@@ -223,7 +236,14 @@ class Readable:
             offsets = {name: load_offset(self._disk, f"{directory}/{name}") for name in self._disk.names(directory)}
         return {name: offset for name, offset in offsets.items() if offset is not None}
 
+    @property
+    def _is_owned(self) -> bool:
+        """Whether this is a broker's log, in which nobody else keeps anything."""
+        return isinstance(self._stored, PartitionReader)
+
     def _position(self, name: str) -> Position | MemoryPosition:
+        if self._is_owned:
+            raise LogOwned(f"{self.path} is a log of a broker: read its topic in a group to have a place of your own")
         if self._beacon is None:
             return self._positions.setdefault(name, MemoryPosition())
         try:
@@ -243,6 +263,10 @@ class Readable:
     def _sleep(self, seen: int, timeout_s: float) -> None:
         if self._beacon is not None:
             self._beacon.wait(seen, timeout_s)
+            return
+        if isinstance(self._stored, PartitionReader):
+            clock.sleep(min(timeout_s, _LOOK_S))
+            self._stored.refresh()
             return
         gate = threading.Lock()
         gate.acquire()

@@ -12,6 +12,7 @@ from headrace.storage.follower import LIVE
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.meta import NAME as META
+from headrace.storage.ownership import LOCK_NAME, data_directory, is_owned
 from headrace.storage.recovery import Findings, segment_bases
 
 _LOCK_TRIES = 20
@@ -25,6 +26,8 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     """
     host = shared.host()
     directory = os.path.abspath(os.fspath(path))
+    if is_owned(host, directory):
+        return _repair_owned(host, directory, progress)
     live = locked(host, directory, create=False)
     try:
         log = FileLog(host, directory, create=False, repair=True, progress=progress)
@@ -37,6 +40,21 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
         log.close()
     finally:
         beacon.close()
+    return log.findings
+
+
+def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | None) -> Findings:
+    """Repair a broker's log while the broker is not running, which its lock shows."""
+    data = data_directory(host.disk, directory)
+    lock = host.disk.open(f"{data}/{LOCK_NAME}", write=True) if data is not None else None
+    if lock is not None and not host.disk.lock(lock):
+        raise LogInUse(f"{directory} is a log of a running broker; stop the broker in {data} first")
+    try:
+        log = FileLog(host, directory, create=False, owned=True, repair=True, progress=progress)
+        log.close()
+    finally:
+        if lock is not None:
+            host.disk.unlock(lock)
     return log.findings
 
 

@@ -29,8 +29,8 @@ class Store:
     def __init__(self, host: Host, directory: str | None) -> None:
         self._host = host
         self.directory = directory
-        self._partitions = FileDriver(host, f"{directory}/topics") if directory else None
-        self._own = FileDriver(host, f"{directory}/broker") if directory else None
+        self._partitions = FileDriver(host, f"{directory}/topics", owned=True) if directory else None
+        self._own = FileDriver(host, f"{directory}/broker", owned=True) if directory else None
         if directory:
             for name in ("topics", "broker"):
                 host.disk.make_directory(f"{directory}/{name}")

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from headrace.model.batch import Batch
+from headrace.model.batch import MAGIC, Batch
 from headrace.model.errors import InvalidBatch, LogNotFound
 from headrace.storage import index as indexes
 from headrace.storage.host import Host
@@ -35,6 +35,8 @@ class FilesReader(LogReader):
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         self._lock = threading.Lock()
         self._segments = ()
+        self._tail: tuple[FileSegment, int, int] | None = None
+        """Where the end was last found: in which segment, at which position and offset."""
 
     @property
     def first_offset(self) -> int:
@@ -113,9 +115,39 @@ class FilesReader(LogReader):
         summary = indexes.load_summary(self.host.disk, last.index_path)
         if summary is not None and last.covered_by(summary):
             position, end = summary.end, summary.next_offset
-        for _, item in scan_copied(last, position, end, last.size()):
+        if self._tail is not None and self._tail[0] is last:
+            _, position, end = self._tail
+        for at, item in scan_copied(last, position, end, last.size()):
             end = item.next_offset
+            if isinstance(item, Batch):
+                position = at + item.length
+                self._tail = last, position, end
         return max(end, self._first_offset)
+
+
+class PartitionReader(FilesReader):
+    """A broker's log, read from its files while the broker may be writing: it looks for what is new when asked to."""
+
+    @property
+    def segments(self) -> Sequence[FileSegment]:
+        """The segments as they were at the last look, oldest first."""
+        return self._segments
+
+    def refresh(self) -> None:
+        """Look for messages that have come, and for segments that have gone."""
+        with self._lock:
+            if self._is_unchanged():
+                return
+            self._reload()
+            self._end = max(self._find_end(), self._end)
+
+    def _is_unchanged(self) -> bool:
+        if self._tail is None or [segment.base_offset for segment in self._segments] != segment_bases(
+            self.host, self.directory
+        ):
+            return False
+        last, position, _ = self._tail
+        return last is self._segments[-1] and last.read(position, len(MAGIC)) != MAGIC
 
 
 def _extend(index: Index, segment: Segment, offset: int) -> None:

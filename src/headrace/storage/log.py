@@ -14,6 +14,7 @@ from headrace.model.errors import (
     LogClosed,
     LogFailed,
     LogNotFound,
+    LogOwned,
     OffsetOutOfRange,
     Timeout,
     TooManyFiles,
@@ -55,6 +56,7 @@ class FileLog(LogReader):
         "findings",
         "host",
         "log_id",
+        "owned",
         "settings",
     )
 
@@ -65,12 +67,14 @@ class FileLog(LogReader):
         settings: LogSettings = DEFAULT_SETTINGS,
         *,
         create: bool = True,
+        owned: bool = False,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes.
+        A broker's is `owned`, and who is not the broker is refused then. To `repair` is to look at all of it, not only
+        at what a crash may have torn; progress is told in bytes.
         """
         super().__init__()
         self.host = host
@@ -90,6 +94,9 @@ class FileLog(LogReader):
         # Whoever made the log may have crashed before its directory was on the disk.
         self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
         meta = open_meta(host, directory, create=create)
+        if meta.owned and not owned:
+            raise LogOwned(f"{directory} is a log of a broker, and only the broker writes there")
+        self.owned = owned
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         recovery = Recovery(
             host,
@@ -106,13 +113,13 @@ class FileLog(LogReader):
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
-        if meta.power_lost(host):
+        if meta.power_lost(host) or owned != meta.owned:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             self._note_boot(new=not segments and not self._first_offset)
 
     def _note_boot(self, *, new: bool) -> None:
         try:
-            store_meta(self.host, self.directory, self.log_id, self._first_offset, sync=False)
+            store_meta(self.host, self.directory, self.log_id, self._first_offset, owned=self.owned, sync=False)
         except DiskFull as error:
             if new:
                 raise
@@ -243,7 +250,7 @@ class FileLog(LogReader):
             if offset == self.next_offset and self._segments:
                 self._begin_anew(offset)
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
+            store_meta(self.host, self.directory, self.log_id, offset, owned=self.owned, sync=True)
             with self._lock:
                 self._first_offset = offset
                 gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
