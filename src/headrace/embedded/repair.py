@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from headrace.embedded import shared
-from headrace.model.errors import LogInUse, LogNotFound
+from headrace.model.errors import InvalidArgument, LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
 from headrace.storage.follower import LIVE
@@ -25,7 +25,7 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     Progress is told in bytes looked at.
     """
     host = shared.host()
-    directory = os.path.abspath(os.fspath(path))
+    directory = os.path.abspath(checked_path(path))
     if is_owned(host, directory):
         return _repair_owned(host, directory, progress)
     live = locked(host, directory, create=False)
@@ -56,6 +56,14 @@ def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | 
         if lock is not None:
             host.disk.unlock(lock)
     return log.findings
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """The path as text, if it can be a directory's."""
+    text: str | bytes = os.fspath(path)
+    if isinstance(text, bytes) or not text or "\0" in text:
+        raise InvalidArgument(f"a log's path is the name of a directory, as text, not {text!r}")
+    return text
 
 
 def locked(host: Host, directory: str, *, create: bool) -> OpenFile:

@@ -40,14 +40,14 @@ class Beacon:
             disk.write(file, 0, disk.read(file, 0, _PAGE_BYTES).ljust(_PAGE_BYTES, b"\0"))
         elif disk.size(file) < _PAGE_BYTES:
             raise LogNotFound(f"{file.path} is empty; no log was ever written there")
-        self._closed = True
+        self._released = True
         self._disk = disk
         self._locked = file if write else None
         page = disk.map(file, _PAGE_BYTES, write=write)
         self._words = memoryview(page).cast("Q")
         self._sleepers: set[int] = set()
         self._futex = _futex(page, _NEXT * 8)
-        self._closed = False
+        self._closed = self._released = False
 
     @property
     def session(self) -> int:
@@ -123,8 +123,9 @@ class Beacon:
 
     def close(self) -> None:
         """Let go of the page, once nobody sleeps on it, and of the lock; what stood there last can still be read."""
-        if self._closed:
+        if self._released:
             return
+        # Each step can be done again, as an interrupt may come between them.
         self._closed = True
         while self._sleepers:
             self._futex.wake()
@@ -132,13 +133,14 @@ class Beacon:
         self._futex.close()
         # The mapping goes with its last view: another thread may just be reading a word.
         self._words = memoryview(bytes(self._words)).cast("Q")
-        locked, self._locked = self._locked, None
-        if locked is not None:
+        if self._locked is not None:
             # In so many words: the file may still be open elsewhere, as in a forked child or the frames of an error.
-            self._disk.unlock(locked)
+            self._disk.unlock(self._locked)
+            self._locked = None
+        self._released = True
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_released", True):
             self.close()
 
 

@@ -115,7 +115,7 @@ class MemoryDriver:
 
 def checked_name(name: str) -> str:
     """The name, if it may be a log's or a cursor's."""
-    if not _NAME.fullmatch(name):
+    if type(name) is not str or not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name!r} cannot be a name: use 1 to 200 letters, digits, '_', '-' and '.', not beginning with '.'"
         )

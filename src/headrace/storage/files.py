@@ -64,6 +64,14 @@ class FilesReader(LogReader):
         for segment in self._segments:
             self.host.forget(segment)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_tail"):  # or it was never opened
+            self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()
+
     def _layout(self) -> Sequence[FileSegment]:
         return self._segments
 
@@ -89,6 +97,7 @@ class FilesReader(LogReader):
         with self._lock:
             if self._segments is layout:
                 # Replaced by compaction while we held the older file, or removed.
+                self.host.forget(segment)  # type: ignore[arg-type]
                 self._segments = tuple(kept for kept in self._segments if kept is not segment)
                 self._reload()
         return True
@@ -96,7 +105,13 @@ class FilesReader(LogReader):
     def _reload(self) -> None:
         meta = read_meta(self.host, self.directory)
         self._first_offset = max(self._first_offset, meta.first_offset)
-        self._segments = self._opened({segment.base_offset: segment for segment in self._segments})
+        self._replace(self._opened({segment.base_offset: segment for segment in self._segments}))
+
+    def _replace(self, segments: tuple[FileSegment, ...]) -> None:
+        """Have these segments from now on, and let go of the files of others."""
+        before, self._segments = self._segments, segments
+        for segment in set(before).difference(segments):
+            self.host.forget(segment)
 
     def _index(self, segment: Segment, offset: int) -> Index:
         index = segment.index()

@@ -325,11 +325,11 @@ class FileLog(LogReader):
             if self._closed:
                 return
             self._sync_or_wait()
-            self._closed = True
-            for segment in self._segments:
-                if self._failure is None and not segment.sealed:
+            for segment in self._segments if self._failure is None else ():
+                if segment.wants_seal:
                     segment.seal()
-                self.host.forget(segment)
+            self._closed = True
+            self._forget_files()
             if self._failure is not None:
                 raise self._failed()
 
@@ -393,7 +393,7 @@ class FileLog(LogReader):
         began = self.host.quickness.now()
         try:
             self._sync_files(segments, directories)
-        except TooManyFiles:
+        except BaseException:  # an interrupt, or no descriptor: the next sync does it
             with self._lock:
                 self._unsynced_directories = directories + self._unsynced_directories
             raise
@@ -414,7 +414,7 @@ class FileLog(LogReader):
         if directories:
             sync_meta(self.host, self.directory)
         for segment in segments[:-1] if directories else ():
-            if not segment.sealed:  # it was rolled since the last time
+            if segment.wants_seal:  # it was rolled since the last time
                 segment.seal()
         if segments:
             self.host.disk.sync(segments[-1].file())
@@ -432,6 +432,13 @@ class FileLog(LogReader):
         except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
             self._fail(error)
             self._tell()
+        finally:
+            if self._closed:  # meanwhile, and the file may have been opened once more since
+                self._forget_files()
+
+    def _forget_files(self) -> None:
+        for segment in self._segments:
+            self.host.forget(segment)
 
     def _tell(self, postponed: TooManyFiles | None = None) -> None:
         with self._lock:

@@ -362,7 +362,8 @@ def verify(
     position = 0
     for segment, following in zip_longest(segments, segments[1:]):
         findings.segments += 1
-        if read_header(segment.read(0, segment.begin), segment.path) is None:
+        is_new = following is None and segment.size() <= segment.begin  # its file was just being made
+        if not is_new and read_header(segment.read(0, segment.begin), segment.path) is None:
             findings.headers.append(segment.path)
         stop = next_offset if following is None else following.base_offset
         for position, item in scan(segment, segment.begin, segment.base_offset, segment.size(), stop=stop):

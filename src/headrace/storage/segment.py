@@ -153,7 +153,7 @@ class FileSegment:
         file = host.disk.open(path, create=True)
         try:
             host.disk.write(file, 0, header.packed())
-        except DiskFull:
+        except BaseException:
             host.disk.remove(path)
             raise
         host.files.put(segment, file)
@@ -295,6 +295,11 @@ class FileSegment:
         self.save_index(self.summary())
         self.host.indexes.put(self, self._index)
         self._index = None
+
+    @property
+    def wants_seal(self) -> bool:
+        """Whether it has not been sealed, or not to the end: an interrupt may have come."""
+        return self._index is not None
 
     def is_retired(self) -> bool:
         """Whether nobody writes to it any more, which another thread may decide at any time."""
