@@ -332,7 +332,7 @@ def constructions(path: Path, bad: Any) -> list[Callable[[], object]]:
     return given
 
 
-@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize("bad", BAD, ids=[str(number) for number in range(len(BAD))])
 def test_whatever_a_log_is_given_its_errors_are_ours_or_a_type_error(path: Path, bad: Any) -> None:
     for make in constructions(path.with_name("other"), bad):
         _check(make)
