@@ -235,7 +235,7 @@ class Server:
         listens = bool(self.settings.host or self.settings.socket_path)
         reduced = listens and self._connections_max < self.settings.connections_max
         logger.log(
-            logging.WARNING if reduced else logging.INFO,
+            logging.WARNING if reduced else logging.DEBUG,
             "open file limit leaves room for fewer connections than connections_max; raise it with ulimit -n"
             if reduced
             else "open file limit fits",
