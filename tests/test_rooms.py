@@ -29,7 +29,8 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"model", "client", "server", "embedded", "storage", "spark", "bench"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
-    "__init__": {"model", "embedded", "client", "server"},
+    "errors": {"model"},  # the public name of the model's errors
+    "__init__": {"model", "errors", "embedded", "client", "server"},
     "__main__": {"cli"},
 }
 ROOMS["server"] = ROOMS.keys() - {"testing", "__init__", "__main__"}

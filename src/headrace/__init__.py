@@ -4,10 +4,10 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from headrace import errors
 from headrace.embedded.cursor import Cursor
 from headrace.embedded.log import Log
 from headrace.embedded.repair import repair
-from headrace.model import errors
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.broker.settings import BrokerSettings
-from headrace.model.errors import Closed, HeadraceError, InvalidArgument, LogInUse
+from headrace.model.errors import Closed, DiskFull, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
+from headrace.storage.ownership import LOCK_NAME
 from headrace.wire.native import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.gateways.native import NativeGateway
     from headrace.gateways.turns import Turns
     from headrace.storage.disk import Disk, OpenFile
+    from headrace.storage.host import Host
     from headrace.storage.worker import Worker
 
 logger = logging.getLogger("headrace.server")
@@ -32,13 +34,14 @@ logger = logging.getLogger("headrace.server")
 MEMORY = ":memory:"
 """Instead of a directory: keep everything in memory."""
 SOCKET_NAME = "headrace.sock"
-LOCK_NAME = "lock"
 _TICK_S_MIN, _TICK_S_MAX = 0.001, 0.1
 _QUIET_US = 250_000
 """Clients that are told of the end and say nothing for so long have said all that they wanted to."""
 _TALK_S = 1.0
 """Clients that are told of the end and go on talking have so long; then nothing more is taken from them."""
 _POLL_S = 0.02
+_DESCRIPTORS_SPARE = 64
+"""File descriptors for what is neither a segment nor a connection; less where there are few."""
 _FAREWELL_S = 1.0
 
 _BROKER_DEFAULTS = BrokerSettings()
@@ -152,6 +155,7 @@ class Server:
         self._broker: Broker | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._tick_us = 0
+        self._connections_max = settings.connections_max
         self.gateway: NativeGateway
 
     async def start(self) -> None:
@@ -168,7 +172,7 @@ class Server:
                 server=f"headrace {version()}",
                 broker_id=broker.broker_id,
                 heartbeat_ms=settings.heartbeat_ms,
-                connections_max=settings.connections_max,
+                connections_max=self._connections_max,
                 held_bytes_max=settings.receive_bytes_max,
             )
             self.gateway = NativeGateway(broker, native, asyncio.get_running_loop(), turns)
@@ -210,6 +214,7 @@ class Server:
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
         host = Host(disk)
+        self._divide_descriptors(host)
         host.quickness.wait_here(time.perf_counter)
         self._broker = Broker(
             Store(host, directory),
@@ -220,6 +225,27 @@ class Server:
             now_us=time_us(),
         )
         return self._broker
+
+    def _divide_descriptors(self, host: "Host") -> None:
+        """Take no more connections than the limit on open files leaves room for, and say how it is divided."""
+        limit = host.disk.descriptors_max()
+        stored = host.files_max + host.views_max
+        left = max(limit - stored - min(_DESCRIPTORS_SPARE, limit // 8), 1)
+        self._connections_max = min(self.settings.connections_max, left)
+        listens = bool(self.settings.host or self.settings.socket_path)
+        reduced = listens and self._connections_max < self.settings.connections_max
+        logger.log(
+            logging.WARNING if reduced else logging.DEBUG,
+            "open file limit leaves room for fewer connections than connections_max; raise it with ulimit -n"
+            if reduced
+            else "open file limit fits",
+            extra={
+                "limit": limit,
+                "files": host.files_max,
+                "mappings": host.views_max,
+                "connections": self._connections_max,
+            },
+        )
 
     async def _listen_unix(self, path: str) -> None:
         from headrace.gateways.unix_socket import PATH_BYTES_MAX
@@ -322,8 +348,11 @@ class DirectoryLock:
             holder = disk.read(self._file, 0, 32).decode("ascii", "replace").strip()
             by = f"process {holder}" if holder.isdigit() else "another process"
             raise LogInUse(f"{directory} is in use by {by}", pid=int(holder) if holder.isdigit() else None)
-        disk.truncate(self._file, 0)
-        disk.write(self._file, 0, b"%d\n" % os.getpid())
+        try:
+            # In place, and no longer than the first time: that needs no room on a full disk.
+            disk.write(self._file, 0, b"%-31d\n" % os.getpid())
+        except DiskFull as error:
+            logger.warning("process id not recorded  path=%s reason=%s", path, error)
 
     def release(self) -> None:
         """Let others in; said in so many words, for a forked child may hold the file too."""

@@ -15,6 +15,8 @@ from tests.faults.broker_process import PATIENCE_S, SMALL_JOURNAL, BrokerProcess
 from tests.faults.broker_records import GROUP, PARTITIONS, TOPICS, Pages, Plan, mark, parsed
 
 import headrace
+from headrace.storage.host import Host
+from headrace.storage.log import FileLog
 
 ROUNDS = int(os.environ.get("HEADRACE_KILLS", "24"))
 """Of each of the tests here."""
@@ -221,9 +223,12 @@ def _stored(path: Path) -> list[bytes]:
     with TemporaryDirectory() as place:
         # A copy: opening a log repairs what a crash has left, and that is to be left to the broker.
         copy = shutil.copytree(path, f"{place}/copy")
-        with headrace.Log(copy) as log:
-            assert not log.recovery.lost
-            messages = list(log)
+        host = Host()
+        log = FileLog(host, str(copy), create=False, owned=True)
+        assert not log.findings.lost
+        messages = [message for batch in log.batches(log.first_offset) for message in batch.messages()]
+        log.close()
+        host.close()
     assert [message.offset for message in messages] == list(range(len(messages)))
     return [message.value or b"" for message in messages]
 
@@ -268,5 +273,5 @@ def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, victims: str) -
     acknowledged = sum(map(len, stage.model.acknowledged.values()))
     assert acknowledged > 10 * ROUNDS, f"{acknowledged} messages in all: this tested next to nothing"
     for path in stage.broker.logs().values():
-        with headrace.Log(path) as log:
+        with headrace.Log(path, readonly=True) as log:
             assert log.verify().sound

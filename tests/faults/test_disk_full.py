@@ -22,6 +22,7 @@ from headrace.storage.log import FileLog
 from headrace.storage.settings import LogSettings
 from headrace.storage.worker import Worker
 from headrace.testing import FaultyDisk
+from headrace.testing.workbench import Workbench
 
 LIVES = 60
 STEPS = 40
@@ -93,6 +94,15 @@ class Refusing(Disk):
             super().write(file, position, data[: len(data) // 2])
             raise DiskFull
         super().write(file, position, data)
+
+
+class Unyielding(Refusing):
+    """The same, but what was written there can be replaced."""
+
+    def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
+        if self.refused in file.path and not any(self.read(file, position, len(data))):
+            raise DiskFull
+        Disk.write(self, file, position, data)
 
 
 class Idle(Worker):
@@ -412,9 +422,133 @@ def test_who_reads_needs_no_room(place: Path, host: Host, disk: SmallDisk) -> No
     log.close()
 
 
+def torn(place: Path, host: Host) -> str:
+    """A log as a killed writer leaves it: behind its last message lies half of a write."""
+    path = str(place / "log")
+    log = FileLog(host, path, LogSettings())
+    for number in range(10):
+        log.append(encode(Columns([b"%d" % number * 500]), 0), 0)
+    log.wait_synced(10)
+    file = host.disk.open(log.segments[-1].path, write=True)
+    host.disk.write(file, log.segments[-1].end, encode(Columns([b"x" * 5000]), 0).data[:3000])
+    host.forget(log.segments[-1])
+    return path
+
+
+def test_recovery_finds_no_room_for_a_copy(place: Path, host: Host, disk: SmallDisk) -> None:
+    """What is torn is cut without one, and that is said; all else is there, and appending goes on with some room."""
+    path = torn(place, host)
+    fill(disk)
+    log = FileLog(host, path, LogSettings())
+    assert (log.findings.torn_at, log.findings.torn_kept_in) == (10, [])
+    assert log.findings.uncopied_bytes == log.findings.torn_bytes > 0
+    assert [batch.base_offset for batch in log.batches(0)] == [*range(10)]
+    fill(disk)
+    with pytest.raises(DiskFull):
+        log.append(encode(Columns([b"y" * 5000]), 0), 0)
+    disk.capacity_bytes = None
+    log.append(encode(Columns([b"y" * 5000]), 0), 0)
+    log.close()
+    again = FileLog(host, path, LogSettings())
+    assert again.next_offset == 11
+    assert again.findings.sound
+    assert not (place / "log" / "quarantine").exists() or not any((place / "log" / "quarantine").iterdir())
+    again.close()
+
+
+def test_a_repair_waits_for_room_for_its_copies(place: Path, host: Host, disk: SmallDisk) -> None:
+    path = torn(place, host)
+    fill(disk)
+    with pytest.raises(DiskFull):
+        FileLog(host, path, create=False, repair=True)
+    disk.capacity_bytes = None
+    log = FileLog(host, path, create=False, repair=True)
+    assert [Path(kept).stat().st_size for kept in log.findings.torn_kept_in] == [log.findings.torn_bytes]
+    assert log.findings.uncopied_bytes == 0
+    log.close()
+
+
+def test_a_segment_that_was_just_being_made_is_made_later(place: Path, host: Host, disk: SmallDisk) -> None:
+    """A writer was killed between a file's making and its header's, and then there is no room for that."""
+    path = str(place / "log")
+    log = FileLog(host, path, SETTINGS)
+    for number in range(3):
+        log.append(encode(Columns([b"%d" % number * 500]), 0), 0)
+    log.wait_synced(3)
+    (place / "log" / f"{3:020d}.seg").touch()
+    fill(disk)
+    log = FileLog(host, path, SETTINGS)
+    assert [batch.base_offset for batch in log.batches(0)] == [0, 1, 2]
+    disk.capacity_bytes = None
+    log.append(encode(Columns([b"x"]), 0), 0)
+    log.close()
+    again = FileLog(host, path, SETTINGS)
+    assert (again.next_offset, again.findings.sound) == (4, True)
+    again.close()
+
+
+def test_what_is_stored_once_can_be_replaced_on_a_full_disk(place: Path, host: Host, disk: SmallDisk) -> None:
+    with headrace.Log(place / "log", host=host) as log:
+        log.append_many([b"x"] * 10)
+        log.flush()
+        with log.cursor("reader") as cursor:
+            fill(disk)
+            for offset in range(1, 10):
+                cursor.commit(offset)
+            assert cursor.committed == 9
+        disk.capacity_bytes = None
+
+
+def test_a_broker_starts_on_a_full_disk(place: Path) -> None:
+    """It serves what is there, refuses what needs room, and goes on when there is some."""
+    disk = SmallDisk()
+    Workbench(str(place), disk=disk).publish("orders", [b"a", b"b"])
+    for _ in range(3):
+        fill(disk)
+        bench = Workbench(str(place), disk=disk)
+        assert bench.values("orders") == [b"a", b"b"]
+        fill(disk)  # opening has made some room
+        with pytest.raises(DiskFull) as refused:
+            bench.publish("orders", [b"c" * 5000])
+        assert refused.value.retryable
+        with pytest.raises(DiskFull):
+            bench.publish("new", [b"c"])
+    disk.capacity_bytes = None
+    bench.publish("orders", [b"c"])
+    assert bench.publish("new", [b"c"]).base_offset == 0
+    bench.close()
+    last = Workbench(str(place), disk=disk)
+    assert last.values("orders") == [b"a", b"b", b"c"]
+    last.close()
+
+
+def test_no_start_of_a_broker_has_a_number_twice_though_the_journal_finds_no_room(place: Path) -> None:
+    disk = Unyielding()
+    sessions = []
+    for refused in ("nothing", "broker/journal", "broker/journal", "nothing", "broker/journal"):
+        disk.refused = refused
+        bench = Workbench(str(place), disk=disk)
+        sessions.append(bench.broker._ledger.state.session)
+        if refused == "nothing":
+            bench.publish("orders", [b"a"])
+        else:
+            with pytest.raises(DiskFull):
+                bench.publish("new", [b"c"])
+        assert bench.values("orders")[0] == b"a"
+    assert sessions == [1, 2, 3, 4, 5]
+    disk.refused = "nothing"
+    assert bench.publish("new", [b"c"]).base_offset == 0
+    bench.close()
+
+
+def test_a_new_broker_needs_some_room(place: Path) -> None:
+    with pytest.raises(DiskFull):
+        Workbench(str(place), disk=SmallDisk(0))
+
+
 def test_the_record_of_the_log_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
     fill(disk)
-    for room in (0, 4096, 4100):
+    for room in (0, 4000, 4100):
         fill(disk, room)
         with pytest.raises(DiskFull):
             FileLog(host, str(place / "log"), SETTINGS)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import headrace
-from headrace.model.errors import LogInUse
+from headrace.model.errors import CursorInUse, LogInUse
 
 CHILD_S = 10
 """A child that takes longer hangs."""
@@ -41,7 +41,7 @@ def refused(action: Callable[[], object]) -> None:
     """The action fails, with a text that says why."""
     try:
         action()
-    except LogInUse as error:
+    except (LogInUse, CursorInUse) as error:
         text = str(error)
     else:
         raise AssertionError(f"{action} was done in a forked child")
@@ -154,6 +154,135 @@ def close_with_a_child_alive(path: str) -> None:
     assert Path(path).exists()
 
 
+def read_on(path: str) -> None:
+    """A child reads on with its parent's reader, while threads of the parent's use it, and closes only its own."""
+    log = headrace.Log(path, segment_bytes=4096, sync_every=None)
+    log.append_many([b"%d" % number * 50 for number in range(200)])
+    log.flush()
+    reader = headrace.Log(path, readonly=True)
+    done = threading.Event()
+
+    def read_all_the_time() -> None:
+        while not done.is_set():
+            assert len([*reader]) == 200
+            reader.wait(200, timeout=0.001)
+
+    def read() -> None:
+        assert [message.value for message in reader] == [b"%d" % number * 50 for number in range(200)]
+        assert reader.verify().sound
+        assert not reader.wait(200, timeout=0.001)
+        reader.close()
+
+    threads = [threading.Thread(target=read_all_the_time) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            check(in_child(read))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    reader.close()
+    log.close()
+
+
+def hold_cursors(path: str) -> None:
+    """A child cannot move its parent's cursor, nor give its lock back, nor consume under its parent's lock."""
+    log = headrace.Log(path)
+    log.append_many([b"x"] * 20)
+    log.flush()
+    reader = headrace.Log(path, readonly=True)
+    assert reader.consume(2)[-1].offset == 1  # the shared place is open now
+    cursor = reader.cursor("mine")
+
+    def use_cursor() -> None:
+        refused(lambda: cursor.commit(7))
+        cursor.close()
+        try:
+            headrace.Log(path, readonly=True).cursor("mine")
+        except CursorInUse:
+            return
+        raise AssertionError("the parent's cursor is free")
+
+    def consume_while_held() -> None:
+        assert reader.consume(timeout=0.01) == [], "consumed while another held the place"
+
+    def consume() -> None:
+        assert [message.offset for message in reader.consume(3)] == [2, 3, 4]
+
+    check(in_child(use_cursor))
+    assert cursor.committed == 0
+    cursor.commit(3)
+    assert reader._shared is not None
+    assert reader._shared.lock()  # as in the midst of consuming
+    check(in_child(consume_while_held))
+    reader._shared.unlock()
+    check(in_child(consume))
+    assert reader.consume(1)[0].offset == 5
+    cursor.close()
+    with reader.cursor("mine") as cursor:
+        assert cursor.committed == 3
+    reader.close()
+    log.close()
+
+
+def drop_in_child(path: str) -> None:
+    """A child that drops its parent's log writes nothing, warns of nothing and leaves the parent its lock."""
+    import warnings
+
+    logs = [headrace.Log(path, sync_every=None)]
+    logs[0].append(b"parent")
+
+    def drop() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            logs.clear()
+        with contextlib.suppress(LogInUse):
+            headrace.Log(path)
+            raise AssertionError("two writers")
+
+    for _ in range(3):
+        check(in_child(drop))
+    logs[0].close()
+    with headrace.Log(path) as log:
+        assert [message.value for message in log] == [b"parent"]
+
+
+def open_broker(path: str) -> None:
+    """A child of a program with a broker inside harms nothing, whether it uses the bus, closes it, or ends."""
+    bus = headrace.open(path)
+    bus.publish("orders", b"parent")
+    before = {str(file): file.read_bytes() for file in Path(path).rglob("*.seg")}
+
+    def end() -> None:
+        with contextlib.suppress(LogInUse):
+            headrace.open(path)
+            raise AssertionError("two brokers")
+
+    check(in_child(end))
+    child = os.fork()
+    if not child:
+        sys.exit(0)  # with all that runs at exit
+    check(child)
+    assert {str(file): file.read_bytes() for file in Path(path).rglob("*.seg")} == before
+    assert bus.publish("orders", b"more").offset == 1
+    bus.close()
+    with headrace.open(path) as again:
+        assert again.publish("orders", b"again").offset == 2
+
+
 if __name__ == "__main__":
-    roles = (touch, end_normally, read_and_write_elsewhere, fork_while_threads_append, close_with_a_child_alive)
+    roles = (
+        touch,
+        end_normally,
+        read_and_write_elsewhere,
+        fork_while_threads_append,
+        close_with_a_child_alive,
+        read_on,
+        hold_cursors,
+        drop_in_child,
+        open_broker,
+    )
     {role.__name__: role for role in roles}[sys.argv[1]](sys.argv[2])

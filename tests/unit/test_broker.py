@@ -15,6 +15,7 @@ from headrace.model.batch import Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import (
+    DiskFailed,
     DiskFull,
     Draining,
     DurabilityUnavailable,
@@ -328,7 +329,7 @@ def test_a_disk_that_cannot_be_read_ends_a_stream_with_an_error_of_ours(data: st
     bench.broker._store._host.files = Pool(1)  # its files have to be opened again
     bench.broker._store._host.views = Pool(1)
     disk.fail_reads()
-    with pytest.raises(LogFailed):
+    with pytest.raises(DiskFailed):
         reader.read()
     assert reader.read().next_offset == 20
 
@@ -432,7 +433,7 @@ def test_a_partition_that_cannot_be_opened_is_an_error_of_its_own(data: str, dis
     bench.publish("orders", [b"a"])
     bench = Workbench(data, disk=disk)
     disk.fail_reads()
-    with pytest.raises(LogFailed):
+    with pytest.raises(DiskFailed):
         bench.publish("orders", [b"b"])
     bench.publish("orders", [b"b"])
     assert bench.values("orders") == [b"a", b"b"]

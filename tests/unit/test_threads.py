@@ -311,7 +311,17 @@ def test_an_interrupt_that_comes_while_a_thread_is_started(running: bool, monkey
 
 @pytest.mark.parametrize(
     "role",
-    ["touch", "end_normally", "read_and_write_elsewhere", "fork_while_threads_append", "close_with_a_child_alive"],
+    [
+        "touch",
+        "end_normally",
+        "read_and_write_elsewhere",
+        "fork_while_threads_append",
+        "close_with_a_child_alive",
+        "read_on",
+        "hold_cursors",
+        "drop_in_child",
+        "open_broker",
+    ],
 )
 def test_fork(place: Path, role: str) -> None:
     run("forked.py", role, place / "log")

@@ -8,8 +8,8 @@ from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import Journal, explained
-from headrace.model.errors import HeadraceError
+from headrace.engines.api import Counter, Journal, explained
+from headrace.model.errors import DiskFull, HeadraceError
 from headrace.model.requests import Words
 
 logger = logging.getLogger("headrace.broker")
@@ -24,7 +24,9 @@ _RECORD_BYTES = 100
 class Ledger:
     """The state of a broker, and the journal from which it comes back."""
 
-    def __init__(self, journal: Journal, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int) -> None:
+    def __init__(
+        self, journal: Journal, sessions: Counter, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int
+    ) -> None:
         self._journal = journal
         self._ports = ports
         self._settings = settings
@@ -45,9 +47,25 @@ class Ledger:
             else:
                 self.state.apply_bytes(content)
                 self._written_bytes += len(content)
-        self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
-        # Epochs are made of the session's number: no power loss may bring it back.
-        journal.sync()
+        self._begin(sessions, new_id, now_us)
+
+    def _begin(self, sessions: Counter, new_id: str, now_us: int) -> None:
+        """Count the start. Epochs are made of the session's number: no power loss may bring it back."""
+        state = self.state
+        session = max(state.session, sessions.load() or 0) + 1
+        began = Began(state.broker_id or new_id, session)
+        try:
+            self.record(now_us, began)
+            self._journal.sync()
+            if sessions.load() is None:
+                sessions.store(session)  # has its room from now on
+        except DiskFull as error:
+            if not state.broker_id or (state.session != session and sessions.load() is None):
+                raise  # a new broker, or one whose first start this is
+            if state.session != session:
+                sessions.store(session)
+                state.apply(began)
+            logger.warning("broker started on a full disk: it serves what is there  reason=%s", error)
 
     @property
     def idle(self) -> bool:

@@ -52,7 +52,8 @@ def append(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
 def _tell_recovery(log: Log, out: Output) -> None:
     found = log.recovery
     if found.torn_bytes:
-        out.note(f"cut off {counted(found.torn_bytes, 'byte')} of a write that the last writer did not finish")
+        copied = " (the disk was full: no copy was kept)" if found.uncopied_bytes else ""
+        out.note(f"cut off {counted(found.torn_bytes, 'byte')} of a write that the last writer did not finish{copied}")
     for lost in found.lost:
         out.note(f"{offsets_text(lost.first_offset, lost.next_offset)} lost: {lost.reason}")
 

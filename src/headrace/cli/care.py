@@ -47,7 +47,8 @@ def _info_lines(content: dict[str, Any]) -> Iterator[str]:
     for name in ("oldest", "newest"):
         time_us = content[f"{name}_timestamp"]
         yield f"{name}    {'-' if time_us is None else time_text(time_us)}"
-    yield f"writer    {'at work' if content['writer'] else 'none'}"
+    writer = "at work" if content["writer"] else "none"
+    yield f"writer    {'a broker, and nobody else' if content['owner'] else writer}"
     cursors = content["cursors"]
     width = max(map(len, cursors), default=0)
     yield f"cursors   {'' if cursors else 'none'}".rstrip()

@@ -1,6 +1,7 @@
 """Errors in the words of the command line, where those of the Python API would not help."""
 
 import argparse
+import os
 import shlex
 
 from headrace.model.errors import (
@@ -13,6 +14,7 @@ from headrace.model.errors import (
     HeadraceError,
     LogInUse,
     LogNotFound,
+    LogOwned,
     MessageLeased,
     NotOwner,
     StaleVersion,
@@ -27,7 +29,7 @@ from headrace.model.errors import (
 def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     """What went wrong, and what to do about it."""
     if getattr(given, "directory", None) is not None:
-        return _about_log(error, given.directory)
+        return _about_log(error, given, given.directory)
     if isinstance(error, CorruptBatch) and "skip_corrupt" in given:
         advice: str | None = "--skip-corrupt passes over what is damaged"
     else:
@@ -35,7 +37,7 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     return f"{error}; {advice}" if advice else str(error)
 
 
-def _about_log(error: HeadraceError, directory: str) -> str:
+def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) -> str:
     if isinstance(error, CorruptBatch):
         return (
             f"messages {error.first_offset} to {error.next_offset - 1} are damaged ({error.path} at byte "
@@ -43,9 +45,19 @@ def _about_log(error: HeadraceError, directory: str) -> str:
             "passes over all that is damaged"
         )
     if isinstance(error, DiskFull):
-        return f"the disk of {directory} is full; free some space, then append what is missing"
+        then = "append what is missing" if given.run.__name__ == "append" else "try again"
+        return f"the disk of {directory} is full; free some space, then {then}"
+    if isinstance(error, LogOwned):
+        return (
+            f"{directory} is a log of a broker, and only the broker writes there; `headrace publish TOPIC VALUE` "
+            "publishes to its topic, `headrace log read` and `info` look at it"
+        )
+    if isinstance(error, LogInUse) and "broker" in str(error):
+        return str(error)
     if isinstance(error, LogInUse):
         return f"{directory} is being written by another process; end that first, or try again"
+    if isinstance(error, LogNotFound) and os.path.isdir(os.path.join(directory, "broker")):
+        return f"{error}: it is the data of a broker; its logs are in {shlex.quote(os.path.join(directory, 'topics'))}"
     if isinstance(error, LogNotFound):
         return f"{error}; to make one: headrace log append {shlex.quote(directory)} VALUE"
     return str(error)

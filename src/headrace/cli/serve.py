@@ -155,10 +155,6 @@ def _make_room_for_connections(connections_max: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-        if allowed < wanted:
-            logger.warning(
-                "the system allows fewer files than connections_max needs", extra={"files": allowed, "needed": wanted}
-            )
 
 
 def _check(given: argparse.Namespace) -> str | None:

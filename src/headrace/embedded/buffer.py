@@ -15,6 +15,8 @@ memory from the kernel each time, and touching its pages costs more than all the
 MESSAGE_WEIGHT = 128
 """What a message weighs beyond its bytes."""
 
+_HEADER_WEIGHT = 10
+"""What a header weighs beyond its bytes."""
 _PORTION_COUNT = 1024
 
 GivenHeaders = Mapping[str, str | bytes]
@@ -214,14 +216,17 @@ def checked_message(
         _check_timestamp(timestamp)
     size = len(value or b"") + len(key or b"")
     if checked_headers:
-        size += sum(len(name) + len(text) for name, text in checked_headers.items())
+        size += sum(len(name.encode()) + len(text) for name, text in checked_headers.items())
     if size > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {size}")
-    return GivenMessage(value, key, checked_headers, timestamp, size + MESSAGE_WEIGHT)
+    weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
+    return GivenMessage(value, key, checked_headers, timestamp, weight)
 
 
 def portions(values: Iterable[bytes]) -> list[Portion]:
     """The values, checked, in portions for the buffer."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise InvalidArgument(f"many values are a list of bytes, not {type(values).__name__}")
     sequence = values if isinstance(values, list | tuple) else list(values)
     made: list[Portion] = []
     for start in range(0, len(sequence), _PORTION_COUNT):
@@ -260,6 +265,8 @@ def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     """Headers as they are stored."""
     if headers is None:
         return None
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers are a mapping of names to values, not {type(headers).__name__}")
     checked = {}
     for name, text in headers.items():
         if not isinstance(name, str):

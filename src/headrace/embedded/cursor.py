@@ -1,12 +1,14 @@
 """Durable positions in a log: one for each reader that wants its own, and one that all consumers share."""
 
+import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from headrace.model.errors import CursorInUse, InvalidArgument
+from headrace.model.errors import Closed, CursorInUse, InvalidArgument
 from headrace.model.message import Message
 from headrace.storage.disk import Disk
 from headrace.storage.record import Record
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 DIRECTORY = "cursors"
 _POSITION = struct.Struct("<Q")
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.0005, 0.02
+"""How long who waits for another process's lock sleeps between tries: a lock of the system's has no time-out."""
 
 
 def load_offset(disk: Disk, path: str) -> int | None:
@@ -47,9 +51,17 @@ class Position:
         if new:
             disk.sync_directory(directory)
 
-    def lock(self, *, wait: bool) -> bool:
-        """Become the holder."""
-        return self._disk.lock(self._record.file, wait=wait)
+    def lock(self, timeout_s: float | None = 0.0) -> bool:
+        """Become the holder, waiting so long at most, or for ever; whether that came about."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _PAUSE_S_MIN
+        while not self._disk.lock(self._record.file):
+            left = pause_s if deadline is None else min(deadline - time.monotonic(), pause_s)
+            if left <= 0:
+                return False
+            time.sleep(left)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        return True
 
     def unlock(self) -> None:
         """Let another be the holder."""
@@ -71,9 +83,9 @@ class MemoryPosition:
         self._held = threading.Lock()
         self._offset: int | None = None
 
-    def lock(self, *, wait: bool) -> bool:
-        """Become the holder."""
-        return self._held.acquire(blocking=wait)
+    def lock(self, timeout_s: float | None = 0.0) -> bool:
+        """Become the holder, waiting so long at most, or for ever; whether that came about."""
+        return self._held.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
 
     def unlock(self) -> None:
         """Let another be the holder."""
@@ -102,7 +114,7 @@ class Cursor:
     """
 
     def __init__(self, log: "Readable", name: str, position: Position | MemoryPosition) -> None:
-        if not position.lock(wait=False):
+        if not position.lock():
             raise CursorInUse(f"cursor {name} is open elsewhere; close it there or use another name")
         self.name = name
         self._log = log
@@ -116,6 +128,7 @@ class Cursor:
             position.unlock()
             raise
         self._next = self._committed
+        self._pid = os.getpid()
         self._open = True
 
     @property
@@ -152,6 +165,12 @@ class Cursor:
     def commit(self, offset: int | None = None) -> None:
         """Keep the place durably: behind the last message read, or the offset given."""
         committed = self._next if offset is None else self._checked(offset)
+        if not self._open:
+            raise Closed(f"cursor {self.name} is closed")
+        if self._pid != os.getpid():
+            raise CursorInUse(
+                f"cursor {self.name} was opened before this process was forked off, and is its parent's; open another"
+            )
         self._position.store(committed)
         self._committed = committed
 
@@ -165,7 +184,8 @@ class Cursor:
         """Let others open the cursor; what was not committed comes again."""
         if self._open:
             self._open = False
-            self._position.unlock()
+            if self._pid == os.getpid():  # the lock is shared with a forked child, which must not give it back
+                self._position.unlock()
 
     def __enter__(self) -> "Cursor":
         return self
@@ -178,6 +198,6 @@ class Cursor:
         return max(self._next, self._log.first_offset)
 
     def _checked(self, offset: int) -> int:
-        if not 0 <= offset <= self._log.next_offset:
+        if type(offset) is not int or not 0 <= offset <= self._log.next_offset:
             raise InvalidArgument(f"offset {offset} is not between 0 and {self._log.next_offset}, the log's end")
         return offset

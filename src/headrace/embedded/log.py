@@ -5,6 +5,8 @@ import logging
 import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -20,19 +22,31 @@ from headrace.embedded.buffer import (
     portions,
 )
 from headrace.embedded.cursor import committed_end
-from headrace.embedded.reading import Readable
-from headrace.embedded.repair import locked
+from headrace.embedded.reading import Readable, held, whole
+from headrace.embedded.repair import checked_path, locked
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
-from headrace.model.errors import DiskFull, HeadraceError, InvalidArgument, LogClosed, LogFailed, LogInUse, LogReadOnly
-from headrace.model.limits import SEGMENT_BYTES_MIN
+from headrace.model.errors import (
+    DiskFull,
+    HeadraceError,
+    InvalidArgument,
+    LogClosed,
+    LogFailed,
+    LogInUse,
+    LogReadOnly,
+    MessageTooLarge,
+    TooManyFiles,
+)
+from headrace.model.limits import BATCH_BYTES_MAX, SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
+from headrace.storage.files import FilesReader, PartitionReader
 from headrace.storage.follower import Follower
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.ownership import check_not_owned, is_owned
 from headrace.storage.recovery import Findings, verify
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
@@ -46,7 +60,8 @@ _RETENTION_SEGMENTS = 8
 class Log(Readable):
     """A durable log in a directory, or, with the path ":memory:", a bounded one in memory.
 
-    One process at a time writes; any number read, with `readonly=True`. Appended messages gather in a buffer:
+    One process at a time writes; any number read, with `readonly=True`. A broker's log can only be read. Errors are
+    HeadraceErrors, or TypeErrors where an argument is of another kind altogether. Appended messages gather in a buffer:
 
     - they are *written* (visible to every reader, safe from a killed process) when the buffer is full, on `flush()`,
       at the latest `sync_every` seconds after they were appended, and before this object reads anything;
@@ -93,12 +108,14 @@ class Log(Readable):
         :param host: share files and threads with these logs rather than with all of the process.
         """
         super().__init__()
-        self.path = os.fspath(path)
+        self.path = checked_path(path)
         self.readonly = readonly
         self._codec = _codec(compression)
         self._sync_every = _positive(sync_every, "sync_every")
         self._retain_us = _microseconds(retain_seconds, "retain_seconds")
-        self._retain_bytes = _positive(retain_bytes, "retain_bytes")
+        self._retain_bytes = (
+            None if retain_bytes is None else whole(_positive(retain_bytes, "retain_bytes"), "retain_bytes")
+        )
         self._until_consumed = until_consumed
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -106,15 +123,17 @@ class Log(Readable):
         self._ticking = False
         """Whether what is in the buffer will be written without being asked, or never has to be."""
         self._closing = False
+        self._released = False
         self._host = host or shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
         settings = self._settings(segment_bytes, _microseconds(segment_seconds, "segment_seconds"))
         self._open(settings, create, memory_bytes)
         self._segments_seen = len(getattr(self._stored, "segments", ()))
+        self._weight_max = self._stored.batch_bytes_max if isinstance(self._stored, MemoryLog) else BATCH_BYTES_MAX
         self._buffer = Buffer(self._stored.next_offset)
+        shared.close_at_exit(self)
         if not readonly:
-            shared.close_at_exit(self)
             self._trim_if_asked()
 
     @property
@@ -160,6 +179,8 @@ class Log(Readable):
         it came.
         """
         given = portions(values)
+        for portion in given:
+            self._check_weight(portion)
         with self._lock:
             if len(given) == 1:
                 first = self._add(given[0])
@@ -187,6 +208,7 @@ class Log(Readable):
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""
+        offset = whole(offset, "an offset")
         with self._lock:
             self._write()
             self._writer().truncate_before(offset)
@@ -207,6 +229,8 @@ class Log(Readable):
 
         Offsets stay as they are. Reading and appending go on meanwhile.
         """
+        if not callable(keep):
+            raise InvalidArgument(f"the rule of compaction is a function, not {keep!r}")
         self.flush(sync=False)
         return self._writer().compact(_by_message(keep))
 
@@ -215,7 +239,7 @@ class Log(Readable):
         self._settle()
         if isinstance(self._stored, MemoryLog):
             return Findings()
-        assert isinstance(self._stored, FileLog | Follower)
+        assert isinstance(self._stored, FileLog | Follower | PartitionReader)
         ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
         return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
 
@@ -231,36 +255,69 @@ class Log(Readable):
             "bytes": getattr(self._stored, "size_bytes", 0),
             "segments": len(segments),
             "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
+            "owner": "broker" if self._is_owned else None,
             "cursors": self.cursors(),
         }
 
     def close(self) -> None:
         """Write and sync what was appended, and let go of the log; it may be called again."""
         with self._lock:
-            if self._closed:
+            if self._released:
                 return
-            if self._pid != os.getpid():
-                self._closed = True  # a forked child has only a copy of its parent's buffer
+            if not self.readonly and self._pid != os.getpid():
+                self._closed = self._released = True  # a forked child has only a copy of its parent's buffer
                 return
-            if not self.readonly:
-                self._closing = True
-                with contextlib.suppress(LogFailed):  # closing what is stored raises it again
-                    self._write()
+            # Each step can be done again, as an interrupt may come between them.
+            failure = None if self._closed else self._close_stored()
             self._closed = True
             shared.closed(self)
             self._wake()
-            try:
-                self._stored.close()  # type: ignore[attr-defined]
-            finally:
-                if self._beacon is not None:
-                    self._beacon.close()
+            if self._beacon is not None:
+                self._beacon.close()
+            self._released = True
+            if failure is not None:
+                raise failure
+
+    def _close_stored(self) -> LogFailed | None:
+        """Write what waits and close what is stored; returns why not all of it is safe."""
+        if not self.readonly:
+            self._closing = True
+            with contextlib.suppress(LogFailed):  # closing what is stored raises it again
+                self._write()
+        try:
+            self._stored.close()  # type: ignore[attr-defined]
+        except LogFailed as error:
+            return error
+        return None
 
     def disown(self) -> None:
-        """In a forked child: this is the parent's log, and its lock must not outlive the parent."""
+        """In a forked child: a writer's log is the parent's, and its lock must not outlive the parent.
+
+        A reader goes on with locks and files of its own.
+        """
         self._lock = threading.RLock()
+        self._after_fork()
+        if self.readonly:
+            if isinstance(self._stored, FilesReader):
+                self._stored.after_fork()
+            if self._beacon is not None:
+                self._beacon.forget_sleepers()
+            return
         self._buffer = Buffer(0)
         if self._beacon is not None:
             self._beacon.abandon()
+
+    def __del__(self) -> None:
+        """Close a writer that was dropped, and warn: `with` or `close()` would have told of errors. Readers just go."""
+        if "_buffer" not in self.__dict__ or self._released or self.readonly or self._pid != os.getpid():
+            return
+        try:
+            self.close()
+        except HeadraceError as error:
+            logger.error("log dropped without close; messages lost  path=%s reason=%s", self.path, str(error))
+        if self.path != MEMORY:
+            text = f"unclosed {self!r}: close it, or use it in a with block"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def __enter__(self) -> "Log":
         return self
@@ -276,13 +333,13 @@ class Log(Readable):
         if self.path == MEMORY:
             if self.readonly:
                 raise InvalidArgument("a log in memory is its process's own: it cannot be opened readonly")
-            self._stored = MemoryLog(memory_bytes)
+            self._stored = MemoryLog(whole(memory_bytes, "memory_bytes"))
             return
         self.path = os.path.abspath(self.path)
         if self.readonly:
-            follower = Follower(self._host, self.path)
-            self._stored, self._beacon = follower, follower.beacon
+            self._open_to_read()
             return
+        check_not_owned(self._host, self.path)
         live = locked(self._host, self.path, create=create)
         try:
             # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
@@ -295,6 +352,13 @@ class Log(Readable):
         self._beacon.begin(stored.first_offset, stored.next_offset)
         stored.beacon = self._beacon
 
+    def _open_to_read(self) -> None:
+        if is_owned(self._host, self.path):
+            self._stored = PartitionReader(self._host, self.path)
+            return
+        follower = Follower(self._host, self.path)
+        self._stored, self._beacon = follower, follower.beacon
+
     def _settings(self, segment_bytes: int | None, segment_age_us: int | None) -> LogSettings:
         if segment_bytes is None:
             segment_bytes = DEFAULT_SETTINGS.segment_bytes
@@ -302,7 +366,7 @@ class Log(Readable):
                 segment_bytes = max(min(segment_bytes, self._retain_bytes // _RETENTION_SEGMENTS), SEGMENT_BYTES_MIN)
         if segment_age_us is None and self._retain_us is not None:
             segment_age_us = max(self._retain_us // _RETENTION_SEGMENTS, 1)
-        return LogSettings(segment_bytes=segment_bytes, segment_age_us=segment_age_us)
+        return LogSettings(segment_bytes=whole(segment_bytes, "segment_bytes"), segment_age_us=segment_age_us)
 
     def _begin(self) -> None:
         """Before the first message of a batch: see that it can be written, and that it will be."""
@@ -315,7 +379,18 @@ class Log(Readable):
         if not self._ticking and not self._closing:
             self._ticking = True
             if self._sync_every is not None and self.path != MEMORY:
-                shared.ticker().call_later(self._sync_every, self._tick)
+                self._tick_later(self._sync_every)
+
+    def _tick_later(self, delay_s: float) -> None:
+        # Weakly: a log that is dropped is closed at once, not when its time would have come.
+        weak = weakref.WeakMethod(self._tick)
+
+        def tick() -> None:
+            call = weak()
+            if call is not None:
+                call()
+
+        shared.ticker().call_later(delay_s, tick)
 
     def _tick(self) -> None:
         """Write and sync what has waited long enough."""
@@ -330,17 +405,27 @@ class Log(Readable):
                 logger.warning("%s: %s", self.path, error)
                 self._ticking = not isinstance(error, LogFailed)
                 if self._ticking and self._sync_every is not None:
-                    shared.ticker().call_later(self._sync_every, self._tick)
+                    self._tick_later(self._sync_every)
             self._file_log().request_sync()
 
     def _add(self, message: GivenMessage | Portion) -> int:
         """Add to the buffer, writing it out if it is full; the caller has the lock."""
+        self._check_weight(message)
         offset = self._buffer.add(message)
         while offset < 0:
             self._write()
             self._begin()
             offset = self._buffer.add(message)
         return offset
+
+    def _check_weight(self, message: GivenMessage | Portion) -> None:
+        """Refuse what could never be written: it would stand in the way of all that follows."""
+        if message.weight > self._weight_max:
+            more = "; give the log more memory_bytes" if isinstance(self._stored, MemoryLog) else ""
+            raise MessageTooLarge(
+                f"a message of {message.weight} bytes, with its key and headers, is more than the {self._weight_max} "
+                f"that this log takes at once{more}"
+            )
 
     def _write(self, *, close: bool = False) -> int:
         """Write what is in the buffer as a batch; when this raises, it waits for the next time.
@@ -374,14 +459,20 @@ class Log(Readable):
             self.trim()
         self._segments_seen = len(getattr(self._stored, "segments", ()))
 
-    def _settle(self) -> None:
+    def _settle(self, timeout_s: float | None = None) -> bool:
         if self._closed:
             raise LogClosed
-        if not self.readonly:
-            with self._lock:
+        if isinstance(self._stored, PartitionReader):
+            self._stored.refresh()
+        if self.readonly:
+            return True
+        self._check_open()
+        with held(self._lock, timeout_s) as acquired:
+            if acquired:
                 self._check_open()
-                with contextlib.suppress(DiskFull, LogFailed):  # what is written already can be read all the same
+                with contextlib.suppress(DiskFull, TooManyFiles, LogFailed):  # what is written already can be read
                     self._write()
+        return acquired
 
     def _check_open(self) -> None:
         if self._closed:
@@ -389,7 +480,10 @@ class Log(Readable):
         if self.readonly:
             raise LogReadOnly
         if self._pid != os.getpid():
-            raise LogInUse("the log was opened before this process was forked off; open it again, with readonly=True")
+            raise LogInUse(
+                "the log was opened before this process was forked off, and is its parent's; open it again with "
+                "readonly=True, or another to write"
+            )
 
     def _writer(self) -> FileLog | MemoryLog:
         self._check_open()
@@ -408,13 +502,13 @@ def _by_message(keep: Callable[[Message], bool]) -> Keep:
 def _codec(name: str) -> Codec:
     try:
         return Codec[name.upper()]
-    except KeyError:
+    except (KeyError, AttributeError):
         raise InvalidArgument(f"compression is none, lz4 or zstd, not {name!r}") from None
 
 
 def _positive(number: float | int | None, name: str) -> Any:
-    if number is not None and not number > 0:
-        raise InvalidArgument(f"{name} must be more than 0, not {number}")
+    if number is not None and not 0 < number < float("inf"):
+        raise InvalidArgument(f"{name} must be a number above 0, or None, not {number}")
     return number
 
 

@@ -1,23 +1,43 @@
 """Reading an embedded log: by offset, by time, by cursor, and waiting for what comes."""
 
+import contextlib
+import errno
+import operator
+import sys
 import threading
 import time as clock
 from collections.abc import Iterator
 from itertools import chain, dropwhile, islice, takewhile
-from typing import overload
+from typing import Any, overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
 from headrace.model.batch import Batch
-from headrace.model.errors import CorruptBatch, InvalidArgument, LogReadOnly, MessageGone, OffsetOutOfRange
+from headrace.model.errors import (
+    CorruptBatch,
+    DiskFailed,
+    InvalidArgument,
+    LogOwned,
+    LogReadOnly,
+    MessageGone,
+    OffsetOutOfRange,
+)
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
 from headrace.storage.driver import checked_name
+from headrace.storage.files import PartitionReader
 from headrace.storage.reader import LogReader
 
 _SHARED = ".shared"
 _WAIT_S = 0.25
 """The longest single sleep, which bounds how late a signal or a close is noticed."""
+
+
+_FOREVER_S = 1e6
+_PATIENCE_S = 0.05
+"""How long `consume` waits at least for the place that it shares with others."""
+_LOOK_S = 0.02
+"""How often a broker's log, which has no beacon, is looked at by who waits for it to grow."""
 
 
 class Readable:
@@ -31,13 +51,14 @@ class Readable:
     def __init__(self) -> None:
         self._positions: dict[str, MemoryPosition] = {}
         self._shared: Position | MemoryPosition | None = None
-        self._shared_lock = threading.Lock()
+        self._shared_lock = threading.RLock()
         self._gates: list[threading.Lock] = []
         """Locks that those who wait for a log in memory to grow try to take."""
         self._closed = False
 
-    def _settle(self) -> None:
-        """Make what this process has appended readable."""
+    def _settle(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        """Make what this process has appended readable; whether that was done in time."""
+        return True
 
     @property
     def first_offset(self) -> int:
@@ -59,6 +80,7 @@ class Readable:
 
     def read(self, offset: int) -> Message:
         """The message at an offset."""
+        offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
             first, following = self.first_offset, self.next_offset
@@ -77,10 +99,10 @@ class Readable:
             if at.step not in (None, 1):
                 raise InvalidArgument("slices of a log have no step")
             first, following = self.first_offset, self.next_offset
-            start = first if at.start is None else at.start if at.start >= 0 else at.start + following
-            stop = following if at.stop is None else at.stop if at.stop >= 0 else at.stop + following
+            start = first if at.start is None else _from_end(at.start, following)
+            stop = following if at.stop is None else _from_end(at.stop, following)
             return list(self.messages(min(max(start, first), following), until=stop))
-        return self.read(at if at >= 0 else at + self.next_offset)
+        return self.read(_from_end(at, self.next_offset))
 
     def __iter__(self) -> Iterator[Message]:
         """All messages, to the end as it is now."""
@@ -95,6 +117,7 @@ class Readable:
         """
         self._settle()
         start = self._start(start, time)
+        until = None if until is None else whole(until, "an offset")
         batches = self._stored.batches(start, until=until, skip_corrupt=skip_corrupt)
         messages = chain.from_iterable(map(Batch.messages, batches))
         later = dropwhile(lambda message: message.offset < start, messages)
@@ -108,6 +131,7 @@ class Readable:
         The first batch may begin before `start`, and the last may end after `until`.
         """
         self._settle()
+        until = None if until is None else whole(until, "an offset")
         return self._stored.batches(self._start(start, time), until=until, skip_corrupt=skip_corrupt)
 
     def tail(
@@ -122,7 +146,8 @@ class Readable:
 
         Ends when the log is closed, or after `timeout` seconds without a message.
         """
-        self._settle()
+        if not self._settle(_left(_deadline(timeout))):
+            return
         offset = self.next_offset if start is None and time is None else self._start(start, time)
         while self.wait(offset, timeout):
             end = self._stored.next_offset
@@ -138,8 +163,10 @@ class Readable:
 
         A process that waits costs nothing, and is woken by the writing process.
         """
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        self._settle()
+        deadline = _deadline(timeout)
+        offset = whole(offset, "an offset")
+        if not self._settle(_left(deadline)):
+            return False
         while not self._closed:
             seen = self._stored.next_offset if self._beacon is None else self._beacon.next_offset
             if self._stored.next_offset > offset:
@@ -153,7 +180,7 @@ class Readable:
     def find_time(self, time: int) -> int:
         """The offset of the first message with this timestamp, in microseconds, or a later one."""
         self._settle()
-        return self._stored.find_time(time)
+        return self._stored.find_time(whole(time, "a time in microseconds"))
 
     def cursor(self, name: str) -> Cursor:
         """Open the durable cursor of that name; a new one begins with the oldest message."""
@@ -170,39 +197,55 @@ class Readable:
         that fails then has consumed them. Use a cursor to have messages again until they are committed. Damaged
         messages raise CorruptBatch once, to one consumer.
         """
-        if max_messages < 1:
+        if whole(max_messages, "max_messages") < 1:
             raise InvalidArgument(f"max_messages must be 1 at least, not {max_messages}")
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        with self._shared_lock:
-            if self._shared is None:
-                self._shared = self._position(_SHARED)
+        deadline = _deadline(timeout)
         while True:
-            taken, offset = self._take(self._shared, max_messages)
-            left = None if deadline is None else deadline - clock.monotonic()
-            if taken or self._closed or (left is not None and left <= 0):
+            # Others hold the place for a moment only, as a rule: who does not wait for messages waits for that.
+            patience = None if deadline is None else max(deadline - clock.monotonic(), _PATIENCE_S)
+            found = self._take(max_messages, patience)
+            if found is None:
+                return []
+            taken, offset = found
+            if taken or self._closed:
                 return taken
-            if not self.wait(offset, left):
+            left = _left(deadline)
+            if left == 0 or not self.wait(offset, left):
                 return []
 
-    def _take(self, position: Position | MemoryPosition, max_messages: int) -> tuple[list[Message], int]:
-        with self._shared_lock:  # the file's lock is between processes
-            position.lock(wait=True)
-            try:
-                offset = max(position.load() or 0, self.first_offset)
-                end = self._stored.next_offset
-                taken = self._next_messages(position, offset, max_messages)
-                if taken:
-                    offset = taken[-1].offset + 1
-                    position.store(offset)
-                return taken, offset if taken else max(offset, end)
-            finally:
-                position.unlock()
+    def _take(self, max_messages: int, timeout_s: float | None) -> tuple[list[Message], int] | None:
+        """The next messages, and the offset behind them; None when the shared place was not to be had in time."""
+        deadline = _deadline(timeout_s)
+        if not self._settle(timeout_s):
+            return None
+        with held(self._shared_lock, _left(deadline)) as acquired:
+            if not acquired:
+                return None
+            if self._shared is None:
+                self._shared = self._position(_SHARED)
+            return self._take_from(self._shared, max_messages, deadline)
+
+    def _take_from(
+        self, position: Position | MemoryPosition, max_messages: int, deadline: float | None
+    ) -> tuple[list[Message], int] | None:
+        if not position.lock(_left(deadline)):  # between processes
+            return None
+        try:
+            offset = max(position.load() or 0, self.first_offset)
+            end = self._stored.next_offset
+            taken = self._next_messages(position, offset, max_messages)
+            if taken:
+                offset = taken[-1].offset + 1
+                position.store(offset)
+            return taken, offset if taken else max(offset, end)
+        finally:
+            position.unlock()
 
     def _next_messages(self, position: Position | MemoryPosition, offset: int, max_messages: int) -> list[Message]:
         """Messages from an offset on, up to damaged ones; if they come first they are passed, and the error raised."""
         taken: list[Message] = []
         try:
-            taken.extend(islice(self.messages(offset), max_messages))
+            taken.extend(islice(self.messages(offset), min(max_messages, sys.maxsize)))
         except CorruptBatch as error:
             if not taken:
                 position.store(error.next_offset)
@@ -222,33 +265,95 @@ class Readable:
             offsets = {name: load_offset(self._disk, f"{directory}/{name}") for name in self._disk.names(directory)}
         return {name: offset for name, offset in offsets.items() if offset is not None}
 
+    @property
+    def _is_owned(self) -> bool:
+        """Whether this is a broker's log, in which nobody else keeps anything."""
+        return isinstance(self._stored, PartitionReader)
+
     def _position(self, name: str) -> Position | MemoryPosition:
+        if self._is_owned:
+            raise LogOwned(f"{self.path} is a log of a broker: read its topic in a group to have a place of your own")
         if self._beacon is None:
             return self._positions.setdefault(name, MemoryPosition())
         try:
             return Position(self._disk, f"{self.path}/{DIRECTORY}", name)
-        except PermissionError as error:
+        except DiskFailed as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
             raise LogReadOnly(f"cursors of {self.path} need leave to write there: {error}") from error
 
     def _start(self, start: int | None, time: int | None) -> int:
         if start is not None and time is not None:
             raise InvalidArgument("start at an offset or at a time, not both")
         if time is not None:
-            return self._stored.find_time(time)
-        return self._stored.first_offset if start is None else start
+            return self._stored.find_time(whole(time, "a time in microseconds"))
+        return self._stored.first_offset if start is None else whole(start, "an offset")
 
     def _sleep(self, seen: int, timeout_s: float) -> None:
         if self._beacon is not None:
             self._beacon.wait(seen, timeout_s)
             return
+        if isinstance(self._stored, PartitionReader):
+            clock.sleep(min(timeout_s, _LOOK_S))
+            self._stored.refresh()
+            return
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)
-        if self._stored.next_offset == seen:
+        if self._stored.next_offset == seen and not self._closed:
             gate.acquire(timeout=timeout_s)
+        with contextlib.suppress(ValueError):  # it was woken
+            self._gates.remove(gate)
+
+    def _after_fork(self) -> None:
+        """In a forked child: have locks, and a place that is shared with other consumers, of its own."""
+        self._shared = None
+        self._shared_lock = threading.RLock()
+        self._gates = []
 
     def _wake(self) -> None:
         """Let go those who wait for a log in memory to grow."""
         gates, self._gates = self._gates, []
         for gate in gates:
             gate.release()
+
+
+@contextlib.contextmanager
+def held(lock: Any, timeout_s: float | None) -> Iterator[bool]:
+    """Hold a reentrant lock for the block, if it can be had in time, which is told; no interrupt leaves it locked."""
+    if lock._is_owned():
+        yield True
+        return
+    try:
+        yield lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
+    finally:
+        if lock._is_owned():  # also when the interrupt came just after it was acquired
+            lock.release()
+
+
+def whole(number: int, what: str) -> int:
+    """The number, if it is a whole one."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise InvalidArgument(f"{what} is a whole number, not {number!r}") from None
+
+
+def _from_end(offset: int, following: int) -> int:
+    """An offset as given to a slice: a negative one counts from the end."""
+    offset = whole(offset, "an offset")
+    return offset if offset >= 0 else offset + following
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    """When the time is up; None for never."""
+    if timeout_s is None:
+        return None
+    if timeout_s != timeout_s:
+        raise InvalidArgument("a timeout is a number of seconds or None, not NaN")
+    return clock.monotonic() + timeout_s
+
+
+def _left(deadline: float | None) -> float | None:
+    """How many seconds are left, none of them below 0; not more than the system's locks can wait."""
+    return None if deadline is None else min(max(deadline - clock.monotonic(), 0.0), _FOREVER_S)

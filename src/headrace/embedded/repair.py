@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from headrace.embedded import shared
 from headrace.embedded.cursor import committed_end
-from headrace.model.errors import LogInUse, LogNotFound
+from headrace.model.errors import InvalidArgument, LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
 from headrace.storage.follower import LIVE
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.meta import NAME as META
+from headrace.storage.ownership import LOCK_NAME, data_directory, is_owned
 from headrace.storage.recovery import Findings, segment_bases
 
 _LOCK_TRIES = 20
@@ -25,7 +26,9 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     Progress is told in bytes looked at.
     """
     host = shared.host()
-    directory = os.path.abspath(os.fspath(path))
+    directory = os.path.abspath(checked_path(path))
+    if is_owned(host, directory):
+        return _repair_owned(host, directory, progress)
     live = locked(host, directory, create=False)
     try:
         floor = committed_end(host.disk, directory)
@@ -40,6 +43,29 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     finally:
         beacon.close()
     return log.findings
+
+
+def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | None) -> Findings:
+    """Repair a broker's log while the broker is not running, which its lock shows."""
+    data = data_directory(host.disk, directory)
+    lock = host.disk.open(f"{data}/{LOCK_NAME}", write=True) if data is not None else None
+    if lock is not None and not host.disk.lock(lock):
+        raise LogInUse(f"{directory} is a log of a running broker; stop the broker in {data} first")
+    try:
+        log = FileLog(host, directory, create=False, owned=True, repair=True, progress=progress)
+        log.close()
+    finally:
+        if lock is not None:
+            host.disk.unlock(lock)
+    return log.findings
+
+
+def checked_path(path: str | os.PathLike[str]) -> str:
+    """The path as text, if it can be a directory's."""
+    text: str | bytes = os.fspath(path)
+    if isinstance(text, bytes) or not text or "\0" in text:
+        raise InvalidArgument(f"a log's path is the name of a directory, as text, not {text!r}")
+    return text
 
 
 def locked(host: Host, directory: str, *, create: bool) -> OpenFile:

@@ -49,7 +49,7 @@ def ticker() -> Ticker:
 
 
 def close_at_exit(log: Closable) -> None:
-    """Close a log when the process ends, if nobody has before."""
+    """Close a log when the process ends, if nobody has before, and tell it when this becomes a forked child."""
     _open.add(log)
 
 

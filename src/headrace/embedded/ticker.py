@@ -10,6 +10,9 @@ from queue import Empty, SimpleQueue
 
 logger = logging.getLogger("headrace.embedded")
 
+_WAIT_S_MAX = 3600.0
+"""A longer wait is done in parts: the system's locks cannot wait for ever so long."""
+
 
 class Ticker:
     """Calls functions at their time, one after the other, in a thread that starts with the first."""
@@ -17,7 +20,7 @@ class Ticker:
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[float, int, Callable[[], None]]] = SimpleQueue()
         self._numbers = itertools.count()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
@@ -36,7 +39,7 @@ class Ticker:
     def _run(self) -> None:
         due: list[tuple[float, int, Callable[[], None]]] = []
         while True:
-            wait_s = due[0][0] - time.monotonic() if due else None
+            wait_s = min(due[0][0] - time.monotonic(), _WAIT_S_MAX) if due else None
             if wait_s is None or wait_s > 0:
                 try:
                     heapq.heappush(due, self._asked.get(timeout=wait_s))

@@ -11,7 +11,7 @@ from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
-from headrace.engines.store import Store, explained, log_settings
+from headrace.engines.store import Counter, Store, explained, log_settings
 
 __all__ = [
     "FORGOTTEN",
@@ -21,6 +21,7 @@ __all__ = [
     "Appended",
     "Content",
     "Contents",
+    "Counter",
     "EditRecord",
     "Journal",
     "LeasedIndex",

@@ -1,15 +1,18 @@
 """Where a broker's logs are: partitions and journals by name, below one directory or all in memory."""
 
 from contextlib import suppress
+from copy import copy
 
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
 from headrace.engines.producers import Producers, saved_offset
 from headrace.model.errors import HeadraceError, LogFailed, LogNotFound
 from headrace.model.topic import Storage, TopicSettings
+from headrace.storage.disk import Disk
 from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.host import Host
 from headrace.storage.memory import MemoryLog
+from headrace.storage.record import Record
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 _PARTS = 8
@@ -26,8 +29,8 @@ class Store:
     def __init__(self, host: Host, directory: str | None) -> None:
         self._host = host
         self.directory = directory
-        self._partitions = FileDriver(host, f"{directory}/topics") if directory else None
-        self._own = FileDriver(host, f"{directory}/broker") if directory else None
+        self._partitions = FileDriver(host, f"{directory}/topics", owned=True) if directory else None
+        self._own = FileDriver(host, f"{directory}/broker", owned=True) if directory else None
         if directory:
             for name in ("topics", "broker"):
                 host.disk.make_directory(f"{directory}/{name}")
@@ -51,6 +54,10 @@ class Store:
     def open_journal(self, name: str) -> Journal:
         """A journal of the broker's own."""
         return Journal(self._open_own(name, _JOURNAL_SETTINGS))
+
+    def open_counter(self, name: str) -> "Counter":
+        """A number of the broker's own that can be replaced on a full disk."""
+        return Counter(self._host.disk, f"{self.directory}/broker/{name}" if self.directory else None)
 
     def open_staging(self, name: str) -> Partition:
         """A log of the broker's own, for messages on their way."""
@@ -87,9 +94,32 @@ class Store:
         return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
 
 
+class Counter:
+    """A number in a file whose room is taken when it is first stored; without a path, in memory."""
+
+    def __init__(self, disk: Disk, path: str | None) -> None:
+        self._disk = disk
+        self._record = Record(disk, path, write=True, create=True) if path else None
+        self._number: int | None = None
+
+    def load(self) -> int | None:
+        """What was stored last, if anything was."""
+        content = self._record.load() if self._record is not None else None
+        return int.from_bytes(content, "little") if content is not None else self._number
+
+    def store(self, number: int) -> None:
+        """Replace the number, durably."""
+        self._number = number
+        if self._record is not None:
+            is_new = self._record.load() is None
+            self._record.store(number.to_bytes(8, "little"))
+            if is_new:
+                self._disk.sync_directory(self._record.file.path.rpartition("/")[0])
+
+
 def explained(error: OSError) -> HeadraceError:
-    """What the disk says, as an error of ours; some are that already."""
-    return error if isinstance(error, HeadraceError) else LogFailed(f"the disk failed: {error}")
+    """What the disk says, as an error of ours; some are that already, and are copied, for none is its own cause."""
+    return copy(error) if isinstance(error, HeadraceError) else LogFailed(f"the disk failed: {error}")
 
 
 def log_settings(settings: TopicSettings) -> LogSettings:

@@ -152,7 +152,8 @@ class NativeGateway:
             return None
         self._refused.add(connection)
         return LimitExceeded(
-            f"the broker has {len(self._connections)} connections already, as many as connections_max allows",
+            f"the broker has {len(self._connections)} connections already, as many as connections_max and its "
+            "limit on open files allow",
             connections_max=self.settings.connections_max,
         )
 

@@ -14,6 +14,10 @@ class HeadraceError(Exception):
         self.details = details
         """What a program may want to know besides the text, such as the offsets there are."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by class, text and attributes: constructors differ, and a wrong guess loses the error."""
+        return _restored, (type(self), self.args), self.__dict__.copy()
+
 
 class InvalidArgument(HeadraceError):
     """An argument or a setting has a value that cannot be used."""
@@ -110,6 +114,12 @@ class LogInUse(HeadraceError):
     retryable = True
 
 
+class LogOwned(HeadraceError):
+    """The directory belongs to a broker, and only the broker writes there: publish to the topic instead."""
+
+    code = "log_owned"
+
+
 class CursorInUse(HeadraceError):
     """Another reader has that cursor open."""
 
@@ -127,6 +137,23 @@ class DiskFull(HeadraceError):
     """The disk is full; nothing was appended, and appending works again once there is room."""
 
     code = "disk_full"
+    retryable = True
+
+
+class DiskFailed(HeadraceError, OSError):
+    """The operating system refused an operation on a file, such as for want of permission or by an I/O error."""
+
+    code = "disk_failed"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        restored, args, state = super().__reduce__()
+        return restored, args, {**state, "errno": self.errno}
+
+
+class TooManyFiles(HeadraceError):
+    """The process, or the system, may open no more files; close some, or raise the limit (ulimit -n)."""
+
+    code = "too_many_files"
     retryable = True
 
 
@@ -350,11 +377,18 @@ class InternalError(HeadraceError):
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)
-    error = kind.__new__(kind, text)
+    error = _restored(kind, (text,))
     HeadraceError.__init__(error, text, **(details or {}))
     error.__dict__.update(details or {})
     if kind is HeadraceError:
         error.__dict__.update(code=code, retryable=retryable)
+    return error
+
+
+def _restored(kind: type[HeadraceError], args: tuple[Any, ...]) -> HeadraceError:
+    """An error of that class without a call of its constructor; its attributes follow."""
+    error = kind.__new__(kind, *args)
+    error.args = args  # OSError's __new__ leaves them to its __init__
     return error
 
 

@@ -33,17 +33,21 @@ class Beacon:
     """
 
     def __init__(self, disk: Disk, file: OpenFile, *, write: bool) -> None:
-        """Map the page. A lock on the file is kept by the mapping until `close`."""
-        if disk.size(file) < _PAGE_BYTES:
-            if not write:
-                raise LogNotFound(f"{file.path} is empty; no log was ever written there")
-            # Real blocks now, or a full disk would kill the process when the page is touched.
-            disk.write(file, 0, bytes(_PAGE_BYTES))
-        self._page = disk.map(file, _PAGE_BYTES, write=write)
-        self._words = memoryview(self._page).cast("Q")
-        self._futex = _futex(self._page, _NEXT * 8)
+        """Map the page. A writer has the file's lock, and gives it back with `close`."""
+        if write:
+            # Real blocks now, or a full disk would kill the process when the page is touched; whoever copied the file
+            # may have left holes in it.
+            disk.write(file, 0, disk.read(file, 0, _PAGE_BYTES).ljust(_PAGE_BYTES, b"\0"))
+        elif disk.size(file) < _PAGE_BYTES:
+            raise LogNotFound(f"{file.path} is empty; no log was ever written there")
+        self._released = True
+        self._disk = disk
+        self._locked = file if write else None
+        page = disk.map(file, _PAGE_BYTES, write=write)
+        self._words = memoryview(page).cast("Q")
         self._sleepers: set[int] = set()
-        self._closed = False
+        self._futex = _futex(page, _NEXT * 8)
+        self._closed = self._released = False
 
     @property
     def session(self) -> int:
@@ -108,21 +112,36 @@ class Beacon:
         self._words[word] = (self._words[word] + 1) % (1 << 64)  # whatever stood there
 
     def abandon(self) -> None:
-        """In a forked child: let go of the page, whatever threads of the parent were doing with it."""
-        self._sleepers.clear()
+        """In a forked child: let go of the page, whatever threads of the parent were doing with it; it has the lock."""
+        self._sleepers = set()
+        self._locked = None
         self.close()
 
+    def forget_sleepers(self) -> None:
+        """In a forked child that goes on reading: those who sleep are threads of the parent."""
+        self._sleepers = set()
+
     def close(self) -> None:
-        """Let go of the page, and with it of a lock on its file, once nobody sleeps on it."""
-        if self._closed:
+        """Let go of the page, once nobody sleeps on it, and of the lock; what stood there last can still be read."""
+        if self._released:
             return
+        # Each step can be done again, as an interrupt may come between them.
         self._closed = True
         while self._sleepers:
             self._futex.wake()
             time.sleep(_POLL_S)
         self._futex.close()
-        self._words.release()
-        self._page.close()
+        # The mapping goes with its last view: another thread may just be reading a word.
+        self._words = memoryview(bytes(self._words)).cast("Q")
+        if self._locked is not None:
+            # In so many words: the file may still be open elsewhere, as in a forked child or the frames of an error.
+            self._disk.unlock(self._locked)
+            self._locked = None
+        self._released = True
+
+    def __del__(self) -> None:
+        if not getattr(self, "_released", True):
+            self.close()
 
 
 class _Polling:

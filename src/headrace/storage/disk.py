@@ -5,11 +5,17 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
-from headrace.model.errors import DiskFull, LogNotFound
+from headrace.model.errors import DiskFailed, DiskFull, LogNotFound, TooManyFiles
+
+T = TypeVar("T")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _ZEROS = bytes(1 << 20)
 
 
@@ -29,17 +35,20 @@ class OpenFile:
 
 
 class Disk:
-    """The real disk. A test may pass another with the same methods: see headrace.testing."""
+    """The real disk. A test may pass another with the same methods: see headrace.testing.
+
+    What the operating system refuses is raised as an error of ours: DiskFull, LogNotFound, TooManyFiles, DiskFailed.
+    """
+
+    close_some: Callable[[], bool] = staticmethod(lambda: False)
+    """Closes files that can do without; whether there were any. Set by who keeps files open."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:
         """Open a file; with `create` it must not exist yet."""
         flags = (os.O_RDWR if write or create else os.O_RDONLY) | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        try:
-            return OpenFile(self, os.open(path, flags, 0o644), path)
-        except OSError as error:
-            raise _explained(error, path) from error
+        return OpenFile(self, self._opened(path, flags), path)
 
     def close(self, fd: int) -> None:
         """Close a file descriptor; OpenFile calls this by itself."""
@@ -62,13 +71,16 @@ class Disk:
     def read(self, file: OpenFile, position: int, length: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
         parts = []
-        while length > 0:
-            part = os.pread(file.fd, length, position)
-            if not part:
-                break
-            parts.append(part)
-            position += len(part)
-            length -= len(part)
+        try:
+            while length > 0:
+                part = os.pread(file.fd, length, position)
+                if not part:
+                    break
+                parts.append(part)
+                position += len(part)
+                length -= len(part)
+        except OSError as error:
+            raise _explained(error, file.path) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self, file: OpenFile) -> int:
@@ -77,23 +89,32 @@ class Disk:
 
     def truncate(self, file: OpenFile, length: int) -> None:
         """Set a file's length."""
-        os.ftruncate(file.fd, length)
+        try:
+            os.ftruncate(file.fd, length)
+        except OSError as error:
+            raise _explained(error, file.path) from error
 
     def sync(self, file: OpenFile) -> None:
         """Return when the file's data is on the disk, with the metadata needed to read it."""
-        _sync(file.fd)
+        try:
+            _sync(file.fd)
+        except OSError as error:
+            raise _failed(error, file.path) from error  # even if it is for want of room: what is kept is unknown
 
     def sync_directory(self, path: str) -> None:
         """Return when the directory's entries are on the disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise _failed(error, path) from error
         finally:
             os.close(fd)
 
     def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
         """Map the first `length` bytes; the mapping goes when nobody holds a view of it."""
-        return mmap.mmap(file.fd, length, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        return self._with_room(lambda: mmap.mmap(file.fd, length, access=access), file.path)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory at the path."""
@@ -102,8 +123,8 @@ class Disk:
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; none when there is no such directory."""
         try:
-            return sorted(os.listdir(path))
-        except FileNotFoundError:
+            return sorted(self._with_room(lambda: os.listdir(path), path))
+        except LogNotFound:
             return []
 
     def make_directory(self, path: str, *, sync: bool = True) -> None:
@@ -122,7 +143,10 @@ class Disk:
 
     def rename(self, source: str, target: str, *, sync: bool = True) -> None:
         """Put a file in another's place, atomically, and durably if `sync`."""
-        os.replace(source, target)
+        try:
+            os.replace(source, target)
+        except OSError as error:
+            raise _explained(error, target) from error
         if sync:
             self.sync_directory(os.path.dirname(target))
 
@@ -132,6 +156,8 @@ class Disk:
             os.unlink(path)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise _explained(error, path) from error
         if sync:
             self.sync_directory(os.path.dirname(path))
 
@@ -142,17 +168,25 @@ class Disk:
             if os.path.isdir(inner) and not os.path.islink(inner):
                 self.remove_directory(inner)
             else:
-                os.unlink(inner)
-        os.rmdir(path)
+                self.remove(inner, sync=False)
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            raise _explained(error, path) from error
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
     def boot_id(self) -> bytes:
         """Sixteen bytes that differ after the machine has been started again; none where that cannot be known."""
         try:
-            with open("/proc/sys/kernel/random/boot_id") as file:
-                return bytes.fromhex(file.read().strip().replace("-", ""))
-        except FileNotFoundError:
+            file = Disk.open(self, "/proc/sys/kernel/random/boot_id")
+        except (LogNotFound, DiskFailed):
             return b""
+        return bytes.fromhex(Disk.read(self, file, 0, 64).decode().strip().replace("-", ""))
+
+    def descriptors_max(self) -> int:
+        """How many files the process may have open."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
         """Take the file's lock, which others respect; it goes when the file and all mappings of it are closed."""
@@ -160,11 +194,30 @@ class Disk:
             fcntl.flock(file.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
+        except OSError as error:  # a file system without locks
+            raise _explained(error, file.path) from error
         return True
 
     def unlock(self, file: OpenFile) -> None:
         """Give the file's lock back."""
         fcntl.flock(file.fd, fcntl.LOCK_UN)
+
+    def _opened(self, path: str, flags: int) -> int:
+        return self._with_room(lambda: os.open(path, flags, 0o644), path)
+
+    def _with_room(self, call: Callable[[], T], path: str) -> T:
+        """Do what takes a descriptor; if there may be no more, files that can do without are closed for it."""
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in _EXHAUSTED or not self.close_some():
+                    raise _explained(error, path) from error
+
+
+def after_fork(call: Callable[[], None]) -> None:
+    """Call a function in every forked child, before anything else of the child's runs."""
+    os.register_at_fork(after_in_child=call)
 
 
 def open_or_make(disk: Disk, path: str) -> OpenFile:
@@ -186,9 +239,21 @@ def _sync(fd: int) -> None:
 
 
 def _explained(error: OSError, path: str) -> Exception:
-    """The operating system's error, or ours where it has a name with us."""
+    """The operating system's error as one of ours."""
     if error.errno in _FULL:
         return DiskFull(f"no room to write {path}; free some space and try again")
     if error.errno == errno.ENOENT:
         return LogNotFound(f"there is no {path}")
-    return error
+    if error.errno in _EXHAUSTED:
+        return TooManyFiles(
+            f"cannot open {path}: {error.strerror}; close files or connections, or raise the limit (ulimit -n)"
+        )
+    if error.errno == errno.EEXIST:
+        return error  # open_or_make deals with it
+    return _failed(error, path)
+
+
+def _failed(error: OSError, path: str) -> DiskFailed:
+    failed = DiskFailed(f"{path}: {error.strerror or error}", errno=error.errno)
+    failed.errno = error.errno
+    return failed

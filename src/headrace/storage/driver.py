@@ -58,14 +58,16 @@ class Driver(Protocol):
 class FileDriver:
     """Logs in the directories below one."""
 
-    def __init__(self, host: Host, root: str, settings: LogSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, host: Host, root: str, settings: LogSettings = DEFAULT_SETTINGS, *, owned: bool = False) -> None:
+        """Logs that are `owned` are a broker's: no embedded log writes there."""
         self._host = host
+        self._owned = owned
         self._root = root.rstrip("/")
         self._settings = settings
 
     def open(self, name: str, settings: LogSettings | None = None, floor: int = 0) -> FileLog:
         """The log of that name, made if there is none; with settings of its own if they are given."""
-        return FileLog(self._host, self._path(name), settings or self._settings, floor=floor)
+        return FileLog(self._host, self._path(name), settings or self._settings, owned=self._owned, floor=floor)
 
     def names(self) -> list[str]:
         """The logs there are."""
@@ -113,7 +115,7 @@ class MemoryDriver:
 
 def checked_name(name: str) -> str:
     """The name, if it may be a log's or a cursor's."""
-    if not _NAME.fullmatch(name):
+    if type(name) is not str or not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name!r} cannot be a name: use 1 to 200 letters, digits, '_', '-' and '.', not beginning with '.'"
         )

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from headrace.model.batch import Batch
+from headrace.model.batch import MAGIC, Batch
 from headrace.model.errors import InvalidBatch, LogNotFound
 from headrace.storage import index as indexes
 from headrace.storage.host import Host
@@ -11,7 +11,7 @@ from headrace.storage.index import Index
 from headrace.storage.meta import read_meta
 from headrace.storage.reader import LogReader
 from headrace.storage.recovery import segment_bases
-from headrace.storage.scan import batch_at, scan
+from headrace.storage.scan import batch_at, scan_copied
 from headrace.storage.segment import FileSegment, Segment, note, segment_path
 
 _TIME_UNKNOWN = (1 << 63) - 1
@@ -35,6 +35,8 @@ class FilesReader(LogReader):
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         self._lock = threading.Lock()
         self._segments = ()
+        self._tail: tuple[FileSegment, int, int] | None = None
+        """Where the end was last found: in which segment, at which position and offset."""
 
     @property
     def first_offset(self) -> int:
@@ -62,6 +64,14 @@ class FilesReader(LogReader):
         for segment in self._segments:
             self.host.forget(segment)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_tail"):  # or it was never opened
+            self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have had the lock."""
+        self._lock = threading.Lock()
+
     def _layout(self) -> Sequence[FileSegment]:
         return self._segments
 
@@ -87,6 +97,7 @@ class FilesReader(LogReader):
         with self._lock:
             if self._segments is layout:
                 # Replaced by compaction while we held the older file, or removed.
+                self.host.forget(segment)  # type: ignore[arg-type]
                 self._segments = tuple(kept for kept in self._segments if kept is not segment)
                 self._reload()
         return True
@@ -94,7 +105,13 @@ class FilesReader(LogReader):
     def _reload(self) -> None:
         meta = read_meta(self.host, self.directory)
         self._first_offset = max(self._first_offset, meta.first_offset)
-        self._segments = self._opened({segment.base_offset: segment for segment in self._segments})
+        self._replace(self._opened({segment.base_offset: segment for segment in self._segments}))
+
+    def _replace(self, segments: tuple[FileSegment, ...]) -> None:
+        """Have these segments from now on, and let go of the files of others."""
+        before, self._segments = self._segments, segments
+        for segment in set(before).difference(segments):
+            self.host.forget(segment)
 
     def _index(self, segment: Segment, offset: int) -> Index:
         index = segment.index()
@@ -113,29 +130,39 @@ class FilesReader(LogReader):
         summary = indexes.load_summary(self.host.disk, last.index_path)
         if summary is not None and last.covered_by(summary):
             position, end = summary.end, summary.next_offset
-        # A copy, as a writer that opens the log now may cut off what lies behind the end: no mapping survives that.
-        rest = _Copy(self.log_id, last.read(position, max(last.size() - position, 0)))
-        for _, item in scan(rest, 0, end, len(rest.content)):
+        if self._tail is not None and self._tail[0] is last:
+            _, position, end = self._tail
+        for at, item in scan_copied(last, position, end, last.size()):
             end = item.next_offset
+            if isinstance(item, Batch):
+                position = at + item.length
+                self._tail = last, position, end
         return max(end, self._first_offset)
 
 
-class _Copy:
-    """Bytes that nobody can take away."""
+class PartitionReader(FilesReader):
+    """A broker's log, read from its files while the broker may be writing: it looks for what is new when asked to."""
 
-    def __init__(self, log_id: int, content: bytes) -> None:
-        self.log_id = log_id
-        self.content = content
+    @property
+    def segments(self) -> Sequence[FileSegment]:
+        """The segments as they were at the last look, oldest first."""
+        return self._segments
 
-    def view(self, end: int) -> memoryview:
-        """All of it."""
-        if end > len(self.content):
-            raise InvalidBatch("the file ends inside the batch")
-        return memoryview(self.content)
+    def refresh(self) -> None:
+        """Look for messages that have come, and for segments that have gone."""
+        with self._lock:
+            if self._is_unchanged():
+                return
+            self._reload()
+            self._end = max(self._find_end(), self._end)
 
-    def read(self, position: int, length: int) -> bytes:
-        """Some of it."""
-        return self.content[position : position + length]
+    def _is_unchanged(self) -> bool:
+        if self._tail is None or [segment.base_offset for segment in self._segments] != segment_bases(
+            self.host, self.directory
+        ):
+            return False
+        last, position, _ = self._tail
+        return last is self._segments[-1] and last.read(position, len(MAGIC)) != MAGIC
 
 
 def _extend(index: Index, segment: Segment, offset: int) -> None:

@@ -60,5 +60,5 @@ class Follower(FilesReader):
     def _reload(self) -> None:
         changes, cuts = self.beacon.changes, self.beacon.cuts
         known = {segment.base_offset: segment for segment in self._segments} if cuts == self._cuts else {}
-        self._segments = self._opened(known)
+        self._replace(self._opened(known))
         self._changes, self._cuts = changes, cuts

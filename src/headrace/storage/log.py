@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 from headrace.model.batch import FLAG_COMPACTED, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
@@ -13,8 +14,10 @@ from headrace.model.errors import (
     LogClosed,
     LogFailed,
     LogNotFound,
+    LogOwned,
     OffsetOutOfRange,
     Timeout,
+    TooManyFiles,
 )
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
@@ -53,6 +56,7 @@ class FileLog(LogReader):
         "findings",
         "host",
         "log_id",
+        "owned",
         "settings",
         "survived_offset",
     )
@@ -64,14 +68,16 @@ class FileLog(LogReader):
         settings: LogSettings = DEFAULT_SETTINGS,
         *,
         create: bool = True,
+        owned: bool = False,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
         floor: int = 0,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. No new
-        message has an offset below the `floor`: if the log ends before it, a gap covers the offsets in between.
+        A broker's is `owned`, and who is not the broker is refused then. To `repair` is to look at all of it, not only
+        at what a crash may have torn; progress is told in bytes. No new message has an offset below the `floor`: if the
+        log ends before it, a gap covers the offsets in between.
         """
         super().__init__()
         self.host = host
@@ -91,6 +97,9 @@ class FileLog(LogReader):
         # Whoever made the log may have crashed before its directory was on the disk.
         self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
         meta = open_meta(host, directory, create=create)
+        if meta.owned and not owned:
+            raise LogOwned(f"{directory} is a log of a broker, and only the broker writes there")
+        self.owned = owned
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         recovery = Recovery(
             host,
@@ -110,9 +119,18 @@ class FileLog(LogReader):
         self.survived_offset = self.next_offset
         """The end of what was found in the files; less than the first new offset if there is a gap between them."""
         self._skip_to(floor)
-        if meta.power_lost(host):
+        if meta.power_lost(host) or owned != meta.owned:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
-            store_meta(host, directory, self.log_id, self._first_offset, sync=False)
+            self._note_boot(new=not segments and not self._first_offset)
+
+    def _note_boot(self, *, new: bool) -> None:
+        try:
+            store_meta(self.host, self.directory, self.log_id, self._first_offset, owned=self.owned, sync=False)
+        except DiskFull as error:
+            if new:
+                raise
+            # The next recovery takes the power for lost once more, which is the more careful way.
+            logger.warning("boot not recorded  directory=%s reason=%s", self.directory, str(error))
 
     @property
     def first_offset(self) -> int:
@@ -200,11 +218,17 @@ class FileLog(LogReader):
         # A bare lock, as an interrupt does not harm it.
         gate = threading.Lock()
         gate.acquire()
-        self.when_synced(offset, lambda _: gate.release())
+        told: list[HeadraceError | None] = []
+
+        def tell(error: HeadraceError | None) -> None:
+            told.append(error)
+            gate.release()
+
+        self.when_synced(offset, tell)
         if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise Timeout(f"the messages before offset {offset} were not synced in {timeout_s} s")
-        if self._synced_offset < offset:
-            raise self._failed()
+        if told[0] is not None:
+            raise copy(told[0])
 
     def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
         """Call back, from the flusher's thread or this one, when all messages before an offset are on the disk.
@@ -243,7 +267,7 @@ class FileLog(LogReader):
             if offset == self.next_offset and self._segments:
                 self._begin_anew(offset)
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
+            store_meta(self.host, self.directory, self.log_id, offset, owned=self.owned, sync=True)
             with self._lock:
                 self._first_offset = offset
                 gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]
@@ -317,12 +341,12 @@ class FileLog(LogReader):
         with self._structure:
             if self._closed:
                 return
-            self._sync()
-            self._closed = True
-            for segment in self._segments:
-                if self._failure is None and not segment.sealed:
+            self._sync_or_wait()
+            for segment in self._segments if self._failure is None else ():
+                if segment.wants_seal:
                     segment.seal()
-                self.host.forget(segment)
+            self._closed = True
+            self._forget_files()
             if self._failure is not None:
                 raise self._failed()
 
@@ -350,16 +374,30 @@ class FileLog(LogReader):
 
     def _sync(self) -> None:
         """Sync what has been written by now, in the order in which it was written, and tell who waits for it."""
+        self._try_sync()
+
+    def _try_sync(self) -> TooManyFiles | None:
+        """Sync; returns why it could not be tried. Whoever waits is told that, and a later sync does it."""
+        postponed = None
         with self._structure:
             if not self._closed and self._failure is None:
                 try:
                     self._sync_written()
+                except TooManyFiles as error:
+                    postponed = error
+                    logger.warning("sync postponed  directory=%s reason=%s", self.directory, str(error))
                 except Exception as error:  # noqa: BLE001 whatever it was, what is on the disk is unknown now
                     self._fail(error)
-        self._tell()
+        self._tell(postponed)
+        return postponed
+
+    def _sync_or_wait(self) -> None:
+        postponed = self._try_sync()
+        if postponed is not None:
+            raise postponed
 
     def _sync_now(self) -> None:
-        self._sync()
+        self._sync_or_wait()
         self._check_writable()
 
     def _sync_written(self) -> None:
@@ -370,7 +408,12 @@ class FileLog(LogReader):
             little = self.has_little
             directories, self._unsynced_directories = self._unsynced_directories, []
         began = self.host.quickness.now()
-        self._sync_files(segments, directories)
+        try:
+            self._sync_files(segments, directories)
+        except BaseException:  # an interrupt, or no descriptor: the next sync does it
+            with self._lock:
+                self._unsynced_directories = directories + self._unsynced_directories
+            raise
         self._synced_offset = target
         if summary is None:
             return
@@ -388,7 +431,7 @@ class FileLog(LogReader):
         if directories:
             sync_meta(self.host, self.directory)
         for segment in segments[:-1] if directories else ():
-            if not segment.sealed:  # it was rolled since the last time
+            if segment.wants_seal:  # it was rolled since the last time
                 segment.seal()
         if segments:
             self.host.disk.sync(segments[-1].file())
@@ -401,19 +444,30 @@ class FileLog(LogReader):
             for segment in self._segments[-1:]:
                 if not self._closed and self._failure is None:
                     segment.prepare(self.settings.ahead_bytes_max)
-        except (DiskFull, SegmentReplaced, LogNotFound) as error:
-            logger.info("%s: no room prepared ahead: %s", self.directory, error)
+        except (DiskFull, TooManyFiles, SegmentReplaced, LogNotFound) as error:
+            logger.debug("no room prepared ahead  directory=%s reason=%s", self.directory, str(error))
         except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
             self._fail(error)
             self._tell()
+        finally:
+            if self._closed:  # meanwhile, and the file may have been opened once more since
+                self._forget_files()
 
-    def _tell(self) -> None:
+    def _forget_files(self) -> None:
+        for segment in self._segments:
+            self.host.forget(segment)
+
+    def _tell(self, postponed: TooManyFiles | None = None) -> None:
         with self._lock:
-            synced, failed = self._synced_offset, self._failure is not None
-            ready = [callback for offset, callback in self._waiting if failed or offset <= synced]
-            self._waiting = [waiting for waiting in self._waiting if not failed and waiting[0] > synced]
-        for callback in ready:
-            callback(self._failure)
+            synced, error = self._synced_offset, self._failure or postponed
+            waiting, self._waiting = self._waiting, []
+            if error is None:
+                self._waiting = [each for each in waiting if each[0] > synced]
+        for offset, callback in waiting:
+            if offset <= synced:
+                callback(None)
+            elif error is not None:
+                callback(error)
 
     def _drop_last(self) -> None:
         segment = self._segments[-1]

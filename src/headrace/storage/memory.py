@@ -112,6 +112,11 @@ class MemoryLog(LogReader):
         return max(self._first_offset, self._spill.next_offset if self._spill is not None else 0)
 
     @property
+    def batch_bytes_max(self) -> int:
+        """How large a batch may be: the one before it stays readable."""
+        return self._bytes_max // 2
+
+    @property
     def synced_offset(self) -> int:
         """Nothing is ever synced."""
         return 0
@@ -125,7 +130,7 @@ class MemoryLog(LogReader):
         """Copy a batch into memory; more durability cannot be had."""
         if durability > Durability.MEMORY:
             raise DurabilityUnavailable
-        if batch.length > self._bytes_max // 2:
+        if batch.length > self.batch_bytes_max:
             raise BatchTooLarge(f"a batch of {batch.length} bytes is too much for a log of {self._bytes_max} in memory")
         with self._lock:
             if self._closed:

@@ -1,4 +1,4 @@
-"""What a log must remember besides its messages: which log it is, where it begins, and in which boot it was opened."""
+"""What a log must remember besides its messages: which log it is, where it begins, whose it is, and the last boot."""
 
 import secrets
 import struct
@@ -12,7 +12,7 @@ from headrace.storage.scan import find_log_id
 from headrace.storage.segment import FileSegment, segment_path
 
 NAME = "meta"
-_META = struct.Struct("<IQ16s")
+_META = struct.Struct("<IQ16s?")
 
 
 class Meta(NamedTuple):
@@ -21,6 +21,8 @@ class Meta(NamedTuple):
     log_id: int
     first_offset: int
     boot_id: bytes
+    owned: bool = False
+    """Whether it is a broker's, and nobody else may write there."""
 
     def power_lost(self, host: Host) -> bool:
         """Whether the machine was started again since a writer last opened the log, as far as one can know."""
@@ -42,10 +44,10 @@ def read_meta(host: Host, directory: str) -> Meta:
     return _read(host, directory, Record(host.disk, f"{directory}/{NAME}", write=False))
 
 
-def store_meta(host: Host, directory: str, log_id: int, first_offset: int, *, sync: bool) -> None:
+def store_meta(host: Host, directory: str, log_id: int, first_offset: int, *, owned: bool, sync: bool) -> None:
     """Write the record down, with the boot we are in."""
     record = Record(host.disk, f"{directory}/{NAME}", write=True)
-    record.store(_META.pack(log_id, first_offset, host.disk.boot_id()), sync=sync)
+    record.store(_META.pack(log_id, first_offset, host.disk.boot_id(), owned), sync=sync)
 
 
 def sync_meta(host: Host, directory: str) -> None:

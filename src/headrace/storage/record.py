@@ -32,10 +32,17 @@ class Record:
         """Replace what is stored; durable when this returns, if `sync`."""
         assert len(payload) <= PAYLOAD_BYTES_MAX
         sequence = max((sequence for sequence, _ in self._slots()), default=0) + 1
+        self._take_room()
         slot = _HEAD.pack(_MAGIC, sequence, len(payload)) + payload
         self._disk.write(self.file, sequence % 2 * _SLOT_BYTES, slot + _CRC.pack(crc32c(slot)))
         if sync:
             self._disk.sync(self.file)
+
+    def _take_room(self) -> None:
+        """Have both slots on the disk from the beginning: replacing what is stored needs no room then."""
+        size = self._disk.size(self.file)
+        if size < 2 * _SLOT_BYTES:
+            self._disk.zero(self.file, size, 2 * _SLOT_BYTES - size)
 
     def _slots(self) -> list[tuple[int, bytes | None]]:
         slots: list[tuple[int, bytes | None]] = []

@@ -8,11 +8,11 @@ import msgspec
 from crc32c import crc32c
 
 from headrace.model.batch import FLAG_LOST, HEADER_BYTES, Batch, gap
-from headrace.model.errors import CorruptFile
+from headrace.model.errors import CorruptFile, DiskFull
 from headrace.storage import index as indexes
 from headrace.storage.host import Host
 from headrace.storage.index import Index, Summary
-from headrace.storage.scan import Damage, find_batch, is_zero, scan
+from headrace.storage.scan import Damage, find_batch, is_zero, scan, scan_copied
 from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
 
 logger = logging.getLogger("headrace.storage")
@@ -50,6 +50,8 @@ class Findings(msgspec.Struct):
     """The offset at which the log was cut because of them, or would be."""
     torn_kept_in: list[str] = []
     """Copies of them."""
+    uncopied_bytes: int = 0
+    """Damaged or torn bytes that were replaced or cut without a copy, as the disk was full."""
     headers: list[str] = []
     """Segments whose own header is damaged."""
 
@@ -122,10 +124,19 @@ class Recovery:
         bases = segment_bases(self._host, self._directory)
         while len(bases) > 1 and bases[1] <= first_offset:
             remove_segment(self._host, segment_path(self._directory, bases.pop(0)))
-        segments = []
+        segments: list[FileSegment] = []
         while bases:
             segment = self._open(bases.pop(0))
-            self._mend(segment, bases)
+            try:
+                self._mend(segment, bases)
+            except DiskFull:
+                # A file that was just being made is made again when it is needed, if its name tells nothing new.
+                is_known = bool(segments) or segment.base_offset <= first_offset
+                if bases or self._disk.size(segment.file()) > segment.begin or not is_known:
+                    raise
+                self._host.forget(segment)
+                remove_segment(self._host, segment.path)
+                continue
             segments.append(segment)
         return segments
 
@@ -180,7 +191,7 @@ class Recovery:
     def _mend_batches(self, segment: FileSegment, index: Index, size: int, vouched: Summary, later: list[int]) -> None:
         """Take in the batches from the segment's end on; an index vouches that some of them were good once."""
         start, limit = segment.end, later[0] if later else None
-        for position, item in scan(segment, segment.end, segment.next_offset, size, limit=limit):
+        for position, item in scan_copied(segment, segment.end, segment.next_offset, size, limit=limit):
             if isinstance(item, Batch):
                 batch = item
             elif item.base_offset < vouched.next_offset:
@@ -226,14 +237,14 @@ class Recovery:
         if not self._power_lost:
             return False
         synced = 0
-        for _, item in scan(segment, segment.end, segment.next_offset, self._disk.size(segment.file())):
+        for _, item in scan_copied(segment, segment.end, segment.next_offset, self._disk.size(segment.file())):
             synced = max(synced, item.synced_offset if isinstance(item, Batch) else 0)
         for base in later:
             other = self._open(base)
             summary = indexes.load_summary(self._disk, other.index_path)
             if summary is not None and other.covered_by(summary):
                 return False  # indexes speak only of what was synced, and syncs go in order
-            for _, item in scan(other, other.begin, base, self._disk.size(other.file())):
+            for _, item in scan_copied(other, other.begin, base, self._disk.size(other.file())):
                 synced = max(synced, item.synced_offset if isinstance(item, Batch) else 0)
         return segment.next_offset >= synced
 
@@ -281,27 +292,52 @@ class Recovery:
             self._disk.write(segment.file(), position, chunk)
             position += len(chunk)
 
-    def _report_cut(self, segment: FileSegment, kept: str, length: int) -> None:
-        self._findings.torn_kept_in.append(kept)
+    def _report_cut(self, segment: FileSegment, kept: str | None, length: int) -> None:
+        if kept is not None:
+            self._findings.torn_kept_in.append(kept)
         self._findings.torn_bytes += length
         self._findings.torn_at = segment.next_offset
         logger.warning(
-            "%s: cut %d torn bytes at offset %d, kept in %s", segment.path, length, segment.next_offset, kept
+            "%s: cut %d torn bytes at offset %d, kept in %s",
+            segment.path,
+            length,
+            segment.next_offset,
+            kept or "no file",
         )
 
-    def _set_aside(self, segment: FileSegment, position: int, length: int) -> str:
-        """Copy bytes to the quarantine, durably; the same bytes are not copied twice."""
+    def _set_aside(self, segment: FileSegment, position: int, length: int) -> str | None:
+        """Copy bytes to the quarantine, durably; the same bytes are not copied twice.
+
+        On a full disk there is no copy: opening a log must work all the same, as reading it may be what makes room.
+        A repair, which somebody asked for, waits for room instead.
+        """
         content = segment.read(position, length)
         quarantine = f"{self._directory}/{QUARANTINE}"
-        self._disk.make_directory(quarantine)
         path = f"{quarantine}/{segment.base_offset:020d}-{position}-{crc32c(content):08x}.bin"
-        if not self._disk.exists(path):
-            self._disk.remove(path + ".tmp")
+        try:
+            self._disk.make_directory(quarantine)
+            if not self._disk.exists(path):
+                self._disk.remove(path + ".tmp")
+                self._keep(path, content)
+        except DiskFull as error:
+            if self._everything:
+                raise
+            self._findings.uncopied_bytes += length
+            logger.warning(
+                "no copy of damaged bytes kept  path=%s bytes=%d reason=%s", segment.path, length, str(error)
+            )
+            return None
+        return path
+
+    def _keep(self, path: str, content: bytes) -> None:
+        try:
             file = self._disk.open(path + ".tmp", create=True)
             self._disk.write(file, 0, content)
             self._disk.sync(file)
             self._disk.rename(path + ".tmp", path)
-        return path
+        except DiskFull:
+            self._disk.remove(path + ".tmp", sync=False)
+            raise
 
 
 def _within(damage: Damage, vouched: Summary, size: int) -> Damage:
@@ -326,7 +362,8 @@ def verify(
     position = 0
     for segment, following in zip_longest(segments, segments[1:]):
         findings.segments += 1
-        if read_header(segment.read(0, segment.begin), segment.path) is None:
+        is_new = following is None and segment.size() <= segment.begin  # its file was just being made
+        if not is_new and read_header(segment.read(0, segment.begin), segment.path) is None:
             findings.headers.append(segment.path)
         stop = next_offset if following is None else following.base_offset
         for position, item in scan(segment, segment.begin, segment.base_offset, segment.size(), stop=stop):

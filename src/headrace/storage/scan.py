@@ -7,6 +7,7 @@ from headrace.model.batch import HEADER_BYTES, MAGIC, Batch, parse
 from headrace.model.errors import InvalidBatch
 
 _CHUNK_BYTES = 1 << 20
+_WINDOW_BYTES = 8 << 20
 
 
 class Damage(NamedTuple):
@@ -91,6 +92,58 @@ def scan(
         offset += batch.span
     if stop is not None and offset < stop:
         yield position, Damage(position, size - position, offset, stop, "the segment ends too early")
+
+
+class _Copy:
+    """Bytes of a source that nobody can take away, counted from 0."""
+
+    def __init__(self, source: Source, position: int, length: int) -> None:
+        self.log_id = source.log_id
+        self.content = source.read(position, length)
+
+    def view(self, end: int) -> memoryview:
+        """All of it."""
+        if end > len(self.content):
+            raise InvalidBatch("the file ends inside the batch")
+        return memoryview(self.content)
+
+    def read(self, position: int, length: int) -> bytes:
+        """Some of it."""
+        return self.content[position : position + length]
+
+    def cuts(self, damage: Damage) -> bool:
+        """Whether what looks damaged may only be cut by the end of this copy."""
+        if damage.position:
+            return True
+        try:
+            return parse(memoryview(self.content), whole=False).length > len(self.content)
+        except InvalidBatch:
+            return damage.end == len(self.content)
+
+
+def scan_copied(
+    source: Source, position: int, offset: int, size: int, *, limit: int | None = None
+) -> Iterator[tuple[int, Batch | Damage]]:
+    """The same as `scan` without a stop, through copies: for the end of a file, where nobody knows what there is.
+
+    Touching a hole through a mapping takes room, and without any the system kills the process (SIGBUS); and a writer
+    may cut the file off, which no mapping survives.
+    """
+    length = _WINDOW_BYTES
+    while position < size:
+        start, window = position, _Copy(source, position, min(length, size - position))
+        is_last = start + len(window.content) >= size or not window.content
+        for at, item in scan(window, 0, offset, len(window.content), limit=limit):
+            if isinstance(item, Damage):
+                if not is_last and window.cuts(item):
+                    break
+                item = item._replace(position=start + at)
+            yield start + at, item
+            position, offset = start + at + item.length, item.next_offset
+        if is_last:
+            return
+        # Nothing in it was whole: a large batch, or damage whose end is not in sight.
+        length = 2 * length if position == start else _WINDOW_BYTES
 
 
 def find_batch(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from crc32c import crc32c
 
 from headrace.model.batch import Batch
-from headrace.model.errors import DiskFull, InvalidBatch, UnsupportedFormat
+from headrace.model.errors import DiskFull, InvalidBatch, TooManyFiles, UnsupportedFormat
 from headrace.storage import index as indexes
 from headrace.storage.disk import OpenFile
 from headrace.storage.host import Host
@@ -153,7 +153,7 @@ class FileSegment:
         file = host.disk.open(path, create=True)
         try:
             host.disk.write(file, 0, header.packed())
-        except DiskFull:
+        except BaseException:
             host.disk.remove(path)
             raise
         host.files.put(segment, file)
@@ -296,6 +296,11 @@ class FileSegment:
         self.host.indexes.put(self, self._index)
         self._index = None
 
+    @property
+    def wants_seal(self) -> bool:
+        """Whether it has not been sealed, or not to the end: an interrupt may have come."""
+        return self._index is not None
+
     def is_retired(self) -> bool:
         """Whether nobody writes to it any more, which another thread may decide at any time."""
         return self.sealed
@@ -313,7 +318,7 @@ class FileSegment:
     def _save(self, index: Index, summary: Summary) -> None:
         try:
             index.save(self.host.disk, self.index_path, summary)
-        except (OSError, DiskFull) as error:
+        except (OSError, DiskFull, TooManyFiles) as error:
             logger.info("%s: no index saved, it will have to be rebuilt: %s", self.path, error)
         else:
             self.checkpoint = summary.end

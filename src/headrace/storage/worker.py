@@ -16,8 +16,13 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Have no thread and no jobs: at the beginning, and in a forked child, where those are its parent's."""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._starting = threading.Lock()
+        # Reentrant, as the collector may free a log, which is flushed then, while this thread is in here.
+        self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -42,16 +47,18 @@ class Worker:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
-        going_on = True
-        while going_on:
-            jobs = self._waiting_jobs()
-            going_on = None not in jobs
-            for job in jobs:
-                try:
-                    if job is not None:
-                        job()
-                except Exception:
-                    logger.exception("a job of %s failed", self._name)
+        while self._do(self._waiting_jobs()):
+            pass
+
+    def _do(self, jobs: dict[Callable[[], None] | None, None]) -> bool:
+        """Do the jobs, and let go of them, and with them of their logs; whether to go on."""
+        for job in jobs:
+            try:
+                if job is not None:
+                    job()
+            except Exception:
+                logger.exception("a job of %s failed", self._name)
+        return None not in jobs
 
     def _waiting_jobs(self) -> dict[Callable[[], None] | None, None]:
         """All jobs that are waiting, each once; waits for one if there is none."""

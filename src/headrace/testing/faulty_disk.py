@@ -7,7 +7,7 @@ import threading
 from random import Random
 from typing import NamedTuple
 
-from headrace.storage.disk import Disk, OpenFile, _explained
+from headrace.storage.disk import Disk, OpenFile, _explained, _failed
 from headrace.testing.survival import Directory, File, Unsynced
 
 
@@ -297,7 +297,7 @@ class FaultyDisk(Disk):
         with self._lock:
             if errors:
                 error = errors.pop(0)
-                raise OSError(error, os.strerror(error), path)
+                raise _failed(OSError(error, os.strerror(error), path), path)
 
     def _node(self, file: OpenFile) -> File:
         with self._lock:

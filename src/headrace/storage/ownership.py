@@ -1,0 +1,41 @@
+"""Whose a log is: a broker's logs are written by their broker only, whether it is running or not."""
+
+from headrace.model.errors import LogNotFound, LogOwned
+from headrace.storage.disk import Disk
+from headrace.storage.host import Host
+from headrace.storage.meta import read_meta
+
+LOCK_NAME = "lock"
+"""The file in a broker's data directory that a running broker keeps locked."""
+_FOLDERS = ("topics", "broker")
+"""Where a broker's logs are, below its data directory."""
+_DEPTH_MAX = 4
+
+
+def data_directory(disk: Disk, directory: str) -> str | None:
+    """The data directory of the broker that a log belongs to by its place; None when it is not in one."""
+    inner = directory
+    for _ in range(_DEPTH_MAX):
+        outer, _, name = inner.rpartition("/")
+        if name in _FOLDERS and disk.exists(f"{outer}/{LOCK_NAME}") and disk.exists(f"{outer}/broker"):
+            return outer
+        inner = outer
+    return None
+
+
+def is_owned(host: Host, directory: str) -> bool:
+    """Whether a log is a broker's: by its record, wherever it was copied to, or, without one, by its place."""
+    try:
+        owned = read_meta(host, directory).owned
+    except LogNotFound:
+        owned = False
+    return owned or data_directory(host.disk, directory) is not None
+
+
+def check_not_owned(host: Host, directory: str) -> None:
+    """Refuse to write what is a broker's."""
+    if is_owned(host, directory):
+        raise LogOwned(
+            f"{directory} is a log of a broker, and only the broker writes there; publish to its topic instead, or "
+            "read it with readonly=True"
+        )

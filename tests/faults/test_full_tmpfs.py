@@ -1,0 +1,115 @@
+"""A file system in memory that is really full: a hole that is touched through a mapping would kill the process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.known import ENVIRONMENT
+
+import headrace
+from headrace.errors import DiskFull
+
+WRITER = """
+import os, sys
+import headrace
+log = headrace.Log(sys.argv[1], sync_every=None)
+try:
+    while True:
+        log.append(os.urandom(30_000))
+        log.flush()
+except headrace.errors.DiskFull:
+    print(log.recovery.sound, flush=True)
+    os._exit(9)
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(place: Path, name: str = "filler") -> None:
+    """Take all the room that is left."""
+    with (place / name).open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@contextmanager
+def broker(data: Path) -> "Iterator[tuple[subprocess.Popen[bytes], headrace.Bus]]":
+    command = [sys.executable, "-m", "headrace", "serve", "--data", str(data), "--host", "", "--json"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            ready = json.loads(process.stdout.readline() or "{}")
+            assert ready, f"the broker ended with {process.wait(30)}"
+            with headrace.connect(f"headrace+unix://{ready['unix_socket']}", timeout=1.0) as bus:
+                yield process, bus
+        finally:
+            process.kill()
+
+
+def publish_until_full(bus: headrace.Bus) -> int:
+    published = 0
+    with suppress(DiskFull):
+        while True:
+            bus.publish("orders", os.urandom(30_000))
+            published += 1
+    return published
+
+
+def offsets(bus: headrace.Bus) -> list[int]:
+    with bus.subscribe("orders", start="earliest", timeout=1) as orders:
+        return [message.offset for message in orders]
+
+
+def test_a_broker_that_was_killed_when_the_disk_was_full(small: Path) -> None:
+    """It starts again, serves all that was acknowledged, and takes more as soon as there is room."""
+    (small / "spare").write_bytes(bytes(1 << 20))
+    with broker(small / "data") as (process, bus):
+        published = publish_until_full(bus)
+        fill(small)
+        process.kill()
+    for _ in range(3):
+        with broker(small / "data") as (process, bus):
+            fill(small)
+            assert offsets(bus)[:published] == [*range(published)]
+            with pytest.raises(DiskFull):
+                bus.publish("orders", os.urandom(300_000))
+            process.kill()
+    with broker(small / "data") as (process, bus):
+        (small / "spare").unlink()
+        receipt = bus.publish("orders", os.urandom(300_000))
+        assert offsets(bus)[-1] == receipt.offset
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 0
+
+
+def test_a_log_whose_writer_was_killed_when_the_disk_was_full(small: Path) -> None:
+    """Whoever reads it, and whoever opens it to write, sees all of it and lives."""
+    path = str(small / "log")
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", WRITER, path], env=ENVIRONMENT, check=False, capture_output=True)
+        assert ended.returncode == 9, ended.stderr.decode()
+        fill(small)
+        with headrace.Log(path, readonly=True) as reader:
+            read = [message.offset for message in reader]
+            assert read == [*range(reader.next_offset)]
+            reader.verify()
+        with headrace.Log(path) as log:
+            assert [message.offset for message in log] == read
