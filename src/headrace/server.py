@@ -203,16 +203,17 @@ class Server:
         from headrace.storage.host import Host
         from headrace.storage.worker import Worker
 
-        disk, directory = Disk(), None
-        if not self.settings.in_memory:
-            directory = os.path.abspath(self.settings.data)
-            self._lock = DirectoryLock(disk, directory)
+        disk = Disk()
+        host = Host(disk)
+        store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
+        if store.data is not None:
+            store.data.check_usable()  # before anything is made there
+            self._lock = DirectoryLock(disk, store.data.path)
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
-        host = Host(disk)
         host.quickness.wait_here(time.perf_counter)
         self._broker = Broker(
-            Store(host, directory),
+            store,
             ports,
             self.settings.broker(),
             new_id=secrets.token_hex(8),

@@ -387,12 +387,16 @@ def test_renamed_directory_keeps_what_is_in_it(place: str) -> None:
     assert listed(place) == {"d", "d/stranger"}
 
 
-def test_rename_between_directories_is_refused(place: str) -> None:
+def test_rename_between_directories_is_durable_at_once(place: str) -> None:
     disk = FaultyDisk()
     disk.make_directory(f"{place}/d")
     saved(disk, place, b"data")
-    with pytest.raises(NotImplementedError):
-        disk.rename(f"{place}/file", f"{place}/d/file")
+    disk.rename(f"{place}/file", f"{place}/d/file", sync=False)
+    disk.make_directory(f"{place}/e", sync=False)
+    disk.rename(f"{place}/e", f"{place}/d/e", sync=False)
+    disk.power_loss(Unsynced.LOST)
+    assert listed(place) == {"d", "d/file", "d/e"}
+    assert Path(place, "d", "file").read_bytes() == b"data"
 
 
 # The end of a process, and the next one.

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import Journal, explained
+from headrace.engines.api import DataDirectory, Store, explained
 from headrace.model.errors import HeadraceError
 from headrace.model.requests import Words
 
@@ -24,8 +26,10 @@ _RECORD_BYTES = 100
 class Ledger:
     """The state of a broker, and the journal from which it comes back."""
 
-    def __init__(self, journal: Journal, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int) -> None:
-        self._journal = journal
+    def __init__(self, store: Store, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int) -> None:
+        """Read the journal; raises when the store has another's, or one that has lost something."""
+        identity = new_id if store.data is None else store.data.begin(new_id).identity
+        self._journal = journal = store.open_journal("journal")
         self._ports = ports
         self._settings = settings
         self._syncing = Syncing(journal, ports)
@@ -38,16 +42,14 @@ class Ledger:
         self._gathered: list[tuple[Sequence[AnyFact], Written]] = []
         self._gathered_us = now_us
         self.state = State()
-        for content in journal.facts():
-            if content is None:
-                self.state = State()
-                self._written_bytes = 0
-            else:
-                self.state.apply_bytes(content)
-                self._written_bytes += len(content)
-        self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
+        self._snapshot_at: int | None = None
+        """Where the last snapshot begins: the next one leaves it, in case that it is damaged one day."""
+        self._replay(store.data)
+        self.record(now_us, Began(self.state.broker_id or identity, self.state.session + 1))
         # Epochs are made of the session's number: no power loss may bring it back.
         journal.sync()
+        if store.data is not None:
+            store.data.note_start(self.state.session)
 
     @property
     def idle(self) -> bool:
@@ -58,6 +60,25 @@ class Ledger:
     def synced(self) -> bool:
         """Whether all that was recorded is safe."""
         return self._journal.synced
+
+    def _replay(self, data: DataDirectory | None) -> None:
+        survey = self._journal.survey()
+        try:
+            for content in self._journal.facts(survey.start):
+                if content is None:
+                    self.state = State()
+                    self._written_bytes = 0
+                else:
+                    self.state.apply_bytes(content)
+                    self._written_bytes += len(content)
+        except msgspec.MsgspecError as error:
+            assert data is not None  # what is in memory was never written by anybody else
+            raise data.damaged(f"the journal has a fact that this Headrace does not know: {error}") from error
+        if data is not None:
+            data.check_journal(self.state.broker_id, self.state.session, survey.lost)
+        for damage in survey.harmless:
+            logger.warning("the journal is damaged where nothing depends on it: %s", damage)
+        self._snapshot_at = survey.snapshot
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
         """Write facts, all or none, and let them count; `durably` tells when they are safe."""
@@ -126,4 +147,6 @@ class Ledger:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
             logger.warning("no snapshot of the journal could be written: %s", error)
             return
-        self._ports.background(lambda: self._journal.forget_before(begin))
+        before, self._snapshot_at = self._snapshot_at, begin
+        if before is not None:
+            self._ports.background(lambda: self._journal.forget_before(before))

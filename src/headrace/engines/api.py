@@ -1,6 +1,8 @@
 """All that the broker knows of engines and of storage."""
 
-from headrace.engines.journal import Journal
+from headrace.engines.data_directory import DataDirectory, Place
+from headrace.engines.data_directory import Format as DataFormat
+from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord
@@ -12,6 +14,8 @@ from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, explained, log_settings
+from headrace.storage.owner import FoundOwner, PartitionOwner
+from headrace.storage.recovery import Findings
 
 __all__ = [
     "FORGOTTEN",
@@ -21,11 +25,18 @@ __all__ = [
     "Appended",
     "Content",
     "Contents",
+    "DataDirectory",
+    "DataFormat",
     "EditRecord",
+    "Findings",
+    "FoundOwner",
+    "Gap",
     "Journal",
     "LeasedIndex",
     "Note",
     "Partition",
+    "PartitionOwner",
+    "Place",
     "SavedChunk",
     "SavedRest",
     "Slice",

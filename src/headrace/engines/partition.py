@@ -18,6 +18,7 @@ from headrace.model.errors import (
 )
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
+from headrace.storage.owner import PartitionOwner
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
 
@@ -243,6 +244,11 @@ class Partition:
         """Use other files from now on."""
         if isinstance(self._log, FileLog):
             self._log.settings = settings
+
+    def set_owner(self, owner: PartitionOwner) -> None:
+        """Let the files say whose they are."""
+        if isinstance(self._log, FileLog):
+            self._log.set_owner(owner.encoded())
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""

@@ -1,15 +1,16 @@
 """Where a broker's logs are: partitions and journals by name, below one directory or all in memory."""
 
-from contextlib import suppress
-
+from headrace.engines.data_directory import OWN, TOPICS, DataDirectory
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
 from headrace.engines.producers import Producers
-from headrace.model.errors import HeadraceError, LogFailed, LogNotFound
+from headrace.model.errors import CorruptFile, HeadraceError, LogFailed, UnsupportedFormat
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.host import Host
+from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.owner import PartitionOwner
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 _PARTS = 8
@@ -26,52 +27,53 @@ class Store:
     def __init__(self, host: Host, directory: str | None) -> None:
         self._host = host
         self.directory = directory
-        self._partitions = FileDriver(host, f"{directory}/topics") if directory else None
-        self._own = FileDriver(host, f"{directory}/broker") if directory else None
-        if directory:
-            for name in ("topics", "broker"):
-                host.disk.make_directory(f"{directory}/{name}")
-            # Always: whoever made them may have been killed before their names were on the disk.
-            host.disk.sync_directory(directory)
+        self._own = FileDriver(host, f"{directory}/{OWN}") if directory else None
+        self.data = DataDirectory(host, directory) if directory else None
+        """What else is in the directory, if there is one."""
 
-    def open_partition(self, name: str, settings: TopicSettings, saved: bytes | None) -> Partition:
-        """A topic's partition, with what was saved of its producers."""
+    def open_partition(
+        self, name: str, settings: TopicSettings, saved: bytes | None, owner: PartitionOwner | None = None
+    ) -> Partition:
+        """A topic's partition, with what was saved of its producers; its files are, or become, the owner's."""
         try:
-            return Partition(self._open(name, settings), saved)
+            return Partition(self._open(name, settings, owner), saved)
         except OSError as error:
             raise explained(error) from error
 
     def open_journal(self, name: str) -> Journal:
         """A journal of the broker's own."""
-        return Journal(self._open_own(name, _JOURNAL_SETTINGS))
+        try:
+            return Journal(self._open_own(name, _JOURNAL_SETTINGS))
+        except (CorruptFile, UnsupportedFormat) as error:
+            raise (
+                error if self.data is None else self.data.damaged(f"the journal cannot be opened: {error}")
+            ) from error
 
     def open_staging(self, name: str) -> Partition:
         """A log of the broker's own, for messages on their way."""
         log = self._open_own(name, _STAGING_SETTINGS)
         return Partition(log, Producers().save(log.next_offset))  # nobody's: there is nothing to look for in the log
 
-    def partition_names(self) -> list[str]:
-        """The partitions there are on the disk."""
-        return self._partitions.names() if self._partitions else []
-
-    def delete_partition(self, name: str) -> None:
-        """Remove a partition that is closed, if it is on the disk. Takes a while; on any thread."""
-        if self._partitions is not None:
-            with suppress(LogNotFound):
-                self._partitions.delete(name)
-
     def close(self) -> None:
         """End the threads that sync."""
         self._host.close()
 
-    def _open(self, name: str, settings: TopicSettings) -> StoredLog:
-        if self._partitions is None or settings.storage is Storage.MEMORY:
+    def _open(self, name: str, settings: TopicSettings, owner: PartitionOwner | None) -> StoredLog:
+        if self.data is None or settings.storage is Storage.MEMORY:
             return MemoryLog(settings.memory_bytes)
-        log = self._partitions.open(name, log_settings(settings))
+        root = f"{self.directory}/{TOPICS}"
+        if owner is not None:
+            self.data.check_owner(f"{root}/{name}", owner)
+
+        def opened() -> FileLog:
+            encoded = None if owner is None else owner.encoded()
+            return FileLog(self._host, f"{root}/{name}", log_settings(settings), owner=encoded, root=root)
+
+        log = opened()
         if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:
             # A crash left it: the names of its files may not be on the disk yet, which closing sees to.
             log.close()
-            log = self._partitions.open(name, log_settings(settings))
+            log = opened()
         return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:

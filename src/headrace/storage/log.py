@@ -53,6 +53,7 @@ class FileLog(LogReader):
         "findings",
         "host",
         "log_id",
+        "owner",
         "settings",
     )
 
@@ -65,10 +66,14 @@ class FileLog(LogReader):
         create: bool = True,
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
+        owner: bytes | None = None,
+        root: str | None = None,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes.
+        To `repair` is to look at all of it, not only at what a crash may have torn; progress is told in bytes. An
+        `owner` is kept in the log's record, in place of the one there. `root` is the directory above
+        the log's parent, which is then made too.
         """
         super().__init__()
         self.host = host
@@ -86,8 +91,13 @@ class FileLog(LogReader):
         self._failure: LogFailed | None = None
         self._closed = False
         # Whoever made the log may have crashed before its directory was on the disk.
-        self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
+        parent = directory.rpartition("/")[0] or "/"
+        self._unsynced_directories = [directory, parent]
+        if root is not None:
+            self._unsynced_directories.append(root)
+            host.disk.make_directory(parent, sync=False)
         meta = open_meta(host, directory, create=create)
+        self.owner = meta.owner if owner is None else owner
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         recovery = Recovery(
             host,
@@ -104,9 +114,9 @@ class FileLog(LogReader):
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
-        if meta.power_lost(host):
+        if meta.power_lost(host) or meta.owner != self.owner:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
-            store_meta(host, directory, self.log_id, self._first_offset, sync=False)
+            self._store_meta(self._first_offset, sync=False)
 
     @property
     def first_offset(self) -> int:
@@ -214,6 +224,18 @@ class FileLog(LogReader):
         else:
             callback(self._failure)
 
+    def set_owner(self, owner: bytes) -> None:
+        """Keep another owner in the log's record; it is on the disk with what is synced next."""
+        with self._structure:
+            self._check_writable()
+            self.owner = owner
+            self._store_meta(self._first_offset, sync=False)
+            with self._lock:
+                self._unsynced_directories.append(self.directory)
+
+    def _store_meta(self, first_offset: int, *, sync: bool) -> None:
+        store_meta(self.host, self.directory, self.log_id, first_offset, self.owner, sync=sync)
+
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset; whole segments of them are removed."""
         with self._structure:
@@ -226,7 +248,7 @@ class FileLog(LogReader):
             if offset == self.next_offset and self._segments:
                 self._begin_anew(offset)
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            store_meta(self.host, self.directory, self.log_id, offset, sync=True)
+            self._store_meta(offset, sync=True)
             with self._lock:
                 self._first_offset = offset
                 gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]

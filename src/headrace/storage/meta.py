@@ -1,4 +1,4 @@
-"""What a log must remember besides its messages: which log it is, where it begins, and in which boot it was opened."""
+"""What a log must remember besides its messages: which log it is, where it begins, whose it is, and its last boot."""
 
 import secrets
 import struct
@@ -21,6 +21,8 @@ class Meta(NamedTuple):
     log_id: int
     first_offset: int
     boot_id: bytes
+    owner: bytes = b""
+    """What the log's owner wants to find in it again; storage does not look inside."""
 
     def power_lost(self, host: Host) -> bool:
         """Whether the machine was started again since a writer last opened the log, as far as one can know."""
@@ -42,10 +44,10 @@ def read_meta(host: Host, directory: str) -> Meta:
     return _read(host, directory, Record(host.disk, f"{directory}/{NAME}", write=False))
 
 
-def store_meta(host: Host, directory: str, log_id: int, first_offset: int, *, sync: bool) -> None:
+def store_meta(host: Host, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool) -> None:
     """Write the record down, with the boot we are in."""
     record = Record(host.disk, f"{directory}/{NAME}", write=True)
-    record.store(_META.pack(log_id, first_offset, host.disk.boot_id()), sync=sync)
+    record.store(_META.pack(log_id, first_offset, host.disk.boot_id()) + owner, sync=sync)
 
 
 def sync_meta(host: Host, directory: str) -> None:
@@ -57,7 +59,8 @@ def _read(host: Host, directory: str, record: Record) -> Meta:
     """The record, or what the segments tell when it is empty or damaged."""
     content = record.load()
     if content is not None:
-        return Meta(*_META.unpack(content))
+        log_id, first_offset, boot_id = _META.unpack_from(content)
+        return Meta(log_id, first_offset, boot_id, content[_META.size :])
     for base in segment_bases(host, directory):
         segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
         log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())

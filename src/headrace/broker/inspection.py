@@ -1,0 +1,126 @@
+"""A look at a data directory: whether journal, format and partitions fit together. Changes nothing."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.broker.facts import State
+from headrace.engines.api import DataDirectory, FoundOwner, Place
+from headrace.engines.api import DataFormat as Format
+from headrace.model.errors import HeadraceError
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that has to be put in order before a broker can use the directory, or all of it."""
+
+    path: str
+    problem: str
+
+
+@dataclass
+class Inspection:
+    """What was found."""
+
+    format: Format | None = None
+    state: State | None = None
+    """What the journal tells; None when it cannot be read at all."""
+    problems: list[Problem] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Why the journal cannot be all that was ever written to it."""
+    notes: list[Problem] = field(default_factory=list)
+    """What a broker deals with by itself, or leaves where it is."""
+    owners: dict[Place, FoundOwner] = field(default_factory=dict)
+    foreign: dict[Place, str] = field(default_factory=dict)
+    """Partitions that are not this directory's, or not in their place, and why."""
+
+    @property
+    def identity(self) -> str:
+        """That of the directory, if it is known for certain."""
+        if self.format is not None:
+            return self.format.identity
+        return self.state.broker_id if self.state is not None else ""
+
+
+def inspect(data: DataDirectory) -> Inspection:
+    """Look at all of it but the messages. Raises when a newer Headrace has written it."""
+    found = Inspection(data.read_format())
+    if found.format is None:
+        found.problems.append(Problem(data.format_path, "the format file is missing or damaged"))
+    # First the partitions: a broker at work writes to its journal before it makes one.
+    found.owners = {place: data.owner(place.path) for place in data.partitions()}
+    _read_journal(data, found)
+    for place, owner in found.owners.items():
+        _look_at(data, found, place, owner)
+    found.notes += [Problem(path, "not a partition; a broker leaves it where it is") for path in data.unknown_names()]
+    return found
+
+
+def knows(state: State, place: Place) -> bool:
+    """Whether the journal knows of a partition."""
+    topic = state.topics.get(place.topic_id)
+    return topic is not None and place.number < topic.settings.get("partitions", 1)
+
+
+def proof_of_loss(data: DataDirectory, state: State, place: Place) -> str | None:
+    """What a partition that the journal does not know proves: that the journal is not whole, or nothing.
+
+    It has messages, and the machine was not started again since: no power loss can have taken the topic back.
+    """
+    found = data.owner(place.path)
+    newer = place.topic_id in state.topics or place.topic_id > state.topic_id
+    if found.owner is None or found.owner.place != (state.broker_id, place.topic_id, place.number):
+        return None
+    if not newer or not found.same_boot or not data.holds_messages(place.path):
+        return None
+    return f"the end of the journal is missing: it does not know {found.owner}, and {place.path} holds messages of it"
+
+
+def _read_journal(data: DataDirectory, found: Inspection) -> None:
+    state, lost, trouble = State(), [], None
+    try:
+        journal = data.read_journal()
+        survey = journal.survey()
+        for content in journal.facts(survey.start):
+            if content is None:
+                state = State()
+            else:
+                state.apply_bytes(content)
+        lost = survey.lost
+        found.state = state
+        found.notes += [
+            Problem(data.journal_path, f"damaged where nothing depends on it: {it}") for it in survey.harmless
+        ]
+    except (HeadraceError, OSError, msgspec.MsgspecError, LookupError, ValueError) as error:
+        if data.was_used() or found.format is None or found.format.session:
+            trouble = f"the journal in {data.journal_path} cannot be read: {error}"
+    trouble = trouble or data.journal_trouble(state.broker_id, state.session, lost)
+    if trouble:
+        found.lost.append(trouble)
+        found.problems.append(Problem(data.journal_path, trouble))
+
+
+def _look_at(data: DataDirectory, found: Inspection, place: Place, owner: FoundOwner) -> None:
+    state = found.state
+    if owner.owner is not None and (why := _misplaced(found, place, owner)):
+        found.foreign[place] = why
+        found.problems.append(Problem(place.path, why))
+    elif state is None or knows(state, place):
+        return
+    elif place.topic_id in state.gone:
+        found.notes.append(Problem(place.path, "its topic is deleted; a broker removes it"))
+    elif proof := proof_of_loss(data, state, place):
+        found.lost.append(proof)
+        found.problems.append(Problem(place.path, proof))
+    else:
+        found.notes.append(Problem(place.path, "the journal knows no such partition; a broker sets it aside"))
+
+
+def _misplaced(found: Inspection, place: Place, owner: FoundOwner) -> str | None:
+    """Why a partition does not belong where it is, if it does not."""
+    says = owner.owner
+    assert says is not None
+    if found.identity and says.identity != found.identity:
+        return f"it holds {says}, not of this one, {found.identity}"
+    if (says.topic_id, says.partition) != (place.topic_id, place.number):
+        return f"it holds {says}, which belongs elsewhere"
+    return None
