@@ -170,6 +170,12 @@ def encode_fact(fact: Fact) -> bytes:
     return _encoder.encode(fact)
 
 
+def decode_fact(content: bytes) -> AnyFact:
+    """A fact as it was encoded."""
+    fact: AnyFact = _decoder.decode(content)
+    return fact
+
+
 def partition_name(topic_id: int, number: int) -> str:
     """The name of a partition's log, which no other topic ever has."""
     return f"{topic_id}/{number}"
@@ -215,7 +221,7 @@ class State:
                 self.topics[fact.id] = fact
                 self.topic_id = max(self.topic_id, fact.id)
             case TopicGone():
-                self._forget_topic(fact.id)
+                self.forget_topic(fact.id)
                 self.topic_id = max(self.topic_id, fact.id)
                 self.gone.add(fact.id)
             case TopicFilesRemoved():
@@ -281,7 +287,8 @@ class State:
         place = (topic_id, partition)
         return [group for group, positions in self.groups.items() if positions.get(place, 0) > offset]
 
-    def _forget_topic(self, topic_id: int) -> None:
+    def forget_topic(self, topic_id: int) -> None:
+        """Forget a topic, with all that belongs to it."""
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
             for number in range(topic.settings.get("partitions", 1)):

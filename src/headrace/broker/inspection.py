@@ -1,5 +1,6 @@
 """A look at a data directory: whether journal, format and partitions fit together. Changes nothing."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -7,7 +8,6 @@ import msgspec
 from headrace.broker.facts import State
 from headrace.engines.api import DataDirectory, FoundOwner, Place
 from headrace.engines.api import DataFormat as Format
-from headrace.model.errors import HeadraceError
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -76,27 +76,33 @@ def proof_of_loss(data: DataDirectory, state: State, place: Place) -> str | None
 
 
 def _read_journal(data: DataDirectory, found: Inspection) -> None:
-    state, lost, trouble = State(), [], None
+    trouble: str | None = None
+    state = State()
     try:
-        journal = data.read_journal()
-        survey = journal.survey()
-        for content in journal.facts(survey.start):
-            if content is None:
-                state = State()
-            else:
-                state.apply_bytes(content)
-        lost = survey.lost
+        if data.holds_files(data.journal_path):
+            journal = data.read_journal()
+            survey = journal.survey()
+            trouble = data.lost_text(survey.lost) if survey.lost else None
+            for damage in survey.harmless:
+                found.notes.append(Problem(data.journal_path, f"damaged where nothing depends on it: {damage}"))
+            state = _added_up(journal.facts(survey.start))
         found.state = state
-        found.notes += [
-            Problem(data.journal_path, f"damaged where nothing depends on it: {it}") for it in survey.harmless
-        ]
-    except (HeadraceError, OSError, msgspec.MsgspecError, LookupError, ValueError) as error:
-        if data.was_used() or found.format is None or found.format.session:
-            trouble = f"the journal in {data.journal_path} cannot be read: {error}"
-    trouble = trouble or data.journal_trouble(state.broker_id, state.session, lost)
+    except Exception as error:  # noqa: BLE001 a journal with gaps may fail in any way
+        trouble = trouble or f"the journal in {data.journal_path} cannot be read: {error}"
+    trouble = trouble or data.journal_trouble(state.broker_id, state.session)
     if trouble:
         found.lost.append(trouble)
         found.problems.append(Problem(data.journal_path, trouble))
+
+
+def _added_up(facts: Iterator[bytes | None]) -> State:
+    state = State()
+    for content in facts:
+        if content is None:
+            state = State()
+        else:
+            state.apply_bytes(content)
+    return state
 
 
 def _look_at(data: DataDirectory, found: Inspection, place: Place, owner: FoundOwner) -> None:

@@ -63,6 +63,8 @@ class Ledger:
 
     def _replay(self, data: DataDirectory | None) -> None:
         survey = self._journal.survey()
+        if data is not None:
+            data.check_whole(survey.lost)
         try:
             for content in self._journal.facts(survey.start):
                 if content is None:
@@ -75,7 +77,7 @@ class Ledger:
             assert data is not None  # what is in memory was never written by anybody else
             raise data.damaged(f"the journal has a fact that this Headrace does not know: {error}") from error
         if data is not None:
-            data.check_journal(self.state.broker_id, self.state.session, survey.lost)
+            data.check_journal(self.state.broker_id, self.state.session)
         for damage in survey.harmless:
             logger.warning("the journal is damaged where nothing depends on it: %s", damage)
         self._snapshot_at = survey.snapshot

@@ -3,13 +3,14 @@
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.engines.journal import Journal
 from headrace.engines.producers import TRANSACTIONS, mark_of
-from headrace.model.errors import DataDirectoryDamaged, NotADataDirectory, UnsupportedFormat
+from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
 from headrace.storage.files import FilesReader
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
@@ -116,16 +117,23 @@ class DataDirectory:
         self._disk.sync_directory(self.path)
         self.format = content
 
-    def check_journal(self, identity: str, session: int, lost: list[str]) -> None:
-        """Raise unless the journal is this directory's and whole, as far as one can know; `lost` is what it lacks."""
-        if trouble := self.journal_trouble(identity, session, lost):
+    def check_whole(self, lost: list[str]) -> None:
+        """Raise when facts of the journal are lost."""
+        if lost:
+            raise self.damaged(self.lost_text(lost))
+
+    def lost_text(self, lost: list[str]) -> str:
+        """What is wrong with a journal that has lost something."""
+        return f"the journal in {self.journal_path} is damaged, and facts are lost: {'; '.join(lost)}"
+
+    def check_journal(self, identity: str, session: int) -> None:
+        """Raise unless the journal is this directory's and ends where it should, as far as one can know."""
+        if trouble := self.journal_trouble(identity, session):
             raise self.damaged(trouble)
 
-    def journal_trouble(self, identity: str, session: int, lost: list[str]) -> str | None:
+    def journal_trouble(self, identity: str, session: int) -> str | None:
         """What is wrong with a journal that tells who wrote it and at which start last, if anything is."""
         known, path = self.format, self.journal_path
-        if lost:
-            return f"the journal in {path} is damaged, and facts are lost: {'; '.join(lost)}"
         if not identity:
             used = (known is not None and known.session) or next(self.partitions(), None) is not None
             return f"the journal in {path} is missing or empty" if used else None
@@ -167,6 +175,13 @@ class DataDirectory:
                 f"{self.path} is not a broker's data directory, and has other files in it ({shown}); give a directory "
                 "that is new or empty",
                 path=self.path,
+            )
+
+    def check_used(self) -> None:
+        """Raise when no broker was ever at work in the directory."""
+        if self.read_format() is None and not self.was_used():
+            raise NotADataDirectory(
+                f"{self.path} is not a broker's data directory: there is nothing of a broker's in it"
             )
 
     def was_used(self) -> bool:
@@ -217,9 +232,10 @@ class DataDirectory:
 
     def holds_messages(self, path: str) -> bool:
         """Whether a partition's files are more than headers; zeros count, for nobody knows what they were."""
-        for base in segment_bases(self.host, path):
-            if base or self._disk.size(self._disk.open(segment_path(path, base))) > DATA_AT:
-                return True
+        with suppress(LogNotFound):  # it is removed this moment
+            for base in segment_bases(self.host, path):
+                if base or self._disk.size(self._disk.open(segment_path(path, base))) > DATA_AT:
+                    return True
         return False
 
     def check_owner(self, path: str, owner: PartitionOwner) -> None:
@@ -252,6 +268,10 @@ class DataDirectory:
     def open_journal(self) -> Journal:
         """The journal, to be written."""
         return Journal(FileLog(self.host, self.journal_path))
+
+    def holds_files(self, path: str) -> bool:
+        """Whether there is anything in a directory."""
+        return bool(self._disk.names(path))
 
     def logs(self) -> list[str]:
         """The directories of all logs there are."""
