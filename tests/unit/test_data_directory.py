@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from headrace.broker.facts import IdsReserved, State, TopicFilesRemoved, TopicGone, TopicSet, encode_fact
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.data_directory import FORMAT, DataDirectory, Format
+from headrace.engines import store
+from headrace.engines.data_directory import FORMAT, DataDirectory, DataFormat
 from headrace.model.errors import DataDirectoryDamaged, NotADataDirectory, UnsupportedFormat
 from headrace.model.requests import (
     Commit,
@@ -29,6 +31,7 @@ from headrace.model.requests import (
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.owner import read_owner
+from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import Workbench
 
@@ -70,7 +73,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_a_directory_knows_whose_it_is_and_how_often_it_was_used(data: str) -> None:
     for start in (1, 2):
         Workbench(data)
-        assert DataDirectory(Host(), data).read_format() == Format(FORMAT, 0, 0, "workbench", start)
+        assert DataDirectory(Host(), data).read_format() == DataFormat(FORMAT, 0, 0, "workbench", start)
 
 
 def test_every_partition_says_whose_it_is(data: str) -> None:
@@ -128,11 +131,11 @@ def test_a_log_of_a_topic_with_the_longest_name_can_be_made(data: str) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (Format(FORMAT + 1, 0, 0, "later", 1), "format 2"),
-        (Format(FORMAT, 1 << 40, 0, "later", 1), "0x10000000000"),
+        (DataFormat(FORMAT + 1, 0, 0, "later", 1), "format 2"),
+        (DataFormat(FORMAT, 1 << 40, 0, "later", 1), "0x10000000000"),
     ],
 )
-def test_what_a_newer_headrace_wrote_is_refused(data: str, found: Format, text: str) -> None:
+def test_what_a_newer_headrace_wrote_is_refused(data: str, found: DataFormat, text: str) -> None:
     DataDirectory(Host(), data).write_format(found)
     before = contents(Path(data))
     with pytest.raises(UnsupportedFormat, match=text):
@@ -344,6 +347,32 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(data: str, caplog: 
         bench = Workbench(data, disk=disk)
     assert "nothing depends on it" in caplog.text
     assert {number: bench.ask(GroupDescribe(f"group-{number}")).places for number in range(40)} == before
+
+
+def test_a_journal_is_sound_though_its_beginning_was_forgotten(data: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Snapshots have taken its place, of which there are two."""
+    with patch.object(store, "_JOURNAL_SETTINGS", LogSettings(segment_bytes=4096)):
+        disk = FaultyDisk()
+        many_snapshots(data, disk)
+        journal = DataDirectory(Host(disk), data).read_journal()
+        survey = journal.survey()
+        assert journal._log.first_offset > 0
+        assert (survey.lost, survey.harmless) == ([], [])
+        assert survey.start > journal._log.first_offset
+        with caplog.at_level(logging.WARNING):
+            Workbench(data, disk=disk)
+        assert not caplog.text
+
+
+def test_a_journal_whose_first_file_is_missing_is_refused(data: str) -> None:
+    with patch.object(store, "_JOURNAL_SETTINGS", LogSettings(segment_bytes=4096)):
+        bench = filled(data)
+        for _ in range(60):
+            bench.ask(Commit("billing", [Place("orders", 1, 7)]))
+        bench.close()
+        segments(data)[0].unlink()
+        with pytest.raises(DataDirectoryDamaged, match="their files are missing"):
+            Workbench(data)
 
 
 # Topics that are deleted.

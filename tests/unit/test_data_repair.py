@@ -15,7 +15,7 @@ from tests.unit.test_data_directory import DESTROYED, Destroy, contents, filled,
 from headrace.broker.facts import State, encode_fact
 from headrace.broker.repair import Repaired, Verified, repair, verify
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.data_directory import FORMAT, DataDirectory, Format
+from headrace.engines.data_directory import FORMAT, DataDirectory, DataFormat
 from headrace.model.errors import DataDirectoryDamaged, NotADataDirectory, UnsupportedFormat
 from headrace.model.leasing import Ack, Holding, Lease, SubscriptionDescribe
 from headrace.model.requests import (
@@ -130,7 +130,7 @@ def test_a_directory_that_is_none_is_left_alone(data: str, what: Any) -> None:
 @pytest.mark.parametrize("what", [verified, repaired])
 def test_what_a_newer_headrace_wrote_is_left_alone(data: str, what: Any) -> None:
     filled(data).close()
-    DataDirectory(Host(), data).write_format(Format(FORMAT, 8, 0, "workbench", 1))
+    DataDirectory(Host(), data).write_format(DataFormat(FORMAT, 8, 0, "workbench", 1))
     before = contents(Path(data))
     with pytest.raises(UnsupportedFormat):
         what(data)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.broker.facts import State
-from headrace.engines.api import DataDirectory, FoundOwner, Place
-from headrace.engines.api import DataFormat as Format
+from headrace.broker.facts import State, partition_name
+from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath
+from headrace.model.errors import HeadraceError
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class Problem(msgspec.Struct, frozen=True):
 class Inspection:
     """What was found."""
 
-    format: Format | None = None
+    format: DataFormat | None = None
     state: State | None = None
     """What the journal tells; None when it cannot be read at all."""
     problems: list[Problem] = field(default_factory=list)
@@ -29,8 +29,8 @@ class Inspection:
     """Why the journal cannot be all that was ever written to it."""
     notes: list[Problem] = field(default_factory=list)
     """What a broker deals with by itself, or leaves where it is."""
-    owners: dict[Place, FoundOwner] = field(default_factory=dict)
-    foreign: dict[Place, str] = field(default_factory=dict)
+    owners: dict[PartitionPath, FoundOwner] = field(default_factory=dict)
+    foreign: dict[PartitionPath, str] = field(default_factory=dict)
     """Partitions that are not this directory's, or not in their place, and why."""
 
     @property
@@ -51,17 +51,19 @@ def inspect(data: DataDirectory) -> Inspection:
     _read_journal(data, found)
     for place, owner in found.owners.items():
         _look_at(data, found, place, owner)
+    if found.state is not None:
+        _look_for_missing(data, found, found.state)
     found.notes += [Problem(path, "not a partition; a broker leaves it where it is") for path in data.unknown_names()]
     return found
 
 
-def knows(state: State, place: Place) -> bool:
+def knows(state: State, place: PartitionPath) -> bool:
     """Whether the journal knows of a partition."""
     topic = state.topics.get(place.topic_id)
     return topic is not None and place.number < topic.settings.get("partitions", 1)
 
 
-def proof_of_loss(data: DataDirectory, state: State, place: Place) -> str | None:
+def proof_of_loss(data: DataDirectory, state: State, place: PartitionPath) -> str | None:
     """What a partition that the journal does not know proves: that the journal is not whole, or nothing.
 
     It has messages, and the machine was not started again since: no power loss can have taken the topic back.
@@ -87,7 +89,9 @@ def _read_journal(data: DataDirectory, found: Inspection) -> None:
                 found.notes.append(Problem(data.journal_path, f"damaged where nothing depends on it: {damage}"))
             state = _added_up(journal.facts(survey.start))
         found.state = state
-    except Exception as error:  # noqa: BLE001 a journal with gaps may fail in any way
+    except Exception as error:  # a journal with gaps may fail in any way
+        if isinstance(error, OSError) and not isinstance(error, HeadraceError):
+            raise  # the system does not let us read it: nobody knows what is in it
         trouble = trouble or f"the journal in {data.journal_path} cannot be read: {error}"
     trouble = trouble or data.journal_trouble(state.broker_id, state.session)
     if trouble:
@@ -105,7 +109,7 @@ def _added_up(facts: Iterator[bytes | None]) -> State:
     return state
 
 
-def _look_at(data: DataDirectory, found: Inspection, place: Place, owner: FoundOwner) -> None:
+def _look_at(data: DataDirectory, found: Inspection, place: PartitionPath, owner: FoundOwner) -> None:
     state = found.state
     if owner.owner is not None and (why := _misplaced(found, place, owner)):
         found.foreign[place] = why
@@ -121,7 +125,15 @@ def _look_at(data: DataDirectory, found: Inspection, place: Place, owner: FoundO
         found.notes.append(Problem(place.path, "the journal knows no such partition; a broker sets it aside"))
 
 
-def _misplaced(found: Inspection, place: Place, owner: FoundOwner) -> str | None:
+def _look_for_missing(data: DataDirectory, found: Inspection, state: State) -> None:
+    """Note partitions that producers have written to and that have no files."""
+    names = {partition_name(place.topic_id, place.number) for place in found.owners}
+    for name in sorted(state.producers.keys() - names):
+        note = "there are no files of this partition, though it had messages; a broker begins it anew"
+        found.notes.append(Problem(f"{data.path}/topics/{name}", note))
+
+
+def _misplaced(found: Inspection, place: PartitionPath, owner: FoundOwner) -> str | None:
     """Why a partition does not belong where it is, if it does not."""
     says = owner.owner
     assert says is not None

@@ -12,8 +12,6 @@ from headrace.broker.salvage import Salvaged, salvage, topics_of
 from headrace.engines.api import DataDirectory, DataFormat, Findings, Gap, Journal
 from headrace.model.errors import HeadraceError
 
-Progress = Callable[[int], None]
-
 _AHEAD = 1 << 20
 """How far behind the highest number found the next ones begin, where some may be lost: nobody was given so many."""
 
@@ -75,7 +73,7 @@ class Repaired(msgspec.Struct):
         return bool(self.problems) or not all(log.sound for log in self.logs)
 
 
-def verify(data: DataDirectory, progress: Progress, *, running: bool) -> Verified:
+def verify(data: DataDirectory, progress: Callable[[int], None], *, running: bool) -> Verified:
     """Look at all of a data directory, and at every byte of its logs; a broker may be at work."""
     data.check_used()
     found = inspect(data)
@@ -85,7 +83,7 @@ def verify(data: DataDirectory, progress: Progress, *, running: bool) -> Verifie
     return Verified(data.path, found.identity, topics, found.problems, found.notes, logs, aside)
 
 
-def repair(data: DataDirectory, new_id: str, now_us: int, progress: Progress) -> Repaired:
+def repair(data: DataDirectory, new_id: str, now_us: int, progress: Callable[[int], None]) -> Repaired:
     """Make a data directory whole, whatever is left of it; whoever calls holds its lock.
 
     Nothing is removed. It may be killed at any moment and begun again.
@@ -152,7 +150,7 @@ class _Repair:
         try:
             # As the files are: whoever opens it to write cuts off what a power loss may have left behind damage.
             yield from self._data.read_journal().salvage()
-        except (HeadraceError, OSError) as error:
+        except HeadraceError as error:
             yield Gap(f"the journal cannot be read: {error}")
 
     def _move_replaced(self, salvaged: Salvaged) -> None:
@@ -258,7 +256,7 @@ class _Repair:
 
 
 def _each_log(
-    data: DataDirectory, progress: Progress, look: Callable[[str, Progress], Findings]
+    data: DataDirectory, progress: Callable[[int], None], look: Callable[[str, Callable[[int], None]], Findings]
 ) -> Iterator[CheckedLog]:
     """Look at all logs, one after the other; progress is told in bytes of all of them."""
     before = 0

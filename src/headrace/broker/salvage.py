@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.facts import AnyFact, State, TopicSet, decode_fact
 from headrace.broker.leased_facts import GivenBack, HandedOut, KeptLonger, SubscriptionGone
-from headrace.engines.api import Gap, PartitionOwner, Place
+from headrace.engines.api import Gap, PartitionOwner, PartitionPath
 from headrace.model.errors import InvalidArgument
 from headrace.model.topic import parse_topic, topic_settings
 
@@ -37,7 +37,7 @@ class Salvaged:
     """Topics that another one of the same name came after: they must have been deleted."""
 
 
-def topics_of(owners: dict[Place, PartitionOwner | None]) -> dict[int, TopicSet]:
+def topics_of(owners: dict[PartitionPath, PartitionOwner | None]) -> dict[int, TopicSet]:
     """The topics that partitions tell of, each as it was when its settings were last changed."""
     found: dict[int, TopicSet] = {}
     for place, owner in owners.items():

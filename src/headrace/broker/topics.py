@@ -315,5 +315,5 @@ class Topics:
             self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
         for path in data.unknown_names():
             logger.warning("not a partition; it is left where it is", extra={"path": path})
-        for topic_id in state.gone:
+        for topic_id in sorted(state.gone):
             self._ports.background(partial(self._remove, topic_id, []))

@@ -1,7 +1,6 @@
 """All that the broker knows of engines and of storage."""
 
-from headrace.engines.data_directory import DataDirectory, Place
-from headrace.engines.data_directory import Format as DataFormat
+from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
 from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
@@ -36,7 +35,7 @@ __all__ = [
     "Note",
     "Partition",
     "PartitionOwner",
-    "Place",
+    "PartitionPath",
     "SavedChunk",
     "SavedRest",
     "Slice",

@@ -40,7 +40,7 @@ _COPY_BYTES = 1 << 20
 _SHOWN = 3
 
 
-class Format(msgspec.Struct, array_like=True, frozen=True):
+class DataFormat(msgspec.Struct, array_like=True, frozen=True):
     """What the format file says."""
 
     number: int
@@ -54,7 +54,7 @@ class Format(msgspec.Struct, array_like=True, frozen=True):
     """How often a broker was started here; 0 when none has come so far that it could keep anything."""
 
 
-class Place(NamedTuple):
+class PartitionPath(NamedTuple):
     """The directory of a partition."""
 
     topic_id: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
     path: str
 
 
-class Aside(NamedTuple):
+class SetAside(NamedTuple):
     """Something that was set aside."""
 
     path: str
@@ -76,15 +76,15 @@ class DataDirectory:
         self.host = host
         self.path = path
         self._disk = host.disk
-        self.format: Format | None = None
+        self.format: DataFormat | None = None
         """As it is on the disk, once it was read or made."""
         self.format_path = f"{path}/{FORMAT_NAME}"
         self.journal_path = f"{path}/{JOURNAL}"
         self.staging_path = f"{path}/{STAGING}"
 
-    # Format and identity.
+    # DataFormat and identity.
 
-    def begin(self, new_id: str) -> Format:
+    def begin(self, new_id: str) -> DataFormat:
         """Read the format file, or make it in a directory that is new: the first of all files.
 
         Raises when the directory cannot be used.
@@ -92,7 +92,7 @@ class DataDirectory:
         self.check_usable()
         found = self.format
         if found is None:
-            found = Format(FORMAT, 0, 0, new_id, 0)
+            found = DataFormat(FORMAT, 0, 0, new_id, 0)
             self.write_format(found)
         for name in (TOPICS, OWN):
             self._disk.make_directory(f"{self.path}/{name}")
@@ -100,7 +100,7 @@ class DataDirectory:
         self._disk.sync_directory(self.path)
         return found
 
-    def read_format(self) -> Format | None:
+    def read_format(self) -> DataFormat | None:
         """What the format file says; None when it is missing or damaged. Raises when a newer Headrace wrote it."""
         path = self.format_path
         content = Record(self._disk, path, write=False).load() if self._disk.exists(path) else None
@@ -109,7 +109,7 @@ class DataDirectory:
         self.format = _decoded(content, self.path)
         return self.format
 
-    def write_format(self, content: Format) -> None:
+    def write_format(self, content: DataFormat) -> None:
         """Put it on the disk."""
         self._disk.make_directory(self.path)
         record = Record(self._disk, self.format_path, write=True, create=True)
@@ -207,12 +207,12 @@ class DataDirectory:
 
     # Partitions.
 
-    def partitions(self) -> Iterator[Place]:
+    def partitions(self) -> Iterator[PartitionPath]:
         """The directories of partitions, in order."""
         topics = f"{self.path}/{TOPICS}"
         for topic in sorted(filter(_NUMBER.fullmatch, self._disk.names(topics)), key=int):
             for number in sorted(filter(_NUMBER.fullmatch, self._disk.names(f"{topics}/{topic}")), key=int):
-                yield Place(int(topic), int(number), f"{topics}/{topic}/{number}")
+                yield PartitionPath(int(topic), int(number), f"{topics}/{topic}/{number}")
 
     def unknown_names(self) -> list[str]:
         """Paths below `topics` that no partition of any broker has."""
@@ -341,7 +341,7 @@ class DataDirectory:
         self._disk.rename(f"{target}.tmp", target)
         return target
 
-    def aside(self) -> list[Aside]:
+    def aside(self) -> list[SetAside]:
         """What was set aside so far, and why."""
         root = f"{self.path}/{SET_ASIDE}"
         found = []
@@ -349,7 +349,7 @@ class DataDirectory:
             if not name.endswith((".reason", ".tmp")):
                 note = f"{root}/{name}.reason"
                 reason = self._disk.read(self._disk.open(note), 0, 4096) if self._disk.exists(note) else b""
-                found.append(Aside(f"{root}/{name}", reason.decode("utf-8", "replace")))
+                found.append(SetAside(f"{root}/{name}", reason.decode("utf-8", "replace")))
         return found
 
     def _free_name(self, path: str) -> str:
@@ -382,10 +382,10 @@ class DataDirectory:
         self._disk.sync_directory(target)
 
 
-def _decoded(content: bytes, path: str) -> Format | None:
+def _decoded(content: bytes, path: str) -> DataFormat | None:
     try:
         number = msgspec.msgpack.decode(content, type=list)[0]
-        found = msgspec.msgpack.decode(content, type=Format) if number == FORMAT else None
+        found = msgspec.msgpack.decode(content, type=DataFormat) if number == FORMAT else None
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
         return None
     if found is None:

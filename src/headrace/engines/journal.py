@@ -65,7 +65,7 @@ class Journal:
         """Where a snapshot begins that is whole so far."""
         before = _FACT
         broken: str | None = None
-        lost = [f"it begins at offset {self._log.first_offset}"] if self._log.first_offset else []
+        lost: list[str] = []
         harmless: list[str] = []
         for item in self._items(self._log.first_offset):
             if isinstance(item, CorruptBatch):
@@ -85,6 +85,8 @@ class Journal:
                 harmless, lost = harmless + lost, []
             before = kind
         lost += [broken] if broken is not None else []
+        if snapshot is None and self._log.first_offset:
+            lost.insert(0, f"the records before {self._log.first_offset} (their files are missing)")
         return Survey(self._log.first_offset if snapshot is None else snapshot, snapshot, lost, harmless)
 
     def facts(self, start: int | None = None) -> Iterator[bytes | None]:
