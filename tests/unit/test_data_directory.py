@@ -304,6 +304,23 @@ def test_a_journal_that_lost_a_topic_since_the_last_start_is_refused(data: str) 
     assert Path(data, "topics/2/0").exists()
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_topic_that_the_journal_lost_is_missed_after_a_reboot_too(data: str, quick: bool) -> None:
+    """No power loss takes from a journal what was on the disk, whether the topic or its first message was so first."""
+    disk = FaultyDisk()
+    bench = Workbench(data, disk=disk)
+    (path,) = segments(data)
+    end = len(path.read_bytes().rstrip(b"\0"))
+    bench.syncing_later = quick
+    bench.ask(TopicCreate("orders"))
+    bench.publish("orders", [b"a"])
+    bench.publish("orders", [b"b"])
+    disk.power_loss(Unsynced.LOST)
+    os.truncate(path, end)
+    with pytest.raises(DataDirectoryDamaged, match="does not know partition 0 of orders"):
+        Workbench(data, disk=disk)
+
+
 @pytest.mark.parametrize("share", [number / 40 for number in range(40)])
 def test_flipped_bits_in_the_journal_cost_no_message(data: str, share: float) -> None:
     """The broker starts with all that it knew, or not at all; what it does not know is still there."""

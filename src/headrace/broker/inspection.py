@@ -66,15 +66,16 @@ def knows(state: State, place: PartitionPath) -> bool:
 def proof_of_loss(data: DataDirectory, state: State, place: PartitionPath) -> str | None:
     """What a partition that the journal does not know proves: that the journal is not whole, or nothing.
 
-    It has messages, and the machine was not started again since: no power loss can have taken the topic back.
+    It says that the journal had it; or it has messages, and the machine was not started again since, so that no power
+    loss can have taken the topic back.
     """
     found = data.owner(place.path)
     newer = place.topic_id in state.topics or place.topic_id > state.topic_id
     if found.owner is None or found.owner.place != (state.broker_id, place.topic_id, place.number):
         return None
-    if not newer or not found.same_boot or not data.holds_messages(place.path):
+    if not newer or not (found.owner.journaled or (found.same_boot and data.holds_messages(place.path))):
         return None
-    return f"the end of the journal is missing: it does not know {found.owner}, and {place.path} holds messages of it"
+    return f"the end of the journal is missing: it does not know {found.owner}, which is in {place.path}"
 
 
 def _read_journal(data: DataDirectory, found: Inspection) -> None:

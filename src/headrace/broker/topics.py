@@ -54,10 +54,10 @@ class Topic:
         """The name of a partition's log, which no other topic ever has."""
         return partition_name(self.id, number)
 
-    def owner(self, number: int, identity: str) -> PartitionOwner:
+    def owner(self, number: int, identity: str, *, journaled: bool = False) -> PartitionOwner:
         """What a partition's files say of it, in case that the journal is lost."""
         settings = self.settings.as_dict()
-        return PartitionOwner(identity, self.id, str(self), number, self.created_us, self.revision, settings)
+        return PartitionOwner(identity, self.id, str(self), number, self.created_us, self.revision, settings, journaled)
 
 
 class Topics:
@@ -247,7 +247,8 @@ class Topics:
     def _open(self, topic: Topic, number: int) -> Lane:
         name = topic.partition_name(number)
         saved = self._ledger.state.producers.get(name)
-        partition = self._store.open_partition(name, topic.settings, saved, topic.owner(number, self._identity))
+        owner = topic.owner(number, self._identity, journaled=self._ledger.synced)
+        partition = self._store.open_partition(name, topic.settings, saved, owner)
         end = partition.next_offset
         try:
             # Messages that were not synced may be gone, or all of a topic in memory: the next ones have their offsets.
@@ -260,8 +261,15 @@ class Topics:
         held = partition.in_files and not end and not self._ledger.synced
         lane = Lane(str(topic), number, partition, topic.settings, self._ports, held=held)
         if held:
-            self._ledger.durably(Done()).then(lane.release)
+            self._ledger.durably(Done()).then(partial(self._release, topic, lane))
         return lane
+
+    def _release(self, topic: Topic, lane: Lane, outcome: object) -> None:
+        """The journal has the topic on the disk by now, or never will."""
+        lane.release(outcome)
+        if not isinstance(outcome, HeadraceError):
+            owner = topic.owner(lane.number, self._identity, journaled=True)
+            self._ports.background(partial(self._store_owner, lane, owner))
 
     @property
     def _identity(self) -> str:

@@ -238,11 +238,12 @@ class DataDirectory:
                     return True
         return False
 
-    def check_owner(self, path: str, owner: PartitionOwner) -> None:
-        """Raise when a partition's files say that they are another's."""
+    def checked_owner(self, path: str, owner: PartitionOwner) -> PartitionOwner:
+        """The owner that a partition's files should have; raises when they say that they are another's."""
         found = self.owner(path).owner
         if found is not None and found.place != owner.place:
             raise self.damaged(f"{path} holds {found}, not {owner}")
+        return owner.after(found)
 
     def delete_topic(self, topic_id: int, identity: str) -> None:
         """Remove the files of a topic that is deleted for certain, and closed. Takes a while; on any thread.

@@ -18,7 +18,7 @@ from headrace.model.errors import (
 )
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
-from headrace.storage.owner import PartitionOwner
+from headrace.storage.owner import PartitionOwner, decode_owner
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
 
@@ -248,7 +248,7 @@ class Partition:
     def set_owner(self, owner: PartitionOwner) -> None:
         """Let the files say whose they are."""
         if isinstance(self._log, FileLog):
-            self._log.set_owner(owner.encoded())
+            self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""

@@ -63,7 +63,7 @@ class Store:
             return MemoryLog(settings.memory_bytes)
         root = f"{self.directory}/{TOPICS}"
         if owner is not None:
-            self.data.check_owner(f"{root}/{name}", owner)
+            owner = self.data.checked_owner(f"{root}/{name}", owner)
 
         def opened() -> FileLog:
             encoded = None if owner is None else owner.encoded()

@@ -6,7 +6,7 @@ import msgspec
 
 from headrace.model.errors import LogNotFound
 from headrace.storage.host import Host
-from headrace.storage.meta import Meta, read_meta
+from headrace.storage.meta import read_meta
 
 
 class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
@@ -22,6 +22,8 @@ class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
     revision: int
     """How often the settings were changed."""
     settings: dict[str, Any]
+    journaled: bool = False
+    """Whether the journal had the partition on the disk: one that does not know it any more has lost something."""
 
     def __str__(self) -> str:
         topic = f"{self.topic} (topic {self.topic_id})"
@@ -31,6 +33,11 @@ class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
     def place(self) -> tuple[str, int, int]:
         """What no other partition has."""
         return self.identity, self.topic_id, self.partition
+
+    def after(self, before: "PartitionOwner | None") -> "PartitionOwner":
+        """In the place of what was there; once the journal had it, it had."""
+        known = before is not None and before.journaled and before.place == self.place
+        return msgspec.structs.replace(self, journaled=self.journaled or known)
 
     def encoded(self) -> bytes:
         """As the record keeps it."""
@@ -56,12 +63,12 @@ def read_owner(host: Host, directory: str) -> FoundOwner:
         meta = read_meta(host, directory)
     except LogNotFound:
         return FoundOwner(None, same_boot=False)
-    return FoundOwner(owner_of(meta), same_boot=not meta.power_lost(host))
+    return FoundOwner(decode_owner(meta.owner), same_boot=not meta.power_lost(host))
 
 
-def owner_of(meta: Meta) -> PartitionOwner | None:
+def decode_owner(content: bytes) -> PartitionOwner | None:
     """The owner that a record names."""
     try:
-        return _decoder.decode(meta.owner) if meta.owner else None
+        return _decoder.decode(content) if content else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # the record's checksum holds: another owner's, who has words of its own
