@@ -439,6 +439,38 @@ def test_without_format_and_journal_the_partitions_tell_whose_they_are(data: str
     assert all_values(bench) == ALL
 
 
+def test_another_brokers_journal_without_a_format_file_is_not_believed_either(data: str) -> None:
+    filled(data).close()
+    other = another(data)
+    shutil.rmtree(f"{data}/broker")
+    shutil.copytree(f"{other}/broker", f"{data}/broker")
+    os.remove(f"{data}/format")
+    done = repaired(data)
+    assert (done.identity, done.topics) == ("workbench", ["acme/bills", "orders"])
+    assert all_values(Workbench(data)) == ALL
+
+
+@pytest.mark.parametrize("what", [verified, repaired])
+def test_a_fact_that_only_a_newer_headrace_knows_is_not_lost_by_a_repair(data: str, what: Any) -> None:
+    filled(data).close()
+    journal = DataDirectory(host(), data).open_journal()
+    journal.write([msgspec.msgpack.encode([9999, "what is this?"])], START_US)
+    journal.close()
+    os.remove(f"{data}/format")
+    before = contents(Path(data))
+    with pytest.raises(UnsupportedFormat, match="use the Headrace that wrote it"):
+        what(data)
+    assert contents(Path(data)) == before
+
+
+@pytest.mark.parametrize("part", ["broker/journal", "topics/1/1", "broker/staging"])
+def test_a_log_without_its_record_is_whole(data: str, part: str) -> None:
+    filled(data).close()
+    os.remove(f"{data}/{part}/meta")
+    assert verified(data).sound
+    assert all_values(Workbench(data)) == ALL
+
+
 # Crashes.
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedState
+from headrace.model.errors import UnsupportedFormat
 from headrace.model.recurring import Recurrence
 
 
@@ -171,8 +172,13 @@ def encode_fact(fact: Fact) -> bytes:
 
 
 def decode_fact(content: bytes) -> AnyFact:
-    """A fact as it was encoded."""
-    fact: AnyFact = _decoder.decode(content)
+    """A fact as it was encoded; its checksum was good, so one that is not understood is a newer Headrace's."""
+    try:
+        fact: AnyFact = _decoder.decode(content)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedFormat(
+            f"the journal has a fact that this Headrace does not know ({error}); use the Headrace that wrote it"
+        ) from error
     return fact
 
 
@@ -207,7 +213,7 @@ class State:
 
     def apply_bytes(self, content: bytes) -> None:
         """Take in a fact as the journal has it."""
-        self.apply(_decoder.decode(content))
+        self.apply(decode_fact(content))
 
     def apply(self, fact: AnyFact) -> None:
         """Take in a fact."""

@@ -7,7 +7,7 @@ import msgspec
 
 from headrace.broker.facts import State, partition_name
 from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, UnsupportedFormat
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -35,10 +35,12 @@ class Inspection:
 
     @property
     def identity(self) -> str:
-        """That of the directory, if it is known for certain."""
+        """That of the directory, as its format file says; else as most partitions do, else as the journal does."""
         if self.format is not None:
             return self.format.identity
-        return self.state.broker_id if self.state is not None else ""
+        names = [found.owner.identity for found in self.owners.values() if found.owner is not None]
+        journal = self.state.broker_id if self.state is not None else ""
+        return max(sorted(set(names)), key=names.count, default=journal)
 
 
 def inspect(data: DataDirectory) -> Inspection:
@@ -91,8 +93,10 @@ def _read_journal(data: DataDirectory, found: Inspection) -> None:
             state = _added_up(journal.facts(survey.start))
         found.state = state
     except Exception as error:  # a journal with gaps may fail in any way
-        if isinstance(error, OSError) and not isinstance(error, HeadraceError):
-            raise  # the system does not let us read it: nobody knows what is in it
+        if isinstance(error, UnsupportedFormat) or (
+            isinstance(error, OSError) and not isinstance(error, HeadraceError)
+        ):
+            raise  # a newer Headrace knows what is in it; or the system does not let us read it, and nobody does
         trouble = trouble or f"the journal in {data.journal_path} cannot be read: {error}"
     trouble = trouble or data.journal_trouble(state.broker_id, state.session)
     if trouble:

@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
@@ -65,17 +63,13 @@ class Ledger:
         survey = self._journal.survey()
         if data is not None:
             data.check_whole(survey.lost)
-        try:
-            for content in self._journal.facts(survey.start):
-                if content is None:
-                    self.state = State()
-                    self._written_bytes = 0
-                else:
-                    self.state.apply_bytes(content)
-                    self._written_bytes += len(content)
-        except msgspec.MsgspecError as error:
-            assert data is not None  # what is in memory was never written by anybody else
-            raise data.damaged(f"the journal has a fact that this Headrace does not know: {error}") from error
+        for content in self._journal.facts(survey.start):
+            if content is None:
+                self.state = State()
+                self._written_bytes = 0
+            else:
+                self.state.apply_bytes(content)
+                self._written_bytes += len(content)
         if data is not None:
             data.check_journal(self.state.broker_id, self.state.session)
         for damage in survey.harmless:

@@ -1,7 +1,6 @@
 """Puts a data directory in order that a broker refuses: state from the journal's good parts and from the partitions."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -9,7 +8,7 @@ from headrace.broker.applying import STAGES_BITS
 from headrace.broker.facts import IdsReserved, State, encode_fact
 from headrace.broker.inspection import Inspection, Problem, inspect
 from headrace.broker.salvage import Salvaged, salvage, topics_of
-from headrace.engines.api import DataDirectory, DataFormat, Findings, Gap, Journal
+from headrace.engines.api import DataDirectory, Findings, Gap, Journal
 from headrace.model.errors import HeadraceError
 
 _AHEAD = 1 << 20
@@ -104,8 +103,9 @@ class _Repair:
         self._found = found
         self._done = done
         self._now_us = now_us
-        self._lost = bool(found.lost)
-        self._identity = found.identity or _most_common(found) or new_id
+        self._identity = found.identity or new_id
+        self._journal_of = "" if found.state is None else found.state.broker_id
+        self._lost = bool(found.lost) or self._journal_of not in ("", self._identity)
         done.identity = self._identity
 
     def run(self) -> None:
@@ -113,9 +113,8 @@ class _Repair:
         found = self._found
         state = found.state or State()
         if found.problems:
-            # Only now is it known whose the directory is, if neither format nor journal could tell.
-            for place, why in self._foreign():
-                self._set_aside(place, why)
+            for place, why in found.foreign.items():
+                self._set_aside(place.path, why)
             salvaged = self._salvaged()
             state = salvaged.state
             self._move_replaced(salvaged)
@@ -127,22 +126,14 @@ class _Repair:
         self._done.groups, self._done.schedules = len(state.groups), len(state.crons)
         self._done.subscriptions = len(state.leased.subscriptions)
 
-    def _foreign(self) -> Iterator[tuple[str, str]]:
-        for place, found in self._found.owners.items():
-            if place in self._found.foreign:
-                yield place.path, self._found.foreign[place]
-            elif found.owner is not None and found.owner.identity != self._identity:
-                yield place.path, f"it holds {found.owner}, not of this one, {self._identity}"
-
     def _salvaged(self) -> Salvaged:
         owners = {place: self._data.owner(place.path).owner for place in self._data.partitions()}
         return salvage(self._facts(), topics_of(owners), whole=not self._lost)
 
     def _facts(self) -> Iterator[bytes | Gap | None]:
         """All facts of the journal that are left, if it is this directory's."""
-        state = self._found.state
-        if state is not None and state.broker_id not in ("", self._identity):
-            self._set_aside(self._data.journal_path, f"it is the journal of the data directory {state.broker_id}")
+        if self._journal_of not in ("", self._identity):
+            self._set_aside(self._data.journal_path, f"it is the journal of the data directory {self._journal_of}")
             return
         if self._lost and self._data.holds_files(self._data.journal_path):
             kept = self._data.copy_aside(self._data.journal_path, "the journal as a repair found it")
@@ -221,12 +212,7 @@ class _Repair:
             journal.sync()
         finally:
             journal.close()
-        before = self._found.format
-        self._data.write_format(
-            DataFormat(1, 0, 0, self._identity, state.session)
-            if before is None
-            else msgspec.structs.replace(before, session=state.session)
-        )
+        self._data.store_identity(self._identity, state.session)
 
     def _opened(self) -> Journal:
         try:
@@ -270,8 +256,3 @@ def _each_log(
         else:
             before += findings.bytes
             yield CheckedLog(path, findings)
-
-
-def _most_common(found: Inspection) -> str:
-    names: list[Any] = [owner.owner.identity for owner in found.owners.values() if owner.owner is not None]
-    return max(set(names), key=names.count, default="")

@@ -77,8 +77,8 @@ def salvage(stream: Iterable[bytes | Gap | None], found: dict[int, TopicSet], *,
 
 
 def _take(done: Salvaged, content: bytes) -> None:
+    fact = decode_fact(content)
     try:
-        fact = decode_fact(content)
         if done.gaps and isinstance(fact, _NOT_AFTER_A_GAP):
             done.passed_over += 1
         else:

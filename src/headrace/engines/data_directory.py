@@ -82,7 +82,7 @@ class DataDirectory:
         self.journal_path = f"{path}/{JOURNAL}"
         self.staging_path = f"{path}/{STAGING}"
 
-    # DataFormat and identity.
+    # Format and identity.
 
     def begin(self, new_id: str) -> DataFormat:
         """Read the format file, or make it in a directory that is new: the first of all files.
@@ -92,8 +92,7 @@ class DataDirectory:
         self.check_usable()
         found = self.format
         if found is None:
-            found = DataFormat(FORMAT, 0, 0, new_id, 0)
-            self.write_format(found)
+            found = self.store_identity(new_id, 0)
         for name in (TOPICS, OWN):
             self._disk.make_directory(f"{self.path}/{name}")
         # Always: whoever made them may have been killed before their names were on the disk.
@@ -149,7 +148,14 @@ class DataDirectory:
     def note_start(self, session: int) -> None:
         """Remember that the journal has this start on the disk: one that has not is not the whole journal."""
         assert self.format is not None
-        self.write_format(msgspec.structs.replace(self.format, session=session))
+        self.store_identity(self.format.identity, session)
+
+    def store_identity(self, identity: str, session: int) -> DataFormat:
+        """Write the format file; features that it has stay."""
+        found = self.format or DataFormat(FORMAT, 0, 0, identity, session)
+        found = msgspec.structs.replace(found, identity=identity, session=session)
+        self.write_format(found)
+        return found
 
     def damaged(self, found: str) -> DataDirectoryDamaged:
         """The error that says what was found and what to do."""
@@ -219,12 +225,12 @@ class DataDirectory:
         topics = f"{self.path}/{TOPICS}"
         found = []
         for topic in self._disk.names(topics):
-            if not _NUMBER.fullmatch(topic):
+            if _NUMBER.fullmatch(topic):
+                numbers = self._disk.names(f"{topics}/{topic}")
+                found += [f"{topics}/{topic}/{name}" for name in numbers if not _NUMBER.fullmatch(name)]
+            else:
                 found.append(f"{topics}/{topic}")
-                continue
-            numbers = self._disk.names(f"{topics}/{topic}")
-            found += [f"{topics}/{topic}/{name}" for name in numbers if not _NUMBER.fullmatch(name)]
-        return found
+        return [path for path in found if "/." not in path.removeprefix(topics)]
 
     def owner(self, path: str) -> FoundOwner:
         """What a partition's directory tells of itself."""

@@ -4,7 +4,7 @@ from headrace.engines.data_directory import OWN, TOPICS, DataDirectory
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
 from headrace.engines.producers import Producers
-from headrace.model.errors import CorruptFile, HeadraceError, LogFailed, UnsupportedFormat
+from headrace.model.errors import CorruptFile, HeadraceError, LogFailed
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.host import Host
@@ -44,10 +44,9 @@ class Store:
         """A journal of the broker's own."""
         try:
             return Journal(self._open_own(name, _JOURNAL_SETTINGS))
-        except (CorruptFile, UnsupportedFormat) as error:
-            raise (
-                error if self.data is None else self.data.damaged(f"the journal cannot be opened: {error}")
-            ) from error
+        except CorruptFile as error:
+            assert self.data is not None  # what is in memory has no files
+            raise self.data.damaged(f"the journal cannot be opened: {error}") from error
 
     def open_staging(self, name: str) -> Partition:
         """A log of the broker's own, for messages on their way."""

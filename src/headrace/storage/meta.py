@@ -40,8 +40,14 @@ def open_meta(host: Host, directory: str, *, create: bool) -> Meta:
 
 
 def read_meta(host: Host, directory: str) -> Meta:
-    """A reader's look at the record."""
-    return _read(host, directory, Record(host.disk, f"{directory}/{NAME}", write=False))
+    """A reader's look at the record; a writer makes it anew if it is missing, and there is a log."""
+    try:
+        record = Record(host.disk, f"{directory}/{NAME}", write=False)
+    except LogNotFound:
+        if not segment_bases(host, directory):
+            raise
+        return _made_up(host, directory)
+    return _read(host, directory, record)
 
 
 def store_meta(host: Host, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool) -> None:
@@ -61,6 +67,10 @@ def _read(host: Host, directory: str, record: Record) -> Meta:
     if content is not None:
         log_id, first_offset, boot_id = _META.unpack_from(content)
         return Meta(log_id, first_offset, boot_id, content[_META.size :])
+    return _made_up(host, directory)
+
+
+def _made_up(host: Host, directory: str) -> Meta:
     for base in segment_bases(host, directory):
         segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
         log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())
