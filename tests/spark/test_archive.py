@@ -413,8 +413,9 @@ def _compact(broker: SparkBroker, topic: str) -> None:
     settings = topic_settings(broker.bus.describe_topic(topic).settings)
     broker.stop()
     store = Store(Host(), str(broker.data))
-    for place in list(store.partitions()):
-        owner = store.owner(place.path).owner
+    assert store.data is not None
+    for place in list(store.data.partitions()):
+        owner = store.data.owner(place.path).owner
         if owner is not None and owner.topic == topic:
             partition = store.open_partition(f"{place.topic_id}/{place.number}", settings, None)
             partition.compact_by_key()
