@@ -23,6 +23,9 @@ from headrace.wire.native import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.repair import CheckedLog as CheckedLog
+    from headrace.broker.repair import Repaired as Repaired
+    from headrace.broker.repair import Verified as Verified
     from headrace.gateways.native import NativeGateway
     from headrace.gateways.turns import Turns
     from headrace.storage.disk import Disk, OpenFile
@@ -207,17 +210,18 @@ class Server:
         from headrace.storage.host import Host
         from headrace.storage.worker import Worker
 
-        disk, directory = Disk(), None
-        if not self.settings.in_memory:
-            directory = os.path.abspath(self.settings.data)
-            self._lock = DirectoryLock(disk, directory)
+        disk = Disk()
+        host = Host(disk)
+        store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
+        if store.data is not None:
+            store.data.check_usable()  # before anything is made there
+            self._lock = DirectoryLock(disk, store.data.path)
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
-        host = Host(disk)
         self._divide_descriptors(host)
         host.quickness.wait_here(time.perf_counter)
         self._broker = Broker(
-            Store(host, directory),
+            store,
             ports,
             self.settings.broker(),
             new_id=secrets.token_hex(8),
@@ -354,6 +358,18 @@ class DirectoryLock:
         except DiskFull as error:
             logger.warning("process id not recorded  path=%s reason=%s", path, error)
 
+    @staticmethod
+    def is_held(disk: "Disk", directory: str) -> bool:
+        """Whether a server is at work in a directory."""
+        path = os.path.join(directory, LOCK_NAME)
+        if not disk.exists(path):
+            return False
+        file = disk.open(path)
+        free = disk.lock(file, shared=True)
+        if free:
+            disk.unlock(file)
+        return not free
+
     def release(self) -> None:
         """Let others in; said in so many words, for a forked child may hold the file too."""
         if self._file is not None:
@@ -363,6 +379,45 @@ class DirectoryLock:
     def disown(self) -> None:
         """In a forked child: let go of the file, and leave the lock with the parent."""
         self._file = None
+
+
+def verify_data(path: str, progress: Callable[[int], None]) -> "Verified":
+    """Check a whole data directory, changing nothing; a broker may be at work in it. Progress is told in bytes."""
+    from headrace.broker.repair import verify
+    from headrace.engines.api import DataDirectory
+    from headrace.storage.host import Host
+
+    host = Host()
+    try:
+        return verify(DataDirectory(host, path), progress, running=DirectoryLock.is_held(host.disk, path))
+    finally:
+        host.close()
+
+
+def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
+    """Make a data directory usable again that a broker refuses; none may be at work in it."""
+    from headrace.broker.repair import repair
+    from headrace.engines.api import DataDirectory
+    from headrace.gateways.native import time_us
+    from headrace.storage.host import Host
+
+    host = Host()
+    data = DataDirectory(host, path)
+    data.check_used()  # before a lock is made there
+    lock = DirectoryLock(host.disk, path)
+    try:
+        return repair(data, secrets.token_hex(8), time_us(), progress)
+    finally:
+        lock.release()
+        host.close()
+
+
+def data_bytes(path: str) -> int:
+    """How large the logs of a data directory are, about: what verifying or repairing it has to look at."""
+    from headrace.engines.api import DataDirectory
+    from headrace.storage.host import Host
+
+    return DataDirectory(Host(), path).size_bytes()
 
 
 def version() -> str:

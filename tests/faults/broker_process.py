@@ -11,6 +11,8 @@ from random import Random
 from tests.faults.broker_nursery import PATIENCE_S, Child, Nursery
 
 import headrace
+from headrace.storage.host import Host
+from headrace.storage.owner import read_owner
 
 SMALL_JOURNAL = ("--journal-bytes", str(32 << 10))
 """Lets the broker replace its journal by a snapshot all the time."""
@@ -82,10 +84,11 @@ class BrokerProcess:
     def logs(self) -> dict[tuple[str, int], Path]:
         """The directories of topics' partitions."""
         found = {}
-        for path in (self.data / "topics").iterdir():
-            name = re.fullmatch(r"default\.(.+)\.\d+\.(\d+)", path.name)
-            assert name, path
-            found[name[1], int(name[2])] = path
+        host = Host()
+        for path in (self.data / "topics").glob("*/*"):
+            owner = read_owner(host, str(path)).owner
+            assert owner, path
+            found[owner.topic, owner.partition] = path
         return found
 
     def memory_bytes(self) -> int:

@@ -62,7 +62,7 @@ def damage_and_repair(data: Path) -> None:
     """Damage a message, and let a repair make it a gap."""
     damage_body(data)
     host = Host(Disk())
-    log = FileLog(host, str(damaged_batch(data)[0].parent), create=False, repair=True)
+    log = FileLog(host, str(damaged_batch(data)[0].parent), create=False, owned=True, repair=True)
     assert [(lost.first_offset, lost.next_offset) for lost in log.findings.lost] == [(DAMAGED.start, DAMAGED.stop)]
     log.close()
     host.close()

@@ -413,9 +413,11 @@ def _compact(broker: SparkBroker, topic: str) -> None:
     settings = topic_settings(broker.bus.describe_topic(topic).settings)
     broker.stop()
     store = Store(Host(), str(broker.data))
-    for name in store.partition_names():
-        if f".{topic}." in name:
-            partition = store.open_partition(name, settings, None)
+    assert store.data is not None
+    for place in list(store.data.partitions()):
+        owner = store.data.owner(place.path).owner
+        if owner is not None and owner.topic == topic:
+            partition = store.open_partition(f"{place.topic_id}/{place.number}", settings, None)
             partition.compact_by_key()
             partition.close()
     store.close()

@@ -124,7 +124,7 @@ class Open:
 
     def files(self) -> int:
         """How many segments there are."""
-        return len(list(Path(f"{self.data}/topics").glob("default.jobs.1.0/*.seg")))
+        return len(list(Path(f"{self.data}/topics").glob("1/0/*.seg")))
 
 
 def values(held: list[tuple[bytes, Holding]]) -> list[bytes]:

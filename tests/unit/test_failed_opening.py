@@ -276,9 +276,9 @@ def test_a_topic_with_wrong_settings_can_be_deleted(data: str) -> None:
     bench, _ = filled(data)
     bench.broker._ledger.record(bench.now_us, TopicSet(1, "jobs", 0, {"colour": "blue"}))
     bench = restarted(bench, data)
-    assert Path(f"{data}/topics/default.jobs.1.0").exists()
+    assert Path(f"{data}/topics/1/0").exists()
     bench.ask(TopicDelete("jobs"))
-    assert not Path(f"{data}/topics/default.jobs.1.0").exists()
+    assert not Path(f"{data}/topics/1/0").exists()
     bench.ask(TopicCreate("jobs"))
     assert bench.values("jobs") == []
 
@@ -289,8 +289,8 @@ def test_a_partition_that_cannot_be_opened_hides_no_group(data: str) -> None:
     bench.publish("others", [b"a", b"b"])
     bench.ask(Commit("group", [Place("jobs", 0, 1), Place("others", 0, 1)]))
     bench.close()
-    rmtree(f"{data}/topics/default.jobs.1.0")
-    Path(f"{data}/topics/default.jobs.1.0").write_bytes(b"no directory")
+    rmtree(f"{data}/topics/1/0")
+    Path(f"{data}/topics/1/0").write_bytes(b"no directory")
     bench = restarted(bench, data)
     places = bench.ask(GroupDescribe("group")).places
     assert [(one.topic, one.lag, bool(one.error)) for one in places] == [("jobs", 0, True), ("others", 1, False)]

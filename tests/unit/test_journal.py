@@ -188,10 +188,10 @@ def test_a_snapshot_knows_the_number_of_the_last_commit_though_its_name_is_old()
 
 
 def test_what_is_known_of_producers_goes_with_their_topic() -> None:
-    kept = [ProducersKept(f"default.orders.1.{number}", b"x") for number in (0, 1)]
-    other = ProducersKept("default.orders.11.0", b"y")
+    kept = [ProducersKept(f"1/{number}", b"x") for number in (0, 1)]
+    other = ProducersKept("11/0", b"y")
     state = state_of(ORDERS, *kept, other, TopicGone(1))
-    assert state.producers == snapshot_of(state).producers == {"default.orders.11.0": b"y"}
+    assert state.producers == snapshot_of(state).producers == {"11/0": b"y"}
 
 
 def test_the_last_id_is_known_though_its_topic_is_gone() -> None:

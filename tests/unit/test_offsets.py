@@ -567,6 +567,8 @@ def test_a_cursor_that_passed_lost_messages_passes_over_no_new_ones(data: str, d
         cursor.commit()
     assert len(log.consume(30)) == 30
     disk.power_loss(Unsynced.LOST)
+    with pytest.raises(LogFailed):
+        log.close()
     log = opened()
     assert log.append_many(values(2)) == range(2 * MANY, 3 * MANY)
     assert [message.value for message in log] == values(0) + values(2)

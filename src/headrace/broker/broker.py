@@ -101,8 +101,7 @@ class Broker:
         self._store = store
         self._version = version
         self._started_us = now_us
-        journal, sessions = store.open_journal("journal"), store.open_counter("sessions")
-        self._ledger = Ledger(journal, sessions, ports, settings, new_id, now_us)
+        self._ledger = Ledger(store, ports, settings, new_id, now_us)
         self._topics = Topics(store, self._ledger, ports, settings)
         self._membership = Membership(self._topics, self._ledger, ports)
         self._topics.on_change = self._topics_changed

@@ -7,8 +7,8 @@ import msgspec
 
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedState
+from headrace.model.errors import UnsupportedFormat
 from headrace.model.recurring import Recurrence
-from headrace.model.topic import parse_topic
 
 
 class Began(Fact, tag=1):
@@ -25,10 +25,12 @@ class TopicSet(Fact, tag=2):
     name: str
     created_us: int
     settings: dict[str, Any]
+    revision: int = 0
+    """How often the settings were changed."""
 
 
 class TopicGone(Fact, tag=3):
-    """A topic was deleted."""
+    """A topic was deleted; its files are to be removed."""
 
     id: int
 
@@ -128,6 +130,20 @@ class CronGone(Fact, tag=32):
     name: str
 
 
+class TopicFilesRemoved(Fact, tag=60):
+    """The files of a deleted topic are gone."""
+
+    id: int
+
+
+class IdsReserved(Fact, tag=61):
+    """Ids up to these are not given out again, whoever had them."""
+
+    topic_id: int = 0
+    subscription_id: int = 0
+    commits: int = 0
+
+
 class OffsetsReserved(Fact, tag=70):
     """Messages of a partition may be seen before they are safe, up to this offset; after a loss it goes on there."""
 
@@ -152,6 +168,8 @@ AnyFact = (
     | CronKept
     | CronRan
     | CronGone
+    | TopicFilesRemoved
+    | IdsReserved
     | OffsetsReserved
     | LeasedFact
 )
@@ -164,10 +182,20 @@ def encode_fact(fact: Fact) -> bytes:
     return _encoder.encode(fact)
 
 
-def partition_name(topic: TopicSet, number: int) -> str:
+def decode_fact(content: bytes) -> AnyFact:
+    """A fact as it was encoded; its checksum was good, so one that is not understood is a newer Headrace's."""
+    try:
+        fact: AnyFact = _decoder.decode(content)
+    except msgspec.MsgspecError as error:
+        raise UnsupportedFormat(
+            f"the journal has a fact that this Headrace does not know ({error}); use the Headrace that wrote it"
+        ) from error
+    return fact
+
+
+def partition_name(topic_id: int, number: int) -> str:
     """The name of a partition's log, which no other topic ever has."""
-    name = parse_topic(topic.name)
-    return f"{name.tenant}.{name.topic}.{topic.id}.{number}"
+    return f"{topic_id}/{number}"
 
 
 class State:
@@ -179,6 +207,8 @@ class State:
         self.topic_id = 0
         """The last one given out."""
         self.topics: dict[int, TopicSet] = {}
+        self.gone: set[int] = set()
+        """Deleted topics whose files are not all removed: all that the broker may ever remove."""
         self.groups: dict[str, dict[tuple[int, int], int]] = {}
         """Groups to positions by topic id and partition."""
         self.producers: dict[str, bytes] = {}
@@ -196,7 +226,7 @@ class State:
 
     def apply_bytes(self, content: bytes) -> None:
         """Take in a fact as the journal has it."""
-        self.apply(_decoder.decode(content))
+        self.apply(decode_fact(content))
 
     def apply(self, fact: AnyFact) -> None:
         """Take in a fact."""
@@ -210,7 +240,15 @@ class State:
                 self.topics[fact.id] = fact
                 self.topic_id = max(self.topic_id, fact.id)
             case TopicGone():
-                self._forget_topic(fact.id)
+                self.forget_topic(fact.id)
+                self.topic_id = max(self.topic_id, fact.id)
+                self.gone.add(fact.id)
+            case TopicFilesRemoved():
+                self.gone.discard(fact.id)
+            case IdsReserved():
+                self.topic_id = max(self.topic_id, fact.topic_id)
+                self.commits = max(self.commits, fact.commits)
+                self.leased.subscription_id = max(self.leased.subscription_id, fact.subscription_id)
             case Moved():
                 self._move(fact.group, fact.places)
             case GroupGone():
@@ -246,10 +284,10 @@ class State:
     def facts(self) -> Iterator[Fact]:
         """The fewest facts that tell all of it."""
         yield Began(self.broker_id, self.session)
-        if self.topic_id not in self.topics and self.topic_id:
-            # The last topic is gone, but its id must not be given out again.
-            yield TopicSet(self.topic_id, "deleted", 0, {})
-            yield TopicGone(self.topic_id)
+        # Who had the last ones may be gone, but they must not be given out again.
+        yield IdsReserved(self.topic_id, self.leased.subscription_id, self.commits)
+        for topic_id in sorted(self.gone):
+            yield TopicGone(topic_id)
         yield from self.topics.values()
         for group, positions in self.groups.items():
             yield Moved(group, [(topic, partition, offset) for (topic, partition), offset in positions.items()])
@@ -277,11 +315,12 @@ class State:
         positions = (positions.get((topic_id, partition), 0) for positions in self.groups.values())
         return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
 
-    def _forget_topic(self, topic_id: int) -> None:
+    def forget_topic(self, topic_id: int) -> None:
+        """Forget a topic, with all that belongs to it."""
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
             for number in range(topic.settings.get("partitions", 1)):
-                self.producers.pop(partition_name(topic, number), None)
+                self.producers.pop(partition_name(topic_id, number), None)
         self.leased.forget_topic(topic_id)
         for place in [place for place in self.reserved if place[0] == topic_id]:
             del self.reserved[place]

@@ -246,9 +246,6 @@ class LeasedState:
 
     def facts(self) -> Iterator[Fact]:
         """The fewest facts that tell all of it."""
-        if self.subscription_id and self.subscription_id not in self.subscriptions:
-            yield SubscriptionSet(self.subscription_id, 0, "deleted", 0, {}, {})
-            yield SubscriptionGone(self.subscription_id)
         for (topic_id, partition), edits in self.edits.items():
             for offset, edit in edits.items():
                 yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)

@@ -8,7 +8,7 @@ from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import Counter, Journal, explained
+from headrace.engines.api import DataDirectory, Store, explained
 from headrace.model.errors import DiskFull, HeadraceError
 from headrace.model.requests import Words
 
@@ -24,10 +24,10 @@ _RECORD_BYTES = 100
 class Ledger:
     """The state of a broker, and the journal from which it comes back."""
 
-    def __init__(
-        self, journal: Journal, sessions: Counter, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int
-    ) -> None:
-        self._journal = journal
+    def __init__(self, store: Store, ports: Ports, settings: BrokerSettings, new_id: str, now_us: int) -> None:
+        """Read the journal; raises when the store has another's, or one that has lost something."""
+        identity = new_id if store.data is None else store.data.begin(new_id).identity
+        self._journal = journal = store.open_journal("journal")
         self._ports = ports
         self._settings = settings
         self._syncing = Syncing(journal, ports)
@@ -40,30 +40,26 @@ class Ledger:
         self._gathered: list[tuple[Sequence[AnyFact], Written]] = []
         self._gathered_us = now_us
         self.state = State()
-        for content in journal.facts():
-            if content is None:
-                self.state = State()
-                self._written_bytes = 0
-            else:
-                self.state.apply_bytes(content)
-                self._written_bytes += len(content)
-        self._begin(sessions, new_id, now_us)
+        self._snapshot_at: int | None = None
+        """Where the last snapshot begins: the next one leaves it, in case that it is damaged one day."""
+        self._replay(store.data)
+        self._begin(store.data, identity, now_us)
 
-    def _begin(self, sessions: Counter, new_id: str, now_us: int) -> None:
+    def _begin(self, data: DataDirectory | None, identity: str, now_us: int) -> None:
         """Count the start. Epochs are made of the session's number: no power loss may bring it back."""
         state = self.state
-        session = max(state.session, sessions.load() or 0) + 1
-        began = Began(state.broker_id or new_id, session)
+        session = max(state.session, data.started if data is not None else 0) + 1
+        began = Began(state.broker_id or identity, session)
         try:
             self.record(now_us, began)
             self._journal.sync()
-            if sessions.load() is None:
-                sessions.store(session)  # has its room from now on
+            if data is not None:
+                data.note_start(session)
         except DiskFull as error:
-            if not state.broker_id or (state.session != session and sessions.load() is None):
-                raise  # a new broker, or one whose first start this is
+            if data is None or not state.broker_id:
+                raise  # a new broker
+            data.note_start(session, journaled=False)
             if state.session != session:
-                sessions.store(session)
                 state.apply(began)
             logger.warning("broker started on a full disk: it serves what is there  reason=%s", error)
 
@@ -76,6 +72,23 @@ class Ledger:
     def synced(self) -> bool:
         """Whether all that was recorded is safe."""
         return self._journal.synced
+
+    def _replay(self, data: DataDirectory | None) -> None:
+        survey = self._journal.survey()
+        if data is not None:
+            data.check_whole(survey.lost)
+        for content in self._journal.facts(survey.start):
+            if content is None:
+                self.state = State()
+                self._written_bytes = 0
+            else:
+                self.state.apply_bytes(content)
+                self._written_bytes += len(content)
+        if data is not None:
+            data.check_journal(self.state.broker_id, self.state.session)
+        for damage in survey.harmless:
+            logger.warning("the journal is damaged where nothing depends on it: %s", damage)
+        self._snapshot_at = survey.snapshot
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
         """Write facts, all or none, and let them count; `durably` tells when they are safe."""
@@ -144,4 +157,6 @@ class Ledger:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
             logger.warning("no snapshot of the journal could be written: %s", error)
             return
-        self._ports.background(lambda: self._journal.forget_before(begin))
+        before, self._snapshot_at = self._snapshot_at, begin
+        if before is not None:
+            self._ports.background(lambda: self._journal.forget_before(before))

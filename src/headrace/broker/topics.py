@@ -1,20 +1,29 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.facts import Moved, OffsetsReserved, ProducersKept, TopicGone, TopicSet, partition_name
+from headrace.broker.facts import (
+    IdsReserved,
+    Moved,
+    OffsetsReserved,
+    ProducersKept,
+    TopicFilesRemoved,
+    TopicGone,
+    TopicSet,
+    partition_name,
+)
+from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import Partition, Store
+from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, explained
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -29,8 +38,6 @@ from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettin
 
 logger = logging.getLogger("headrace.broker")
 
-_PARTITION = re.compile(r".+\..+\.[0-9]+\.[0-9]+")
-
 
 class Topic:
     """A topic; its partitions are opened when they are first needed."""
@@ -43,14 +50,19 @@ class Topic:
         self.lanes: dict[int, Lane] = {}
         self.failure = ""
         """Why it could not be opened; empty when it is at work."""
-        self._fact = fact
+        self.revision = fact.revision
 
     def __str__(self) -> str:
         return str(self.name)
 
     def partition_name(self, number: int) -> str:
         """The name of a partition's log, which no other topic ever has."""
-        return partition_name(self._fact, number)
+        return partition_name(self.id, number)
+
+    def owner(self, number: int, identity: str, *, journaled: bool = False) -> PartitionOwner:
+        """What a partition's files say of it, in case that the journal is lost."""
+        settings = self.settings.as_dict()
+        return PartitionOwner(identity, self.id, str(self), number, self.created_us, self.revision, settings, journaled)
 
 
 class Topics:
@@ -71,7 +83,8 @@ class Topics:
         self.by_id: dict[int, Topic] = {}
         for fact in ledger.state.topics.values():
             self._add(_opened(fact))
-        self._remove_strays()
+        if store.data is not None:
+            self._check_files(store.data)
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -149,12 +162,13 @@ class Topics:
             raise InvalidArgument("a topic's storage cannot be changed; make another topic and copy the messages")
         if settings.partitions < topic.settings.partitions:
             raise InvalidArgument(f"a topic has at least its {topic.settings.partitions} partitions; it can get more")
-        fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict())
+        fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
         self._ledger.record(now_us, fact)
         grown = settings.partitions > topic.settings.partitions
-        topic.settings, topic.failure = settings, ""
+        topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
         for lane in topic.lanes.values():
             lane.alter(settings, now_us)
+            self._ports.background(partial(self._store_owner, lane, topic.owner(lane.number, self._identity)))
         if grown:
             self.on_change(now_us)
         self.on_alter(topic, now_us)
@@ -169,7 +183,7 @@ class Topics:
         for lane in lanes.values():
             lane.end()
         self.on_change(now_us)
-        self._ledger.durably(Done()).then(partial(self._remove_files, topic, lanes))
+        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(lanes.values())))
 
     def lane(self, topic: Topic, number: int) -> Lane:
         """A partition, opened if need be."""
@@ -267,7 +281,8 @@ class Topics:
         floor = state.known_end(topic.id, number)
         if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._boot_id != b"":
             floor = max(floor, reserved.end)
-        partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor)
+        owner = topic.owner(number, self._identity, journaled=self._ledger.synced)
+        partition = self._store.open_partition(name, topic.settings, state.producers.get(name), floor, owner)
         end = partition.next_offset
         try:
             self._skip(topic, number, partition)
@@ -282,7 +297,7 @@ class Topics:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
         if held:
-            self._ledger.durably(Done()).then(lane.release)
+            self._ledger.durably(Done()).then(partial(self._release, topic, lane))
         return lane
 
     def _skip(self, topic: Topic, number: int, partition: Partition) -> None:
@@ -302,29 +317,67 @@ class Topics:
         self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
         return self._ledger.durably(Done())
 
-    def _remove_files(self, topic: Topic, lanes: dict[int, Lane], outcome: object) -> None:
+    def _release(self, topic: Topic, lane: Lane, outcome: object) -> None:
+        """The journal has the topic on the disk by now, or never will."""
+        lane.release(outcome)
+        if not isinstance(outcome, HeadraceError):
+            owner = topic.owner(lane.number, self._identity, journaled=True)
+            self._ports.background(partial(self._store_owner, lane, owner))
+
+    @property
+    def _identity(self) -> str:
+        return self._ledger.state.broker_id
+
+    def _store_owner(self, lane: Lane, owner: PartitionOwner) -> None:
+        """Let a partition's files have new settings, which the journal has: opening it again would do so too."""
+        try:
+            lane.partition.set_owner(owner)
+        except (HeadraceError, OSError) as error:
+            logger.info("settings not stored with the partition", extra={"path": lane.partition.place, "error": error})
+
+    def _remove_files(self, topic_id: int, lanes: list[Lane], outcome: object) -> None:
         """Remove what is left of a topic, once no power loss can bring it back."""
         if not isinstance(outcome, HeadraceError):
-            for number in range(topic.settings.partitions):
-                self._ports.background(partial(self._remove, lanes.get(number), topic.partition_name(number)))
+            self._ports.background(partial(self._remove, topic_id, lanes))
 
-    def _remove(self, lane: Lane | None, partition_name: str) -> None:
-        try:
-            if lane is not None:
+    def _remove(self, topic_id: int, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            try:
                 lane.partition.close()
-        except HeadraceError as error:
-            logger.info("%s is removed, though it could not be closed: %s", partition_name, error)
-        self._store.delete_partition(partition_name)
+            except HeadraceError as error:
+                logger.info("%s is removed, though it could not be closed: %s", lane.partition.place, error)
+        try:
+            if self._store.data is not None:
+                self._store.data.delete_topic(topic_id, self._identity)
+        except OSError as error:
+            raise explained(error) from error
+        self._ports.from_thread(partial(self._forget_files, topic_id))
 
-    def _remove_strays(self) -> None:
-        """Remove what a crash left of deleted topics."""
-        known = {topic.partition_name(number) for topic in self for number in range(topic.settings.partitions)}
-        for name in self._store.partition_names():
-            if name not in known and _PARTITION.fullmatch(name):
-                # The power may have gone before the journal had it: its id is not given out again all the same.
-                _, topic_id, _ = name.rsplit(".", 2)
-                self._ledger.state.topic_id = max(self._ledger.state.topic_id, int(topic_id))
-                self._ports.background(partial(self._store.delete_partition, name))
+    def _forget_files(self, topic_id: int) -> None:
+        try:
+            self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
+        except HeadraceError as error:
+            logger.info("removed files of a topic are looked for again at the next start", extra={"error": error})
+
+    def _check_files(self, data: DataDirectory) -> None:
+        """Go on removing deleted topics' files, and set aside what the journal knows nothing of.
+
+        Raises when the journal knew it once: it has lost something then, and whoever repairs it needs the files.
+        """
+        state = self._ledger.state
+        unknown = [place for place in data.partitions() if place.topic_id not in state.gone and not knows(state, place)]
+        for place in unknown:
+            if proof := proof_of_loss(data, state, place):
+                raise data.damaged(proof)
+        for place in unknown:
+            data.set_aside(place.path, "the journal knows no such partition")
+        if last := max((place.topic_id for place in unknown), default=0):
+            # The power may have gone before the journal had it: its id is not given out again all the same.
+            self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
+        for path in data.unknown_names():
+            logger.warning("not a partition; it is left where it is", extra={"path": path})
+        for topic_id in sorted(state.gone):
+            self._ports.background(partial(self._remove, topic_id, []))
 
 
 def _opened(fact: TopicSet) -> Topic:

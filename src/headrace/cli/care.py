@@ -83,14 +83,14 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "batches": findings.batches,
         "messages": findings.messages,
         "bytes": findings.bytes,
-        "damaged": [_lost_content(lost) for lost in damaged],
+        "damaged": [lost_content(lost) for lost in damaged],
         "damaged_headers": findings.headers,
         "torn_bytes": findings.torn_bytes,
-        "lost_earlier": [_lost_content(lost) for lost in earlier],
+        "lost_earlier": [lost_content(lost) for lost in earlier],
     }
     checked = f"{counted(findings.messages, 'message')} in {counted(findings.segments, 'segment')}"
     lines = [f"{path}: {checked}, {counted(findings.bytes, 'byte')} checked"]
-    lines += [f"damaged: {_lost_text(lost)}" for lost in damaged]
+    lines += [f"damaged: {lost_text(lost)}" for lost in damaged]
     lines += [f"damaged: the header of {header}" for header in findings.headers]
     if findings.torn_bytes:
         lines.append(
@@ -114,7 +114,7 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "changed": changed,
         "messages": findings.messages,
         "bytes": findings.bytes,
-        "lost": [{**_lost_content(lost), "kept_in": lost.kept_in} for lost in findings.lost],
+        "lost": [{**lost_content(lost), "kept_in": lost.kept_in} for lost in findings.lost],
         "cut_bytes": findings.torn_bytes,
         "cut_at": findings.torn_at,
         "cut_kept_in": findings.torn_kept_in,
@@ -123,7 +123,7 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     }
     lines = [f"{path}: {counted(findings.messages, 'message')}, {counted(findings.bytes, 'byte')} checked"]
     for lost in findings.lost:
-        lines.append(f"lost: {_lost_text(lost)}")
+        lines.append(f"lost: {lost_text(lost)}")
         lines += [f"  the damaged bytes are kept in {lost.kept_in}"] if lost.kept_in else []
     if findings.torn_bytes:
         lines.append(f"cut: {counted(findings.torn_bytes, 'byte')} of an unfinished write at offset {findings.torn_at}")
@@ -133,13 +133,15 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     return 0
 
 
-def _lost_content(lost: Lost) -> dict[str, Any]:
+def lost_content(lost: Lost) -> dict[str, Any]:
+    """Lost messages, for programs."""
     content: dict[str, Any] = msgspec.to_builtins(lost)
     del content["kept_in"], content["repaired"]
     return {**content, "messages": lost.next_offset - lost.first_offset}
 
 
-def _lost_text(lost: Lost) -> str:
+def lost_text(lost: Lost) -> str:
+    """Lost messages, for people."""
     return f"{offsets_text(lost.first_offset, lost.next_offset)} ({lost.path} at byte {lost.position}: {lost.reason})"
 
 

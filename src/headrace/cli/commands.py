@@ -27,6 +27,8 @@ COMMANDS = {
         "archive": "move old messages to Parquet files, and bring them back",
     },
     "without a broker": {
+        "verify": "check the data directory of a broker",
+        "repair": "make a data directory usable again that a broker refuses",
         "log": "append to and read a log in a directory",
     },
     "the command line itself": {

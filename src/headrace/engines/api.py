@@ -1,6 +1,7 @@
 """All that the broker knows of engines and of storage."""
 
-from headrace.engines.journal import Journal
+from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
+from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord
@@ -11,7 +12,9 @@ from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
-from headrace.engines.store import Counter, Store, explained, log_settings
+from headrace.engines.store import Store, explained, log_settings
+from headrace.storage.owner import FoundOwner, PartitionOwner
+from headrace.storage.recovery import Findings
 
 __all__ = [
     "FORGOTTEN",
@@ -21,12 +24,18 @@ __all__ = [
     "Appended",
     "Content",
     "Contents",
-    "Counter",
+    "DataDirectory",
+    "DataFormat",
     "EditRecord",
+    "Findings",
+    "FoundOwner",
+    "Gap",
     "Journal",
     "LeasedIndex",
     "Note",
     "Partition",
+    "PartitionOwner",
+    "PartitionPath",
     "SavedChunk",
     "SavedRest",
     "Slice",

@@ -1,11 +1,13 @@
 """A journal: facts in the order in which they were decided, on a log; a snapshot bounds what has to be replayed."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
-from headrace.model.batch import Columns, encode
+from headrace.model.batch import Batch, Columns, encode
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import CorruptBatch, HeadraceError
 from headrace.storage.driver import StoredLog
+from headrace.storage.files import FilesReader
 from headrace.storage.log import FileLog
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
@@ -14,11 +16,31 @@ _SNAPSHOT_BYTES = 1 << 20
 """A snapshot is written in batches of about so many records and bytes, whichever comes first."""
 
 
+class Gap(NamedTuple):
+    """Stands among the facts where some may be missing."""
+
+    reason: str
+
+
+class Survey(NamedTuple):
+    """What a look at the whole journal tells."""
+
+    start: int
+    """Where the facts begin that count: the last whole snapshot, or the beginning."""
+    snapshot: int | None
+    """Where that snapshot begins, if there is one."""
+    lost: list[str]
+    """Damage that may have taken facts."""
+    harmless: list[str]
+    """Damage that took none: a whole snapshot follows it, or it is inside a snapshot of facts that are all there."""
+
+
 class Journal:
     """Facts, each a few bytes. One thread writes; after a crash there is a prefix of what was written."""
 
-    def __init__(self, log: StoredLog) -> None:
-        self._log = log
+    def __init__(self, log: StoredLog | FilesReader) -> None:
+        """A journal on a log; on one that can only be read, only what reads can be used."""
+        self._log: StoredLog = log  # type: ignore[assignment]
         self._in_files = isinstance(log, FileLog)
 
     @property
@@ -36,24 +58,80 @@ class Journal:
         """Whether all that was written is as safe as it will ever be."""
         return not self._in_files or self._log.synced_offset >= self._log.next_offset
 
-    def facts(self) -> Iterator[bytes | None]:
-        """Everything that was written, in order; None says: forget all that came before. Raises on damage."""
-        snapshot: list[bytes] = []
-        for batch in self._log.batches(self._log.first_offset):
-            columns = batch.columns()
+    def survey(self) -> Survey:
+        """Find the last whole snapshot, and what is damaged; changes nothing and raises for no damage."""
+        snapshot: int | None = None
+        begun: int | None = None
+        """Where a snapshot begins that is whole so far."""
+        before = _FACT
+        broken: str | None = None
+        lost: list[str] = []
+        harmless: list[str] = []
+        for item in self._items(self._log.first_offset):
+            if isinstance(item, CorruptBatch):
+                begun, broken = None, _damage(item)
+                continue
+            kind = _kind(item)
+            if broken is not None:
+                inside = before in (_SNAPSHOT_BEGIN, _SNAPSHOT) and kind in (_SNAPSHOT, _SNAPSHOT_END)
+                (harmless if inside else lost).append(broken)
+                broken = None
+            if kind == _SNAPSHOT_BEGIN:
+                begun = item.base_offset
+            elif kind == _FACT:
+                begun = None  # of a snapshot that a crash cut short nothing counts
+            elif kind == _SNAPSHOT_END and begun is not None:
+                snapshot, begun = begun, None
+                harmless, lost = harmless + lost, []
+            before = kind
+        lost += [broken] if broken is not None else []
+        if snapshot is None and self._log.first_offset:
+            lost.insert(0, f"the records before {self._log.first_offset} (their files are missing)")
+        return Survey(self._log.first_offset if snapshot is None else snapshot, snapshot, lost, harmless)
+
+    def facts(self, start: int | None = None) -> Iterator[bytes | None]:
+        """What was written from an offset on, in order; None says: forget all that came before. Damage is passed over.
+
+        Without an offset it begins where the last whole snapshot does; `survey` tells what is damaged behind that.
+        """
+        return (fact for fact in self.salvage(start) if not isinstance(fact, Gap))
+
+    def salvage(self, start: int | None = None) -> Iterator[bytes | Gap | None]:
+        """The same, with a gap where facts may be missing."""
+        start = self.survey().start if start is None else start
+        snapshot: list[bytes] | None = None
+        for item in self._items(start):
+            if isinstance(item, CorruptBatch):
+                snapshot = None
+                yield Gap(_damage(item))
+                continue
+            columns = item.columns()
             for kind, value in zip(columns.priorities or (), columns.values, strict=True):
                 content = value or b""
                 if kind == _FACT:
-                    snapshot.clear()  # of one that a crash cut short nothing counts
+                    snapshot = None  # of one that a crash cut short nothing counts
                     yield content
                 elif kind == _SNAPSHOT_BEGIN:
-                    snapshot.clear()
-                elif kind == _SNAPSHOT:
+                    snapshot = []
+                elif kind == _SNAPSHOT and snapshot is not None:
                     snapshot.append(content)
-                else:
+                elif kind == _SNAPSHOT_END and snapshot is not None:
                     yield None
                     yield from snapshot
-                    snapshot.clear()
+                    snapshot = None
+
+    def _items(self, offset: int) -> Iterator[Batch | CorruptBatch]:
+        """The batches from an offset on, and what is damaged among them."""
+        while offset < self._log.next_offset:
+            try:
+                for batch in self._log.batches(offset):
+                    yield batch
+                    offset = batch.next_offset
+            except CorruptBatch as error:
+                yield error
+                offset = max(error.next_offset, offset + 1)
+            else:
+                return
 
     def write(self, facts: list[bytes], now_us: int) -> int:
         """Write facts, all or none; returns the offset behind them."""
@@ -99,3 +177,13 @@ class Journal:
         batch = encode(Columns(records, priorities=[kind] * len(records)), now_us)
         at_once = Durability.WRITTEN if self._in_files else Durability.MEMORY
         return self._log.append(batch, now_us, at_once).next_offset
+
+
+def _kind(batch: Batch) -> int:
+    """All records of a batch are of one kind."""
+    return (batch.columns().priorities or [_FACT])[0] or _FACT
+
+
+def _damage(error: CorruptBatch) -> str:
+    records = f"records {error.first_offset} to {error.next_offset - 1}"
+    return f"{records} ({error.path} at byte {error.position}: {error.reason})"

@@ -19,6 +19,7 @@ from headrace.model.errors import (
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.owner import PartitionOwner, decode_owner
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
 
@@ -248,6 +249,11 @@ class Partition:
             self._log.settings = settings
         elif isinstance(self._log, MemoryLog):
             self._log.alter(memory_bytes, settings, now_us)
+
+    def set_owner(self, owner: PartitionOwner) -> None:
+        """Let the files say whose they are."""
+        if isinstance(self._log, FileLog):
+            self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""

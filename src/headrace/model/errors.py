@@ -77,6 +77,18 @@ class UnsupportedFormat(HeadraceError):
     code = "unsupported_format"
 
 
+class DataDirectoryDamaged(HeadraceError):
+    """The parts of a broker's data directory do not fit together: something is missing, damaged or another's."""
+
+    code = "data_directory_damaged"
+
+
+class NotADataDirectory(HeadraceError):
+    """The directory has files in it that are not a broker's; give one that is new or empty."""
+
+    code = "not_a_data_directory"
+
+
 class OffsetOutOfRange(HeadraceError, LookupError):
     """The log has no message at that offset: it was truncated, or not written yet."""
 

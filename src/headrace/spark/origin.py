@@ -9,16 +9,16 @@ from typing import NamedTuple, Protocol
 from headrace.client._sync.bus import Bus, connect
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptBatch, InvalidArgument, LogNotFound, OffsetOutOfRange, TopicNotFound
-from headrace.model.topic import TopicName, parse_topic
+from headrace.model.topic import parse_topic
 from headrace.spark.archive.origin import ArchivedOrigin
 from headrace.spark.options import SourceOptions
 from headrace.spark.planning import Span, TopicState
 from headrace.storage.files import FilesReader
 from headrace.storage.host import Host
+from headrace.storage.owner import read_owner
 
 _FETCH_BYTES = 4 << 20
 _CLIENT = "spark"
-_PARTITION = re.compile(r"(?P<tenant>[^.]+)\.(?P<topic>.+)\.(?P<id>[0-9]+)\.(?P<number>[0-9]+)")
 
 
 class Origin(Protocol):
@@ -162,21 +162,29 @@ class Files:
         """Topics to their partitions; of two topics of one name the newer counts: the other is deleted."""
         if os.path.exists(f"{self._path}/meta"):
             return {os.path.basename(self._path): _Place(0, {0: self._path})}
+        places: dict[str, _Place] = {}
+        for directory in self._directories():
+            owner = read_owner(self._host, directory).owner
+            if owner is None:
+                continue  # it is just being made or removed, or is none of a broker's
+            if owner.topic not in places or places[owner.topic].id < owner.topic_id:
+                places[owner.topic] = _Place(owner.topic_id, {})
+            if places[owner.topic].id == owner.topic_id:
+                places[owner.topic].directories[owner.partition] = directory
+        return places
+
+    def _directories(self) -> list[str]:
+        """What looks like a partition: topics/ID/NUMBER."""
+        root = f"{self._path}/topics"
         try:
-            entries = os.listdir(f"{self._path}/topics")
+            topics = os.listdir(root)
         except OSError as error:
             raise LogNotFound(f"{self._path} is no data directory: {error}") from error
-        places: dict[str, _Place] = {}
-        for entry in entries:
-            found = _PARTITION.fullmatch(entry)
-            if found is None:
-                continue
-            name, topic_id = str(TopicName(found["tenant"], found["topic"])), int(found["id"])
-            if name not in places or places[name].id < topic_id:
-                places[name] = _Place(topic_id, {})
-            if places[name].id == topic_id:
-                places[name].directories[int(found["number"])] = f"{self._path}/topics/{entry}"
-        return places
+        found = []
+        for topic in filter(str.isdecimal, topics):
+            with suppress(OSError):  # deleted this moment
+                found += [f"{root}/{topic}/{number}" for number in os.listdir(f"{root}/{topic}") if number.isdecimal()]
+        return found
 
     def _reader(self, directory: str, *, anew: bool = False) -> FilesReader:
         if anew and directory in self._readers:

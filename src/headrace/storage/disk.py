@@ -120,6 +120,10 @@ class Disk:
         """Whether there is a file or directory at the path."""
         return os.path.exists(path)
 
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory at the path."""
+        return os.path.isdir(path)
+
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; none when there is no such directory."""
         try:

@@ -49,6 +49,11 @@ class FilesReader(LogReader):
         return self._end
 
     @property
+    def segments(self) -> Sequence[FileSegment]:
+        """The segments, oldest first."""
+        return self._layout()
+
+    @property
     def size_bytes(self) -> int:
         """How many bytes the log's batches take."""
         layout = self._layout()

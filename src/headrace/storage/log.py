@@ -22,7 +22,7 @@ from headrace.model.errors import (
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
 from headrace.storage.host import Host
-from headrace.storage.meta import open_meta, store_meta, sync_meta
+from headrace.storage.meta import OWNED, open_meta, store_meta, sync_meta
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
 from headrace.storage.recovery import Findings, Recovery, remove_leftovers, remove_segment
@@ -56,7 +56,7 @@ class FileLog(LogReader):
         "findings",
         "host",
         "log_id",
-        "owned",
+        "owner",
         "settings",
         "survived_offset",
     )
@@ -72,12 +72,15 @@ class FileLog(LogReader):
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
         floor: int = 0,
+        owner: bytes | None = None,
+        root: str | None = None,
     ) -> None:
         """Open a log, bringing its files in order after a crash, or make a new one.
 
-        A broker's is `owned`, and who is not the broker is refused then. To `repair` is to look at all of it, not only
-        at what a crash may have torn; progress is told in bytes. No new message has an offset below the `floor`: if the
-        log ends before it, a gap covers the offsets in between.
+        A broker's is `owned`, and who is not the broker is refused then; an `owner` is kept in the log's record, in
+        place of the one there. To `repair` is to look at all of it, not only at what a crash may have torn; progress is
+        told in bytes. No new message has an offset below the `floor`: if the log ends before it, a gap covers the
+        offsets in between. `root` is the directory above the log's parent, which is then made too.
         """
         super().__init__()
         self.host = host
@@ -95,11 +98,15 @@ class FileLog(LogReader):
         self._failure: LogFailed | None = None
         self._closed = False
         # Whoever made the log may have crashed before its directory was on the disk.
-        self._unsynced_directories = [directory, directory.rpartition("/")[0] or "/"]
+        parent = directory.rpartition("/")[0] or "/"
+        self._unsynced_directories = [directory, parent]
+        if root is not None:
+            self._unsynced_directories.append(root)
+            host.disk.make_directory(parent, sync=False)
         meta = open_meta(host, directory, create=create)
-        if meta.owned and not owned:
+        if meta.owner and not owned:
             raise LogOwned(f"{directory} is a log of a broker, and only the broker writes there")
-        self.owned = owned
+        self.owner = owner or meta.owner or (OWNED if owned else b"")
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
         recovery = Recovery(
             host,
@@ -119,13 +126,13 @@ class FileLog(LogReader):
         self.survived_offset = self.next_offset
         """The end of what was found in the files; less than the first new offset if there is a gap between them."""
         self._skip_to(floor)
-        if meta.power_lost(host) or owned != meta.owned:
+        if meta.power_lost(host) or meta.owner != self.owner:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             self._note_boot(new=not segments and not self._first_offset)
 
     def _note_boot(self, *, new: bool) -> None:
         try:
-            store_meta(self.host, self.directory, self.log_id, self._first_offset, owned=self.owned, sync=False)
+            self._store_meta(self._first_offset, sync=False)
         except DiskFull as error:
             if new:
                 raise
@@ -255,6 +262,18 @@ class FileLog(LogReader):
         # Readers that go on in the gap need not wait for what is published next.
         self._sync_now()
 
+    def set_owner(self, owner: bytes) -> None:
+        """Keep another owner in the log's record; it is on the disk with what is synced next."""
+        with self._structure:
+            self._check_writable()
+            self.owner = owner
+            self._store_meta(self._first_offset, sync=False)
+            with self._lock:
+                self._unsynced_directories.append(self.directory)
+
+    def _store_meta(self, first_offset: int, *, sync: bool) -> None:
+        store_meta(self.host, self.directory, self.log_id, first_offset, self.owner, sync=sync)
+
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset; whole segments of them are removed."""
         with self._structure:
@@ -267,7 +286,7 @@ class FileLog(LogReader):
             if offset == self.next_offset and self._segments:
                 self._begin_anew(offset)
             # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
-            store_meta(self.host, self.directory, self.log_id, offset, owned=self.owned, sync=True)
+            self._store_meta(offset, sync=True)
             with self._lock:
                 self._first_offset = offset
                 gone = [segment for segment in self._segments[:-1] if segment.next_offset <= offset]

@@ -1,4 +1,4 @@
-"""What a log must remember besides its messages: which log it is, where it begins, whose it is, and the last boot."""
+"""What a log must remember besides its messages: which log it is, where it begins, whose it is, and its last boot."""
 
 import secrets
 import struct
@@ -12,7 +12,9 @@ from headrace.storage.scan import find_log_id
 from headrace.storage.segment import FileSegment, segment_path
 
 NAME = "meta"
-_META = struct.Struct("<IQ16s?")
+_META = struct.Struct("<IQ16s")
+OWNED = b"\xc0"
+"""The owner of a log that is a broker's and tells no more: nil in MessagePack."""
 
 
 class Meta(NamedTuple):
@@ -21,8 +23,8 @@ class Meta(NamedTuple):
     log_id: int
     first_offset: int
     boot_id: bytes
-    owned: bool = False
-    """Whether it is a broker's, and nobody else may write there."""
+    owner: bytes = b""
+    """What the log's owner wants to find in it again; storage does not look inside. Empty when nobody owns it."""
 
     def power_lost(self, host: Host) -> bool:
         """Whether the machine was started again since a writer last opened the log, as far as one can know."""
@@ -40,14 +42,20 @@ def open_meta(host: Host, directory: str, *, create: bool) -> Meta:
 
 
 def read_meta(host: Host, directory: str) -> Meta:
-    """A reader's look at the record."""
-    return _read(host, directory, Record(host.disk, f"{directory}/{NAME}", write=False))
+    """A reader's look at the record; a writer makes it anew if it is missing, and there is a log."""
+    try:
+        record = Record(host.disk, f"{directory}/{NAME}", write=False)
+    except LogNotFound:
+        if not segment_bases(host, directory):
+            raise
+        return _made_up(host, directory)
+    return _read(host, directory, record)
 
 
-def store_meta(host: Host, directory: str, log_id: int, first_offset: int, *, owned: bool, sync: bool) -> None:
+def store_meta(host: Host, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool) -> None:
     """Write the record down, with the boot we are in."""
     record = Record(host.disk, f"{directory}/{NAME}", write=True)
-    record.store(_META.pack(log_id, first_offset, host.disk.boot_id(), owned), sync=sync)
+    record.store(_META.pack(log_id, first_offset, host.disk.boot_id()) + owner, sync=sync)
 
 
 def sync_meta(host: Host, directory: str) -> None:
@@ -59,7 +67,12 @@ def _read(host: Host, directory: str, record: Record) -> Meta:
     """The record, or what the segments tell when it is empty or damaged."""
     content = record.load()
     if content is not None:
-        return Meta(*_META.unpack(content))
+        log_id, first_offset, boot_id = _META.unpack_from(content)
+        return Meta(log_id, first_offset, boot_id, content[_META.size :])
+    return _made_up(host, directory)
+
+
+def _made_up(host: Host, directory: str) -> Meta:
     for base in segment_bases(host, directory):
         segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
         log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())

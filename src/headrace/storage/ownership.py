@@ -26,7 +26,7 @@ def data_directory(disk: Disk, directory: str) -> str | None:
 def is_owned(host: Host, directory: str) -> bool:
     """Whether a log is a broker's: by its record, wherever it was copied to, or, without one, by its place."""
     try:
-        owned = read_meta(host, directory).owned
+        owned = bool(read_meta(host, directory).owner)
     except LogNotFound:
         owned = False
     return owned or data_directory(host.disk, directory) is not None

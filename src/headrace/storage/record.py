@@ -14,6 +14,12 @@ _SLOT_BYTES = 4096
 PAYLOAD_BYTES_MAX = _SLOT_BYTES - _HEAD.size - _CRC.size
 
 
+def is_torn(content: bytes) -> bool:
+    """Whether a file holds only what a crash may leave of a record's first writing."""
+    left = content.strip(b"\0")
+    return left.startswith(_MAGIC) or _MAGIC.startswith(left)
+
+
 class Record:
     """A few bytes that are replaced whole: the newest of two slots whose checksum holds."""
 

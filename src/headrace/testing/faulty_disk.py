@@ -27,7 +27,8 @@ class FaultyDisk(Disk):
     """The real disk, with faults. What it does to files is real; what a power loss would leave of it is kept in memory.
 
     Files found on the disk count as durable. To cut the power while a log's threads run, have them meet it first:
-    `disk.crash_after(0)`, `host.close()`, `disk.power_loss()`. Renames between directories are not simulated.
+    `disk.crash_after(0)`, `host.close()`, `disk.power_loss()`. A rename from one directory to another is
+    durable at once.
     """
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:
@@ -201,6 +202,11 @@ class FaultyDisk(Disk):
         self._begin()
         return super().exists(path)
 
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory at the path."""
+        self._begin()
+        return super().is_directory(path)
+
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; none when there is no such directory."""
         with self._lock:
@@ -229,9 +235,14 @@ class FaultyDisk(Disk):
         with self._lock:
             self._begin(changing=True)
             (directory, old_name), (target_directory, new_name) = self._entry(source), self._entry(target)
-            if directory is not target_directory:
-                raise NotImplementedError("a faulty disk renames within one directory only")
             node = self._look(source)
+            if directory is not target_directory:
+                # File systems move a name from one directory to another at one moment, which is durable here at once.
+                super().rename(source, target, sync=False)
+                directory.forget(old_name)
+                target_directory.forget(new_name)
+                target_directory.entries[new_name] = node
+                return
             if os.path.isfile(target):
                 self._keep(target)
             super().rename(source, target, sync=False)
@@ -278,9 +289,11 @@ class FaultyDisk(Disk):
         return super().lock(file, wait=wait, shared=shared)
 
     def unlock(self, file: OpenFile) -> None:
-        """Give the file's lock back."""
-        self._node(file)
-        super().unlock(file)
+        """Give the file's lock back; one that was taken before a power loss went with it."""
+        with self._lock:
+            held = not self._crashed and file.fd in self._open
+        if held:
+            super().unlock(file)
 
     # The books.
 

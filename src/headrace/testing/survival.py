@@ -127,6 +127,12 @@ class Directory:
         self._unsynced.append({name: self.entries.get(name) for name in names})
         self._set(names)
 
+    def forget(self, name: str) -> None:
+        """Make durable that there is nothing of this name."""
+        self.entries.pop(name, None)
+        for names in self._unsynced:
+            names.pop(name, None)
+
     def settle(self) -> None:
         """Make durable what the names mean now."""
         self._unsynced.clear()
