@@ -23,6 +23,7 @@ from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.model.partitioning import by_key
 
 ROOT = Path(__file__).parent.parent.parent
@@ -236,7 +237,7 @@ def placed(columns: Columns, base_offset: int, span: int = 0) -> Batch:
 
 
 def test_a_batch_is_cut_and_cleaned() -> None:
-    far = 1 << 60
+    far = TIMESTAMP_US_MAX
     batch = placed(Columns([b"a", b"b", b"c", b"d"], expires=[None, 1, far, None]), 10)
     received = ReceivedBatch("t", 5, batch, 11)
     assert list(received.values) == [b"c", b"d"]

@@ -19,7 +19,7 @@ from headrace.model.errors import (
     StaleVersion,
 )
 from headrace.model.leasing import OWNER_HEADER, Change, Edit, Edited, MessageId, Outcome
-from headrace.model.limits import LEASE_MESSAGES_MAX, TIMESTAMP_US_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
 from headrace.model.requests import Words
 
 APPLIED = "applied"
@@ -141,6 +141,8 @@ def _checked(topic: Topic, change: Change, body: memoryview) -> Content | None:
         raise InvalidArgument("give either due_us or shift_us, not both")
     if change.due_us is not None and not 0 <= change.due_us <= TIMESTAMP_US_MAX:
         raise InvalidArgument(f"due_us cannot be {change.due_us}")
+    if change.priority is not None and not PRIORITY_STORED_MIN <= change.priority <= PRIORITY_STORED_MAX:
+        raise InvalidArgument(f"a priority is {PRIORITY_STORED_MIN} to {PRIORITY_STORED_MAX}, not {change.priority}")
     changes = (change.due_us is not None, change.shift_us, change.priority is not None, change.replace)
     if change.delete == any(changes):
         raise InvalidArgument(

@@ -25,7 +25,7 @@ from headrace.model.leasing import (
     Redriven,
     Selection,
 )
-from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX, TIMESTAMP_US_MAX
 from headrace.model.requests import Words
 
 _EXAMINED_MAX = 20_000
@@ -314,7 +314,8 @@ def _died_us(headers: dict[str, bytes]) -> int:
 
 def _number(headers: dict[str, bytes], name: str) -> int:
     text = headers.get(f"{PREFIX}{name}", b"")
-    return int(text) if text.isdigit() else 0
+    # Whoever publishes to a dead letter topic may write anything there.
+    return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0
 
 
 def _joined(columns: list[Columns]) -> Columns:

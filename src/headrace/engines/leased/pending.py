@@ -26,7 +26,8 @@ NOT_READY = 1 << 62
 _AT_ONCE = 4096
 """Messages that are made ready at a time."""
 
-Entries = list[tuple[Runs, Sequence[int], Sequence[int]]]
+Entry = tuple[Runs, Sequence[int], Sequence[int]]
+Entries = list[Entry]
 """Where messages were taken from, with keys and offsets."""
 
 
