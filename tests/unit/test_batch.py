@@ -37,7 +37,7 @@ from headrace.model.limits import (
     TIMESTAMP_US_MAX,
     TIMESTAMP_US_MIN,
 )
-from headrace.model.uniform_column import uniform_column_end
+from headrace.model.packed_column import column_end, uniform_column_end
 
 TIMES = st.integers(TIMESTAMP_US_MIN, TIMESTAMP_US_MAX)
 MAYBE_BYTES = st.none() | st.binary(max_size=50)
@@ -275,6 +275,20 @@ def test_values_of_one_length_are_found_without_decoding(count: int, length: int
     assert not uniform_column_end(msgspec.msgpack.encode([[*values[:at], other, *values[at + 1 :]]]), 1, count)
     assert not uniform_column_end(body[:-2], 1, count)
     assert not uniform_column_end(body, 1, count + 1)
+
+
+@given(st.lists(st.none() | st.integers(0, 70_000).map(bytes), min_size=1, max_size=8), st.data())
+def test_large_values_are_found_without_decoding(values: list[bytes | None], data: st.DataObject) -> None:
+    body = msgspec.msgpack.encode([values, bytes(40_000)])
+    end = len(msgspec.msgpack.encode([values]))
+    assert column_end(body, 1, len(values)) == end
+    at = data.draw(st.integers(0, len(values) - 1))
+    for other in (1, "text", [b""], {}, True):
+        spoiled = [[*values[:at], other, *values[at + 1 :]], bytes(40_000)]
+        assert not column_end(msgspec.msgpack.encode(spoiled), 1, len(values))
+    for cut in (data.draw(st.integers(0, end - 1)), 0, 1, 2, 3):
+        assert not column_end(body[: min(cut, end - 1)], 1, len(values))
+    assert not column_end(body, 1, len(values) + 1)
 
 
 def test_a_frame_with_a_window_larger_than_a_batch_is_refused() -> None:

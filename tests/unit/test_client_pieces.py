@@ -20,10 +20,10 @@ from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
 from headrace.client.serialising import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
 from headrace.client.shapes import codec_of, durability_of
 from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
-from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode
+from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode, received
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
-from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 
 ROOT = Path(__file__).parent.parent.parent
@@ -252,3 +252,22 @@ def test_a_batch_with_holes_is_cut_at_the_right_place() -> None:
     received = ReceivedBatch("t", 0, batch, 103)
     assert list(zip(received.offsets, received.values, strict=True)) == [(105, b"b"), (109, b"c")]
     assert received.next_offset == 120
+
+
+@pytest.mark.parametrize("field", ["timestamp", "due", "expires"])
+def test_a_time_that_no_batch_can_hold_is_refused_at_the_door(field: str) -> None:
+    many = {"timestamp": "timestamps", "due": "dues", "expires": "expires"}[field]
+    first, last = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC))
+    for moment in (TIMESTAMP_US_MIN, TIMESTAMP_US_MAX, first, last):
+        parcel = Parcel(Nobody(), 0)
+        parcel.add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+        parcel.encode(1, Codec.NONE, NO_PRODUCER, None)
+        assert parcel.batch is not None
+        assert received(bytearray(parcel.batch.data)).count == 1
+        Given([b"v"], **{many: [moment]}).checked(to_bytes)
+    late = datetime.max.replace(tzinfo=UTC)
+    for moment in (TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, first - timedelta(microseconds=1), late):
+        with pytest.raises(InvalidArgument):
+            Parcel(Nobody(), 0).add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+        with pytest.raises(InvalidArgument):
+            Given([b"v"], **{many: [moment]}).checked(to_bytes)

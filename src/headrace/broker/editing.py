@@ -9,7 +9,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import Content, Contents, EditRecord
-from headrace.model.batch import check_messages, received
+from headrace.model.batch import Columns, check_messages, received
 from headrace.model.errors import (
     InvalidArgument,
     MessageGone,
@@ -131,6 +131,7 @@ class Editing:
             owner = self._owner(topic, message.partition, message.offset, record)
             if owner:  # stays whoever's it is
                 content = Content(content.value, {**(content.headers or {}), OWNER_HEADER: owner})
+                check_messages(Columns([content.value], headers=[content.headers]), topic.settings.message_bytes_max)
         priority = record.priority if change.priority is None else change.priority
         return EditRecord(record.version + 1, due, priority, content or record.content, change.delete)
 

@@ -20,7 +20,7 @@ from headrace.model.limits import (
     TIMESTAMP_US_MIN,
 )
 from headrace.model.message import Message
-from headrace.model.uniform_column import uniform_column_end
+from headrace.model.packed_column import column_end
 
 MAGIC = b"\xa7HRB"
 VERSION = 1
@@ -39,6 +39,7 @@ _CHECK_AT = 4
 _PLACE_AT = 8  # the check covers the header from here
 _SMALL_BYTES = 1024
 _DECODED_COUNT = 32
+_DECODED_BYTES = 8 << 10
 """Received batches of so few messages are decoded at once: what is needed of them is there then."""
 _CRC_AT = 36
 _PRODUCED_AT = 40  # the crc covers the batch from here
@@ -125,6 +126,9 @@ class RawColumns(msgspec.Struct, array_like=True):
     places: Sequence[int] | None = None
 
 
+_NO_OTHERS = (None,) * 8
+"""What a batch of nothing but values has in the other columns."""
+_astuple = msgspec.structs.astuple
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Columns)
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
@@ -219,11 +223,11 @@ class Batch(msgspec.Struct, gc=False):
 
     def _outline(self, body: Bytes) -> Outline | Columns:
         columns = body[0] - 0x90 if body and 0x90 < body[0] < 0xA0 else 0
-        values_end = uniform_column_end(body, 1, self.count) if columns else 0
+        values_end = column_end(body, 1, self.count) if columns else 0
         if not values_end:
             return self._decoded_columns(body)
         has_keys = body[values_end : values_end + 1] not in (b"", b"\xc0")
-        keys_end = uniform_column_end(body, values_end, self.count) if has_keys else 0
+        keys_end = column_end(body, values_end, self.count) if has_keys else 0
         rest = b"%c" % (0x90 + columns - 1) + (b"\xc0" + body[keys_end:] if keys_end else body[values_end:])
         outline: Outline = _decoded(_outline_decoder, rest)
         _check_lengths(outline, self.count, self.span)
@@ -287,11 +291,12 @@ def encode(
     span: int = 0,
     flags: int = 0,
     buffer: bytearray | None = None,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> Batch:
     """Make a batch; `time_us` is the timestamp of messages that have none of their own.
 
     The span is the count unless it is given. A buffer given is written over, and belongs to the batch until the
-    caller is done with it.
+    caller is done with it. Brokers, which add headers to messages of any size, allow more bytes of a message.
     """
     count = len(columns.values)
     if not 0 < count <= BATCH_COUNT_MAX:
@@ -302,7 +307,7 @@ def encode(
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"a message cannot be encoded: {error}") from error
     if len(data) > MESSAGE_BYTES_MAX:
-        _check_sizes(columns, len(data))
+        _check_sizes(columns, len(data), message_bytes_max)
     if codec is not Codec.NONE:
         codec = _compressed(data, codec)
     time_min = time_max = time_us
@@ -403,12 +408,13 @@ def received(data: bytearray | memoryview) -> Batch:
 def _check_produced(batch: Batch) -> None:
     """Refuse a body with anything that a producer may not say, or that the header tells otherwise."""
     body = batch.body()
-    if not body or not 0x91 <= body[0] <= 0x90 + len(Columns.__struct_fields__):
+    if not body or not 0x91 <= body[0] <= 0x99:
         raise InvalidBatch("a body is an array of 1 to 9 columns")
-    if batch.count > _DECODED_COUNT:
-        outline = batch._outline(body)
+    if batch.count <= _DECODED_COUNT and len(body) <= _DECODED_BYTES:
+        batch.decoded = batch._decoded_columns(body)
+        outline: Outline | Columns = batch.decoded
     else:
-        outline = batch.decoded = batch._decoded_columns(body)
+        outline = batch._outline(body)
     if outline.places is not None or outline.origins is not None:
         raise InvalidBatch("a producer's batch has neither places nor origins")
     times = outline.timestamps
@@ -439,15 +445,10 @@ def _decoded(decoder: Any, body: Bytes) -> Any:
 
 def _check_lengths(columns: Columns | Outline, count: int, span: int) -> None:
     """Every column has an entry for each message, and the places are offsets of the batch."""
-    for column in (
-        columns.keys,
-        columns.timestamps,
-        columns.headers,
-        columns.dues,
-        columns.priorities,
-        columns.expires,
-        columns.places,
-    ):
+    others = _astuple(columns)[-len(_NO_OTHERS) :]
+    if others == _NO_OTHERS and count == span:
+        return
+    for column in others[:-1]:  # there are origins for batches, not for messages
         if column is not None and len(column) != count:
             raise InvalidBatch(f"a column has {len(column)} entries for {count} messages")
     places = columns.places
@@ -458,11 +459,11 @@ def _check_lengths(columns: Columns | Outline, count: int, span: int) -> None:
         raise InvalidBatch("a batch with holes does not say where its messages are")
 
 
-def _check_sizes(columns: Columns, batch_bytes: int) -> None:
+def _check_sizes(columns: Columns, batch_bytes: int, message_bytes_max: int) -> None:
     """Refuse a batch that is too large, or has a message that is."""
     if batch_bytes > BATCH_BYTES_MAX:
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {batch_bytes}")
-    check_messages(columns, MESSAGE_BYTES_MAX)
+    check_messages(columns, message_bytes_max)
 
 
 def check_messages(columns: Columns, bytes_max: int) -> None:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,8 @@ _CACHED_BYTES = 32 << 20
 _FEW = 8
 """When less than one of so many messages of a batch is wanted, it is picked out; else all are decoded."""
 _SMALL = 32
+READ_BYTES = 8 << 20
+"""What is read at a time of messages of which only a little is to be known."""
 STORED_MIN = 32
 """Batches with fewer messages are not handed out as they are stored: one that is made of many costs less than those."""
 _NO_EDITS: Mapping[int, EditRecord] = MappingProxyType({})
@@ -83,6 +85,14 @@ class Contents:
         picked = columns.picked([place[offset] for offset in wanted], there)
         picked.places = None
         return picked, wanted, gone, ()
+
+    def parts(
+        self, offsets: Sequence[int], edits: Mapping[int, EditRecord] = _NO_EDITS
+    ) -> Iterator[tuple[Columns, list[int], list[int]]]:
+        """As `read`, some of the messages at a time: all of them may not fit into memory."""
+        while offsets:
+            columns, there, gone, offsets = self.read_some(offsets, READ_BYTES, edits)
+            yield columns, there, gone
 
     def _read_each(
         self, offsets: Sequence[int], bytes_max: int, edits: Mapping[int, EditRecord]
@@ -191,6 +201,12 @@ class Contents:
         self._bytes += known.bytes
         while self._bytes > _CACHED_BYTES and len(self._cache) > 1:
             self._forget(next(iter(self._cache)))
+
+    def clear(self) -> None:
+        """Keep nothing: there are no messages that could be wanted soon."""
+        self._cache.clear()
+        self._bases.clear()
+        self._bytes = 0
 
     def _forget(self, base: int) -> None:
         self._bytes -= self._cache.pop(base).bytes

@@ -1,6 +1,6 @@
 """A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -255,6 +255,17 @@ class LeasedIndex:
         columns, there, _ = self.pending.contents.read(offsets, self.edits)
         return columns, there
 
+    def parts(self, offsets: Sequence[int]) -> Iterator[tuple[Columns, list[int]]]:
+        """The same, some of the messages at a time."""
+        assert self.pending.contents is not None
+        return ((columns, there) for columns, there, _ in self.pending.contents.parts(offsets, self.edits))
+
+    def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]:
+        """The same, up to about so many bytes; tells also which of them were left out."""
+        assert self.pending.contents is not None
+        columns, there, _, unread = self.pending.contents.read_some(offsets, bytes_max, self.edits)
+        return columns, there, unread
+
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]:
         """When messages that are given back are ready: not before they are due, which may still be to come."""
         ahead = self._ahead
@@ -410,8 +421,8 @@ class LeasedIndex:
     def _occupy_keys(self) -> None:
         """The keys of what is leased are busy."""
         if self._settings.ordered_by_key and self.pending.contents is not None:
-            columns, there = self.read(list(self.statuses.with_status(LEASED)))
-            self._keys.occupy(there, columns.keys)
+            for columns, there in self.parts(list(self.statuses.with_status(LEASED))):
+                self._keys.occupy(there, columns.keys)
 
     # What the journal says.
 
@@ -438,6 +449,8 @@ class LeasedIndex:
                 self.states.pop(offset, None)
                 self._ahead.pop(offset, None)
         self._free_keys(offsets)
+        if self.pending.contents is not None and not any(self.statuses.counts):
+            self.pending.contents.clear()
 
     def apply_returned(
         self,
