@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +17,14 @@ from headrace.client.backoff import Backoff
 from headrace.client.outgoing import Outgoing, Parcel, checked_headers, checked_key
 from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
+from headrace.client.reading import Delivered, Reader
 from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
 from headrace.client.serialising import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
 from headrace.client.shapes import codec_of, durability_of
 from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
-from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode, received
+from headrace.model.batch import NO_PRODUCER, Batch, Columns, RawColumns, encode, encode_raw, received
 from headrace.model.codec import Codec
-from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.errors import CorruptBatch, InvalidArgument, MessageTooLarge
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 
@@ -271,3 +273,23 @@ def test_a_time_that_no_batch_can_hold_is_refused_at_the_door(field: str) -> Non
             Parcel(Nobody(), 0).add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
         with pytest.raises(InvalidArgument):
             Given([b"v"], **{many: [moment]}).checked(to_bytes)
+
+
+def test_a_batch_that_cannot_be_decoded_counts_as_damaged() -> None:
+    packed = {name: msgspec.Raw(msgspec.msgpack.encode(column)) for name, column in {"dues": [1 << 63]}.items()}
+    bad = encode_raw(RawColumns(msgspec.Raw(msgspec.msgpack.encode([b"b"])), **packed), 1, (1, 1))
+    bodies = []
+    for offset, batch in enumerate((encode(Columns([b"a"]), 1), bad, encode(Columns([b"c"]), 1))):
+        batch.place(offset, 1, 1)
+        bodies.append(bytes(batch.data))
+    delivered = Delivered(Reader(None, "t", 0, 0), b"".join(bodies))  # type: ignore[arg-type]
+    first = delivered.next()
+    assert first is not None
+    assert list(first.values) == [b"a"]
+    with pytest.raises(CorruptBatch) as damage:
+        delivered.next()
+    assert (damage.value.first_offset, damage.value.next_offset) == (1, 2)
+    last = delivered.next()
+    assert last is not None
+    assert list(last.values) == [b"c"]
+    assert delivered.next() is None
