@@ -133,7 +133,7 @@ class DeadLetters:
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
             logger.warning("dead messages of %s have to stay: %s", burial.subscription, error)
-            burial.index.stay(offsets, burial.now_us)
+            burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
         burial.later.settle(error)
 
@@ -246,7 +246,7 @@ class _Burial(NamedTuple):
 
     subscription: Subscription
     partition: int
-    index: LeasedIndex
+    leased: LeasedIndex
     about: dict[int, _About]
     now_us: int
     later: Later[Words]
