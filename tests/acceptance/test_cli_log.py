@@ -18,6 +18,7 @@ from tests.commands import Finished, run_command
 
 from headrace import Log
 from headrace.cli.main import main
+from headrace.model.limits import TIMESTAMP_US_MAX
 
 COMMAND = [sys.executable, "-m", "headrace.cli.main"]
 SOON_S = 20.0
@@ -209,7 +210,7 @@ def test_a_log_is_copied_through_a_pipe(log: str, tmp_path: Path) -> None:
         writer.append(None, key=b"gone")
         writer.append(b"", key=b"")
         writer.append("größer".encode(), b"\xff", {"text": "ü", "bytes": b"\x80", "": b""}, -1)
-        writer.append(b'{"json": "\\u0000"}\r\n\0\xe2\x80\xa8', timestamp=1 << 62)
+        writer.append(b'{"json": "\\u0000"}\r\n\0\xe2\x80\xa8', timestamp=TIMESTAMP_US_MAX)
     with started("log", "read", log, "--json") as reading:
         assert reading.stdout is not None
         appending = subprocess.run(

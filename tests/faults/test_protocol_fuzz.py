@@ -18,11 +18,17 @@ from typing import Any
 import msgspec
 import pytest
 from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.faults.hostile_batches import hostile_batch
 from tests.known import ENVIRONMENT
 from tests.native_client import NativeClient
 
-from headrace.model.batch import Columns, Producer, encode
+from headrace.client.jobs import holdings_of, leased_jobs
+from headrace.model.batch import Columns, Producer, encode, parse
+from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError
+from headrace.model.leasing import Ack, Lease, SubscriptionCreate
 from headrace.model.requests import (
     Commit,
     GroupJoin,
@@ -437,3 +443,41 @@ def test_streams_are_limited(fortress: Fortress) -> None:
         assert codes.count(Kind.FAILURE) == 5
         client.ask(Ping())
     fortress.check()
+
+
+@settings(max_examples=ROUNDS // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(hostile_batch(), min_size=1, max_size=5))
+def test_hostile_batches_are_refused_with_a_code_or_read_again(fortress: Fortress, batches: list[bytes]) -> None:
+    with fortress.good() as client:
+        client.ask(TopicCreate("hostile", exist_ok=True))
+        client.ask(SubscriptionCreate("hostile", exist_ok=True))
+        for one in batches:
+            try:
+                offset = client.ask(Publish("hostile", 0), one).base_offset
+            except HeadraceError as error:
+                assert error.code != "internal_error"  # noqa: PT017
+                continue
+            _, body = client.ask_for_batches(Fetch("hostile", 0, offset))
+            stored = parse(memoryview(body))
+            stored.verify()
+            assert len(list(stored.messages())) == stored.count
+        answer, body = client.ask_for_batches(Lease("hostile", messages_max=100, ahead_ms=60_000))
+        jobs = leased_jobs("hostile", "default", answer, body)
+        client.ask(Ack("hostile", holdings_of(jobs)))
+    fortress.check()
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+def test_leases_of_much_more_than_was_asked_for_take_no_memory(fortress: Fortress, codec: Codec) -> None:
+    topic = f"bombs.{codec.name.lower()}"
+    bomb = bytes(encode(Columns([bytes(1_000_000)] * 8), 1_700_000_000_000_000, codec=codec).data)
+    with fortress.good() as client:
+        client.ask(TopicCreate(topic))
+        for _ in range(60):
+            client.ask(Publish(topic, 0), bomb)
+        for discipline in ("fifo", "lifo", "priority"):
+            client.ask(SubscriptionCreate(topic, discipline, {"discipline": discipline}))
+            for bytes_max in (1, 1, 4 << 20):
+                answer, _ = client.ask_for_batches(Lease(topic, discipline, 480, bytes_max))
+                assert [len(portion.all_offsets) for portion in answer.portions] == [max(bytes_max // 1_000_000, 1)]
+                fortress.check()

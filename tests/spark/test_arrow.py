@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headrace.model.batch import Batch, Columns, encode, parse
+from headrace.model.batch import Batch, Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidBatch
 from headrace.spark.arrow import Decoder
@@ -98,6 +99,22 @@ def test_same_messages(batches: list[Batch], data: st.DataObject) -> None:
         assert headers == (
             None if row["headers"] is None else [(pair["key"], pair["value"]) for pair in row["headers"]]
         )
+
+
+FAR = 1 << 63
+
+
+@pytest.mark.parametrize(
+    "column",
+    [{"timestamps": [FAR] * 2}, {"dues": [FAR, 1]}, {"expires": [1, FAR]}, {"priorities": [FAR] * 2}, {"keys": [1, 2]}],
+)
+def test_column_that_an_earlier_version_stored(column: dict[str, Any]) -> None:
+    packed = {name: msgspec.Raw(msgspec.msgpack.encode(entries)) for name, entries in column.items()}
+    values = msgspec.Raw(msgspec.msgpack.encode([b"a", b"b"]))
+    batch = encode_raw(RawColumns(values, **packed), 2, (5, 5))
+    batch.place(0, 0, 1)
+    with pytest.raises(InvalidBatch):
+        decoded([parse(memoryview(batch.data))], Range("t", 0, 0, 2))
 
 
 def test_column_that_is_too_short() -> None:

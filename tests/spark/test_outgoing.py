@@ -12,6 +12,7 @@ from headrace.client.shapes import Shape
 from headrace.model.batch import Batch, Columns, received
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 from headrace.spark import outgoing
 from headrace.spark.outgoing import Outgoing
@@ -183,6 +184,8 @@ def test_a_partition_that_is_said_counts_more_than_a_key() -> None:
         ({"value": [b"a"], "partition": [1 << 35]}, InvalidArgument),
         ({"value": [b"a"], "priority": [1 << 40]}, InvalidArgument),
         ({"value": [b"a"], "due": [1 << 62 | 1]}, InvalidArgument),
+        ({"value": [b"a"], "due": [TIMESTAMP_US_MAX + 1]}, InvalidArgument),
+        ({"value": [b"a"], "timestamp": [TIMESTAMP_US_MIN - 1]}, InvalidArgument),
         ({"value": [b"a" * 101]}, MessageTooLarge),
         ({"value": [b"a" * 50], "key": ["k" * 51]}, MessageTooLarge),
         ({"value": [b"a" * 50], "headers": [[("h", "x" * 50)]]}, MessageTooLarge),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,13 +17,15 @@ from headrace.client.backoff import Backoff
 from headrace.client.outgoing import Outgoing, Parcel, checked_headers, checked_key
 from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
+from headrace.client.reading import Delivered, Reader
 from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
 from headrace.client.serialising import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
 from headrace.client.shapes import codec_of, durability_of
 from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
-from headrace.model.batch import NO_PRODUCER, Batch, Columns, encode
+from headrace.model.batch import NO_PRODUCER, Batch, Columns, RawColumns, encode, encode_raw, received
 from headrace.model.codec import Codec
-from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 
 ROOT = Path(__file__).parent.parent.parent
@@ -236,7 +239,7 @@ def placed(columns: Columns, base_offset: int, span: int = 0) -> Batch:
 
 
 def test_a_batch_is_cut_and_cleaned() -> None:
-    far = 1 << 60
+    far = TIMESTAMP_US_MAX
     batch = placed(Columns([b"a", b"b", b"c", b"d"], expires=[None, 1, far, None]), 10)
     received = ReceivedBatch("t", 5, batch, 11)
     assert list(received.values) == [b"c", b"d"]
@@ -251,3 +254,42 @@ def test_a_batch_with_holes_is_cut_at_the_right_place() -> None:
     received = ReceivedBatch("t", 0, batch, 103)
     assert list(zip(received.offsets, received.values, strict=True)) == [(105, b"b"), (109, b"c")]
     assert received.next_offset == 120
+
+
+@pytest.mark.parametrize("field", ["timestamp", "due", "expires"])
+def test_a_time_that_no_batch_can_hold_is_refused_at_the_door(field: str) -> None:
+    many = {"timestamp": "timestamps", "due": "dues", "expires": "expires"}[field]
+    first, last = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC))
+    for moment in (TIMESTAMP_US_MIN, TIMESTAMP_US_MAX, first, last):
+        parcel = Parcel(Nobody(), 0)
+        parcel.add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+        parcel.encode(1, Codec.NONE, NO_PRODUCER, None)
+        assert parcel.batch is not None
+        assert received(bytearray(parcel.batch.data)).count == 1
+        Given([b"v"], **{many: [moment]}).checked(to_bytes)
+    late = datetime.max.replace(tzinfo=UTC)
+    for moment in (TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, first - timedelta(microseconds=1), late):
+        with pytest.raises(InvalidArgument):
+            Parcel(Nobody(), 0).add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+        with pytest.raises(InvalidArgument):
+            Given([b"v"], **{many: [moment]}).checked(to_bytes)
+
+
+def test_a_batch_that_cannot_be_decoded_counts_as_damaged() -> None:
+    packed = {name: msgspec.Raw(msgspec.msgpack.encode(column)) for name, column in {"dues": [1 << 63]}.items()}
+    bad = encode_raw(RawColumns(msgspec.Raw(msgspec.msgpack.encode([b"b"])), **packed), 1, (1, 1))
+    bodies = []
+    for offset, batch in enumerate((encode(Columns([b"a"]), 1), bad, encode(Columns([b"c"]), 1))):
+        batch.place(offset, 1, 1)
+        bodies.append(bytes(batch.data))
+    delivered = Delivered(Reader(None, "t", 0, 0), b"".join(bodies))  # type: ignore[arg-type]
+    first = delivered.next()
+    assert first is not None
+    assert list(first.values) == [b"a"]
+    with pytest.raises(CorruptBatch) as damage:
+        delivered.next()
+    assert (damage.value.first_offset, damage.value.next_offset) == (1, 2)
+    last = delivered.next()
+    assert last is not None
+    assert list(last.values) == [b"c"]
+    assert delivered.next() is None

@@ -24,7 +24,7 @@ from headrace.model.errors import (
     MessageTooLarge,
     OffsetOutOfRange,
 )
-from headrace.model.limits import MESSAGE_BYTES_MAX
+from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.storage import files
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_bytes_is_refused(log: Log, value: object) -> None:
 
 
 def test_bad_timestamps_and_headers_are_refused(log: Log) -> None:
-    for timestamp in (1.5, "now", 2**63):
+    for timestamp in (1.5, "now", 2**63, TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1):
         with pytest.raises(InvalidArgument):
             log.append(b"x", timestamp=timestamp)  # type: ignore[arg-type]
     for headers in ({"a": None}, {1: b"x"}, {"a": 5}):

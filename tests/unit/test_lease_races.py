@@ -251,7 +251,7 @@ def test_a_partition_that_cannot_be_read_for_a_while_holds_up_only_its_own_messa
     bench.ask(TopicCreate("jobs", {"partitions": 2}))
     bench.ask(SubscriptionCreate("jobs"))
     waiting = [lease(bench, wait_ms=60_000, count=10) for _ in range(2)]
-    disk.failing = "jobs.1.1/"
+    disk.failing = "topics/1/1/"
     bench.publish("jobs", [b"a"], 1)
     bench.publish("jobs", [b"b"], 0)
     assert words_of(waiting[0]).portions[0].partition == 0
@@ -277,7 +277,7 @@ def test_messages_that_cannot_be_read_when_they_are_taken_out_can_be_taken_out_l
     for number in range(VIEWS_MAX + 1):  # so that no file of the jobs is mapped any more
         bench.publish(f"other-{number}", [b"c"])
         bench.values(f"other-{number}")
-    disk.failing = "jobs.1.1/"
+    disk.failing = "topics/1/1/"
     settled(bench, bench.begin(SubscriptionAlter("jobs", {"paused": False})))
     assert isinstance(words_of(waiting), HeadraceError)
     disk.failing = ""

@@ -1,28 +1,37 @@
 """Many messages at once: stored batches are handed out as they are where they can be, and nobody sees a difference."""
 
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from headrace.broker.dead_letters import PREFIX
 from headrace.broker.later import WithBody
-from headrace.client.jobs import Job, holdings_of, leased_jobs
+from headrace.client.jobs import Job, found_messages, holdings_of, leased_jobs
 from headrace.engines.leased.contents import STORED_MIN
-from headrace.model.batch import Columns, RawColumns, encode, encode_raw, parse
+from headrace.model.batch import Batch, Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, InvalidBatch, MessageTooLarge
 from headrace.model.leasing import (
+    OWNER_HEADER,
     Ack,
     Change,
     Edit,
+    Find,
     Holding,
     Lease,
     MessageId,
+    Redrive,
+    Reject,
     Release,
+    Selection,
     SubscriptionCreate,
     SubscriptionDescribe,
 )
-from headrace.model.requests import Publish
+from headrace.model.limits import MESSAGE_BYTES_MAX
+from headrace.model.requests import Publish, TopicCreate
 from headrace.testing.workbench import Workbench
 
 SIZES = (STORED_MIN, 3, STORED_MIN + 10, 2 * STORED_MIN)
@@ -117,16 +126,193 @@ def test_one_of_a_key_at_a_time() -> None:
     assert len(leased(filled(ordered_by_key=True), TOTAL)[0]) == 3
 
 
+def peak_bytes(call: Callable[[], object]) -> int:
+    """How much memory is taken at most while something is done."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def large(tmp_path: Path, codec: Codec, **settings: object) -> Workbench:
+    """A broker with sixty messages of a megabyte, each in a batch of its own and with a priority of its own."""
+    bench = Workbench(str(tmp_path))
+    for number in range(60):
+        columns = Columns([(b"%04d" % number).ljust((1 << 20) - 100, b".")], priorities=[number * 7 % 60])
+        bench.ask(Publish("jobs", 0), encode(columns, bench.now_us, codec=codec).data)
+    bench.ask(SubscriptionCreate("jobs", settings=dict(settings)))
+    return bench
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("discipline", ["fifo", "lifo", "priority", "deadline"])
+def test_no_more_is_read_than_was_asked_for(tmp_path: Path, codec: Codec, discipline: str) -> None:
+    bench = large(tmp_path, codec, discipline=discipline)
+    order = {
+        "lifo": list(reversed(range(60))),
+        "priority": sorted(range(60), key=lambda number: -(number * 7 % 60)),
+    }.get(discipline, list(range(60)))
+    seen: list[int] = []
+    for bytes_max in (1, 1, 3 << 20):
+
+        def take(bytes_max: int = bytes_max) -> None:
+            seen.extend(job.offset for job in leased(bench, 60, bytes_max)[0])
+
+        # The message and its copies, on the way out and at the one who asked.
+        assert peak_bytes(take) < (16 << 20) + 6 * bytes_max
+    assert seen == order[:5]
+    while jobs := leased(bench, 60, 3 << 20)[0]:  # and those that were not read are all there
+        seen += [job.offset for job in jobs]
+    assert seen == order
+
+
+def test_one_of_a_key_at_a_time_reads_no_more_than_was_asked_for(tmp_path: Path) -> None:
+    bench = large(tmp_path, Codec.LZ4, ordered_by_key=True)
+    assert peak_bytes(lambda: leased(bench, 60, 1)) < 16 << 20
+    seen = 1
+    while jobs := leased(bench, 60, 1 << 20)[0]:
+        seen += len(jobs)
+    assert seen == 60
+
+
+def test_what_is_kept_of_batches_is_bounded_in_bytes() -> None:
+    bench = Workbench()
+    for _ in range(12):
+        columns = Columns([bytes(1 << 20)] * 15)
+        bench.ask(Publish("jobs", 0), encode(columns, bench.now_us, codec=Codec.LZ4).data)
+    bench.ask(SubscriptionCreate("jobs"))
+
+    def take() -> None:
+        for _ in range(12 * 15):
+            leased(bench, 1, 1)
+
+    assert peak_bytes(take) < 96 << 20
+
+
+def test_nothing_is_kept_of_batches_that_are_done_with() -> None:
+    bench = Workbench()
+    bench.ask(SubscriptionCreate("jobs"))
+    bench.ask(Publish("jobs", 0), encode(Columns([bytes(1 << 20)] * 20), bench.now_us, codec=Codec.LZ4).data)
+    tracemalloc.start()
+    try:
+        while jobs := leased(bench, 7, 7 << 20)[0]:
+            bench.ask(Ack("jobs", holdings_of(jobs)))
+        del jobs
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_search_reads_no_more_than_fits_on_its_page(tmp_path: Path) -> None:
+    bench = large(tmp_path, Codec.NONE)
+    seen: list[int] = []
+    after = ""
+
+    def find() -> str:
+        answer = bench.ask(Find("jobs", Selection("ready"), messages_max=60, after=after))
+        assert isinstance(answer, WithBody)
+        seen.extend(message.offset for message in answer.words.messages)
+        return answer.words.after
+
+    assert peak_bytes(find) < 48 << 20
+    seen.clear()
+    while len(seen) < 60:
+        after = find()
+    assert seen == list(range(60))
+
+
+def test_the_dead_are_sent_away_and_brought_back_some_at_a_time(tmp_path: Path) -> None:
+    bench = large(tmp_path, Codec.NONE, deliveries_max=1)
+    jobs, _ = leased(bench, 31, 31 << 20)
+    assert len(jobs) == 31
+
+    def bury() -> None:
+        assert bench.ask(Reject("jobs", holdings_of(jobs), "no")).refused == []
+
+    assert peak_bytes(bury) < 80 << 20
+    assert bench.ask(SubscriptionDescribe("jobs")).dead == 31
+    back = 0
+    while True:
+        told = bench.ask(Redrive("jobs", messages_max=100))
+        back += told.messages
+        if not told.more:
+            break
+    assert back == 31
+    assert bench.ask(SubscriptionDescribe("jobs")).ready == 60
+
+
+def test_whoever_publishes_to_the_dead_harms_no_redrive() -> None:
+    bench = filled()
+    jobs, _ = leased(bench, 1)
+    bench.ask(Reject("jobs", holdings_of(jobs), "no"))
+    about = {"topic": b"jobs", "subscription": b"default"}
+    for partition in (b"", b"-1", b"nothing", b"9" * 5000, b"7"):
+        headers = {f"{PREFIX}{name}": text for name, text in {**about, "partition": partition}.items()}
+        headers |= {f"{PREFIX}time": b"9" * 5000, f"{PREFIX}deliveries": b"9" * 19}
+        bench.ask(Publish("jobs.dead", 0), bench.batch([b"back"], headers=[headers]).data)
+    answer = bench.ask(Find("jobs", Selection("dead")))
+    assert len(found_messages("jobs", answer.words, answer.body)) == 6
+    assert bench.ask(Redrive("jobs")).messages == 6
+    assert bench.ask(SubscriptionDescribe("jobs")).ready == TOTAL + 5
+
+
+@pytest.mark.parametrize("edit", [False, True])
+def test_a_message_as_large_as_it_may_be_can_be_edited_and_die(edit: bool) -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("jobs", {"message_bytes_max": MESSAGE_BYTES_MAX}))
+    bench.ask(SubscriptionCreate("jobs"))
+    whole = bytes(MESSAGE_BYTES_MAX - 100)
+    columns = Columns([b"small" if edit else whole], headers=[{OWNER_HEADER: b"me" * 20}])
+    bench.ask(Publish("jobs", 0), encode(columns, bench.now_us).data)
+    if edit:
+        change = Edit("jobs", [MessageId(0, 0)], Change(replace=True), "me" * 20)
+        with pytest.raises(MessageTooLarge):  # with the owner, whom it keeps
+            bench.ask(change, encode(Columns([bytes(MESSAGE_BYTES_MAX)]), bench.now_us).data)
+        assert bench.ask(change, encode(Columns([whole]), bench.now_us).data).outcomes[0].outcome == "applied"
+    jobs, _ = leased(bench, 1)
+    assert jobs[0].value == whole
+    bench.ask(Reject("jobs", holdings_of(jobs), "x" * 8000))
+    assert bench.ask(SubscriptionDescribe("jobs")).dead == 1
+    assert bench.ask(Redrive("jobs")).messages == 1
+    assert len(leased(bench, 1)[0]) == 1
+
+
 STRANGE = [[1] * 40, [b"."] * 39, [["."]] * 40, {"a": 1}, 7, None]
 
 
-@pytest.mark.parametrize("values", STRANGE)
-def test_what_is_no_message_is_passed_over(tmp_path: Path, values: object, caplog: pytest.LogCaptureFixture) -> None:
+FAR = [1 << 63] * 40
+FAR_AWAY = [{"dues": FAR}, {"timestamps": FAR}, {"expires": FAR}, {"priorities": FAR}, {"dues": [-(1 << 63)] * 40}]
+
+
+def strange(values: object, columns: dict[str, object]) -> Batch:
+    """A batch of forty messages that an earlier version might have stored."""
+    packed = {name: msgspec.Raw(msgspec.msgpack.encode(column)) for name, column in columns.items()}
+    return encode_raw(RawColumns(msgspec.Raw(msgspec.msgpack.encode(values)), **packed), 40, (1, 1))
+
+
+def store(bench: Workbench, batch: Batch) -> None:
+    """Put a batch into the log, as it is."""
+    topics = bench.broker._topics
+    topics.lane(topics.get("jobs"), 0).partition.append(batch, bench.now_us)
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "priority", "deadline"])
+@pytest.mark.parametrize(
+    ("values", "columns"), [*((each, {}) for each in STRANGE), *(([b"."] * 40, each) for each in FAR_AWAY)]
+)
+def test_what_is_no_message_is_passed_over(
+    tmp_path: Path, values: object, columns: dict, discipline: str, caplog: pytest.LogCaptureFixture
+) -> None:
     data = str(tmp_path)
     bench = Workbench(data)
-    bench.ask(SubscriptionCreate("jobs"))
+    bench.ask(SubscriptionCreate("jobs", settings={"discipline": discipline}))
     bench.publish("jobs", [b"first"])
-    bench.ask(Publish("jobs", 0), encode_raw(RawColumns(msgspec.Raw(msgspec.msgpack.encode(values))), 40, (1, 1)).data)
+    batch = strange(values, columns)
+    with pytest.raises(InvalidBatch):
+        bench.ask(Publish("jobs", 0), batch.data)
+    store(bench, batch)
     bench.publish("jobs", [b"last"])
     for broker in (bench, Workbench(data, now_us=bench.now_us)):
         info = broker.ask(SubscriptionDescribe("jobs"))

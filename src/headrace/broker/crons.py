@@ -379,7 +379,7 @@ class Crons:
                 break  # so long afterwards it will not come any more
             if not batch.time_min <= place.published_us <= batch.time_max:
                 continue
-            with suppress(InvalidBatch):  # nobody has looked into what others publish
+            with suppress(InvalidBatch):  # stored by an earlier version
                 for message in batch.messages():
                     headers = message.headers or {}
                     if (headers.get(CRON_HEADER), headers.get(RUN_HEADER)) == wanted:

@@ -14,10 +14,11 @@ from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
 from headrace.engines.api import LeasedIndex, Note, explained, outlook, packed
-from headrace.model.batch import Batch, Columns, encode
+from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
-from headrace.model.requests import Done, TopicCreate, Words
+from headrace.model.limits import BATCH_BYTES_MAX
+from headrace.model.requests import Done, Place, TopicCreate, Words
 from headrace.model.subscription import SubscriptionSettings
 
 logger = logging.getLogger("headrace.broker")
@@ -27,6 +28,8 @@ REDRIVE = "redrive"
 PREFIX = "headrace-dead-"
 _BATCH_COUNT = 1000
 _BATCH_BYTES = 8 << 20
+_BURIED_BYTES = 8 << 20
+"""What is read and sent at a time."""
 
 
 class DeadLetters:
@@ -60,10 +63,10 @@ class DeadLetters:
             return Counter({(topic.encode(), name.encode()): total})
         found: Counter[tuple[bytes, bytes]] = Counter()
         for index in dead.indexes.values():
-            columns, _ = index.read(list(outlook.offsets(index.pending, "ready", 0)))
-            for headers in columns.headers or ():
-                given = headers or {}
-                found[given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")] += 1
+            for columns, _ in index.parts(list(outlook.offsets(index.pending, "ready", 0))):
+                for headers in columns.headers or ():
+                    given = headers or {}
+                    found[given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")] += 1
         return found
 
     def subscription(self, subscription: Subscription) -> Subscription | None:
@@ -94,40 +97,56 @@ class DeadLetters:
         index = subscription.indexes[partition]
         holders = [held.holder if (held := index.leases.get(offset)) is not None else "" for offset in offsets]
         index.leave(offsets)
-        later: Later[Words] = Later()
-        try:
-            topic = self._dead_topic(subscription, now_us)
-            columns, there = index.read(offsets)
-            about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
-            batches = self._letters(subscription, partition, index, columns, there, about, now_us)
-            target = partition % topic.settings.partitions
-            facts = [Finished(subscription.id, partition, packed(offsets))]
-            carried = self._transactions.carry([(topic, target, batch) for batch in batches], list(facts), now_us)
-        except (HeadraceError, OSError) as error:
-            outcome = error if isinstance(error, HeadraceError) else explained(error)
-            self._stayed(subscription, index, offsets, now_us, later, outcome)
-            return later
-        carried.then(partial(self._stayed, subscription, index, offsets, now_us, later))
-        return later
+        about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
+        burial = _Burial(subscription, partition, index, about, now_us, Later())
+        self._bury(burial, offsets)
+        return burial.later
 
-    def _stayed(
-        self,
-        subscription: Subscription,
-        index: LeasedIndex,
-        offsets: list[int],
-        now_us: int,
-        later: Later[Words],
-        outcome: object,
-    ) -> None:
+    def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
+        """Send some after the others, as many at a time as are to be in memory at once."""
+        while offsets:
+            try:
+                carried, rest = self._carried(burial, offsets)
+            except (HeadraceError, OSError) as error:
+                self._stay(burial, offsets, error if isinstance(error, HeadraceError) else explained(error))
+                return
+            if carried.outcome is None:
+                carried.then(partial(self._go_on, burial, offsets, rest))
+                return
+            if isinstance(carried.outcome, HeadraceError):
+                self._stay(burial, offsets, carried.outcome)
+                return
+            offsets = rest
+        burial.later.settle(Done())
+        self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
+
+    def _go_on(self, burial: "_Burial", offsets: Sequence[int], rest: Sequence[int], outcome: object) -> None:
+        """The first of these have been sent, or not: send the rest."""
         if isinstance(outcome, HeadraceError):
-            if self.registry.find(subscription.topic, subscription.name) is subscription:  # else it was deleted since
-                logger.warning("dead messages of %s have to stay: %s", subscription, outcome)
-                index.stay(offsets, now_us)
-                self.registry.served(subscription)
-            later.settle(outcome)
+            self._stay(burial, offsets, outcome)
         else:
-            later.settle(Done())
-        self.registry.serve_soon(subscription)  # the next ones of their keys can be had
+            self._bury(burial, rest if self._is_there(burial.subscription) else ())
+
+    def _carried(self, burial: "_Burial", offsets: Sequence[int]) -> tuple[Later[list[Place]], Sequence[int]]:
+        """Send the first of them; returns what becomes of that, and which are left."""
+        subscription, partition, index, about, now_us, _ = burial
+        topic = self._dead_topic(subscription, now_us)
+        columns, there, rest = index.read_some(offsets, _BURIED_BYTES)
+        batches = self._letters(subscription, partition, index, columns, there, about, now_us)
+        target, left = partition % topic.settings.partitions, set(rest)
+        finished = Finished(subscription.id, partition, packed([one for one in offsets if one not in left]))
+        return self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us), rest
+
+    def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
+        if self._is_there(burial.subscription):
+            logger.warning("dead messages of %s have to stay: %s", burial.subscription, error)
+            burial.leased.stay(offsets, burial.now_us)
+            self.registry.served(burial.subscription)
+        burial.later.settle(error)
+
+    def _is_there(self, subscription: Subscription) -> bool:
+        """Whether it was not deleted since."""
+        return self.registry.find(subscription.topic, subscription.name) is subscription
 
     def redrive(self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int) -> Any:
         """Put dead messages back, by partition of the dead letter topic; settles with how many."""
@@ -163,7 +182,8 @@ class DeadLetters:
             given = each or {}
             own = {name: text for name, text in given.items() if not name.startswith(PREFIX)}
             headers.append({**own, SUBSCRIPTION_HEADER: subscription.name.encode()})
-            partition = min(int(given.get(f"{PREFIX}partition", b"0")), last)
+            text = given.get(f"{PREFIX}partition", b"")  # anybody can publish there
+            partition = min(int(text), last) if text.isdigit() and len(text) < 10 else 0
             by_partition.setdefault(partition, []).append(index)
         revived = msgspec.structs.replace(columns, headers=headers, dues=None, places=None)
         if columns.expires is not None:
@@ -229,6 +249,17 @@ class _About(NamedTuple):
     counted: bool
 
 
+class _Burial(NamedTuple):
+    """Messages of a partition on their way to the dead letter topic."""
+
+    subscription: Subscription
+    partition: int
+    leased: LeasedIndex
+    about: dict[int, _About]
+    now_us: int
+    later: Later[Words]
+
+
 def dead_topic(subscription: Subscription) -> str:
     """Where a subscription's dead messages go."""
     return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
@@ -244,12 +275,12 @@ def _batches(columns: Columns, now_us: int) -> list[Batch]:
     """Messages in batches that are not too large."""
     batches: list[Batch] = []
     begin = size = 0
-    for index, value in enumerate(columns.values):
-        size += len(value or b"")
+    for index in range(len(columns.values)):
+        size += message_bytes(columns, index)
         if index + 1 == len(columns.values) or index + 1 - begin == _BATCH_COUNT or size > _BATCH_BYTES:
             chosen = columns.picked(range(begin, index + 1), range(len(columns.values)))
             chosen.places = None
             chosen.origins = None
-            batches.append(encode(chosen, now_us))
+            batches.append(encode(chosen, now_us, message_bytes_max=BATCH_BYTES_MAX))
             begin, size = index + 1, 0
     return batches

@@ -9,7 +9,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import Content, Contents, EditRecord
-from headrace.model.batch import check_messages, received
+from headrace.model.batch import Columns, check_messages, received
 from headrace.model.errors import (
     InvalidArgument,
     MessageGone,
@@ -19,7 +19,7 @@ from headrace.model.errors import (
     StaleVersion,
 )
 from headrace.model.leasing import OWNER_HEADER, Change, Edit, Edited, MessageId, Outcome
-from headrace.model.limits import LEASE_MESSAGES_MAX, TIMESTAMP_US_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
 from headrace.model.requests import Words
 
 APPLIED = "applied"
@@ -131,6 +131,7 @@ class Editing:
             owner = self._owner(topic, message.partition, message.offset, record)
             if owner:  # stays whoever's it is
                 content = Content(content.value, {**(content.headers or {}), OWNER_HEADER: owner})
+                check_messages(Columns([content.value], headers=[content.headers]), topic.settings.message_bytes_max)
         priority = record.priority if change.priority is None else change.priority
         return EditRecord(record.version + 1, due, priority, content or record.content, change.delete)
 
@@ -141,6 +142,8 @@ def _checked(topic: Topic, change: Change, body: memoryview) -> Content | None:
         raise InvalidArgument("give either due_us or shift_us, not both")
     if change.due_us is not None and not 0 <= change.due_us <= TIMESTAMP_US_MAX:
         raise InvalidArgument(f"due_us cannot be {change.due_us}")
+    if change.priority is not None and not PRIORITY_STORED_MIN <= change.priority <= PRIORITY_STORED_MAX:
+        raise InvalidArgument(f"a priority is {PRIORITY_STORED_MIN} to {PRIORITY_STORED_MAX}, not {change.priority}")
     changes = (change.due_us is not None, change.shift_us, change.priority is not None, change.replace)
     if change.delete == any(changes):
         raise InvalidArgument(

@@ -10,7 +10,7 @@ from headrace.broker.editing import Editing
 from headrace.broker.later import Later, WithBody, sealed
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.engines.api import LeasedIndex, outlook
-from headrace.model.batch import Columns
+from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import (
     OWNER_HEADER,
@@ -25,7 +25,7 @@ from headrace.model.leasing import (
     Redriven,
     Selection,
 )
-from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX, TIMESTAMP_US_MAX
 from headrace.model.requests import Words
 
 _EXAMINED_MAX = 20_000
@@ -73,8 +73,8 @@ class Finding:
         for spot, columns, place in page.messages:
             index = subscription.indexes[spot.partition]
             found.append(self._described(index, page, spot, columns, place, request.selection.status))
-            contents.append(columns.picked([place], [0] * (place + 1)))
-            size += len(columns.values[place] or b"")
+            contents.append(columns)
+            size += message_bytes(columns, place)
             if size > _BODY_BYTES_MAX and len(found) < len(page.messages):
                 after = spot.text()
                 break
@@ -163,14 +163,17 @@ class Finding:
             for time_us, offset in index.pending.rests()
         }
         page = _Page([], "", rests)
-        examined = 0
-        while len(page.messages) <= count and examined < _EXAMINED_MAX:
+        examined = size = 0
+        while len(page.messages) <= count and examined < _EXAMINED_MAX and size <= _BODY_BYTES_MAX:
             some = list(islice(spots, min(_TOGETHER, max(count + 1 - len(page.messages), 1))))
             if not some:
                 return page._replace(after="")
-            examined += len(some)
-            page.messages.extend(self._matching(subscription, selection, some, rests))
-            page = page._replace(after=some[-1].text())
+            matching, seen = self._matching(subscription, selection, some, rests)
+            spots = chain(some[seen:], spots)
+            examined += seen
+            size += sum(message_bytes(columns, place) for _, columns, place in matching)
+            page.messages.extend(matching)
+            page = page._replace(after=some[seen - 1].text())
         if len(page.messages) > count:
             kept = page.messages[:count]
             return page._replace(messages=kept, after=kept[-1][0].text())
@@ -197,23 +200,32 @@ class Finding:
 
     def _matching(
         self, subscription: Subscription, selection: Selection, spots: list[Spot], rests: Rests
-    ) -> Iterator[tuple[Spot, Columns, int]]:
+    ) -> tuple[list[tuple[Spot, Columns, int]], int]:
+        """Those that match, and how many were looked at: as many as have not too many bytes."""
         by_partition: dict[int, list[Spot]] = {}
         for spot in spots:
             by_partition.setdefault(spot.partition, []).append(spot)
-        found: dict[Spot, tuple[Columns, int]] = {}
+        found: dict[Spot, Columns] = {}
+        unread: set[tuple[int, int]] = set()
+        bytes_left = _BODY_BYTES_MAX
         for partition, some in by_partition.items():
             index = subscription.indexes[partition]
             offsets = [spot.offset for spot in some]
-            columns, there = index.read(offsets)
+            if bytes_left < 0:
+                unread.update((partition, offset) for offset in offsets)
+                continue
+            columns, there, left_out = index.read_some(offsets, bytes_left)
+            unread.update((partition, offset) for offset in left_out)
+            bytes_left -= sum(message_bytes(columns, place) for place in range(len(there)))
             places = {offset: place for place, offset in enumerate(there)}
             for spot in some:
                 place = places.get(spot.offset)
                 if place is not None and _matches(
                     index, selection, spot, columns, place, rests.get((partition, spot.offset))
                 ):
-                    found[spot] = columns, place
-        return ((spot, *found[spot]) for spot in spots if spot in found)
+                    found[spot] = columns.picked([place], range(place + 1))  # the others need not be kept
+        seen = next((at for at, spot in enumerate(spots) if spot[1:] in unread), len(spots))
+        return [(spot, found[spot], 0) for spot in spots[:seen] if spot in found], seen
 
     def _described(
         self, index: LeasedIndex, page: "_Page", spot: Spot, columns: Columns, place: int, wanted: str
@@ -314,7 +326,8 @@ def _died_us(headers: dict[str, bytes]) -> int:
 
 def _number(headers: dict[str, bytes], name: str) -> int:
     text = headers.get(f"{PREFIX}{name}", b"")
-    return int(text) if text.isdigit() else 0
+    # Whoever publishes to a dead letter topic may write anything there.
+    return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0
 
 
 def _joined(columns: list[Columns]) -> Columns:

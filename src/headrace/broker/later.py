@@ -5,6 +5,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import HeadraceError
+from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.requests import Words
 
 Answer = TypeVar("Answer")
@@ -19,7 +20,7 @@ class WithBody(NamedTuple):
 
 def sealed(columns: Columns, now_us: int) -> Bytes:
     """Messages as a batch that a reader can check, though it stands in no log."""
-    batch = encode(columns, now_us)
+    batch = encode(columns, now_us, message_bytes_max=BATCH_BYTES_MAX)
     batch.place(0, now_us, 0)
     return batch.data
 

@@ -12,6 +12,9 @@ from headrace.model.limits import (
 
 _WAIT_MS_MAX = 600_000
 
+_DELAY_MS_MAX = 1 << 46
+"""More than two thousand years, and what ends then is still before the latest time."""
+
 
 def check_lease(request: Lease) -> None:
     """Refuse a lease that cannot be."""
@@ -47,7 +50,7 @@ def check_release(request: Release) -> None:
     """Refuse to take messages back until a time that cannot be, or with too much to remember."""
     if request.delay_ms is not None and request.until_us is not None:
         raise InvalidArgument("give either delay_ms or until_us, not both")
-    if request.delay_ms is not None and not 0 <= request.delay_ms < 1 << 50:
+    if request.delay_ms is not None and not 0 <= request.delay_ms <= _DELAY_MS_MAX:
         raise InvalidArgument(f"delay_ms cannot be {request.delay_ms}")
     if request.until_us is not None and not 0 <= request.until_us <= TIMESTAMP_US_MAX:
         raise InvalidArgument(f"until_us cannot be {request.until_us}")

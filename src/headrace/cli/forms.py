@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.model.errors import InvalidArgument
-from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
@@ -174,6 +174,6 @@ def parse_time(text: str) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         time_us = (moment - _EPOCH) // _MICROSECOND
-    if abs(time_us) > TIMESTAMP_US_MAX:
+    if not TIMESTAMP_US_MIN <= time_us <= TIMESTAMP_US_MAX:
         raise ValueError(f"{text} is too far away")
     return time_us

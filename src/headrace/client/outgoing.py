@@ -10,6 +10,7 @@ from headrace.client.times import Moment, microseconds
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
+from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
 
 GivenHeaders = Mapping[str, str | bytes]
 """Headers as a caller may give them; text is sent as UTF-8."""
@@ -222,6 +223,6 @@ def moment(given: Any) -> int | None:
 
 def checked_priority(priority: int | None) -> int | None:
     """A priority as it is sent."""
-    if priority is None or (type(priority) is int and -(1 << 31) <= priority < 1 << 31):
+    if priority is None or (type(priority) is int and PRIORITY_STORED_MIN <= priority <= PRIORITY_STORED_MAX):
         return priority
     raise InvalidArgument(f"a priority is a whole number of 32 bits, not {priority!r}")

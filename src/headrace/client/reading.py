@@ -131,11 +131,13 @@ class Delivered:
                 continue
             first_offset = max(reader.wanted, batch.base_offset)
             reader.wanted = next_offset
+            received = ReceivedBatch(reader.topic, reader.partition, batch, first_offset)
             try:
                 batch.verify()
+                received.columns()  # they are wanted next, and what cannot be decoded counts as damaged
             except InvalidBatch as error:
                 raise _damaged(reader, first_offset, next_offset, self._at - batch.length, error) from error
-            return ReceivedBatch(reader.topic, reader.partition, batch, first_offset)
+            return received
         return None
 
 

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from headrace.model.errors import InvalidArgument
-from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 
 Moment = datetime | int
 """An aware datetime, or microseconds since 1970."""
@@ -34,10 +34,18 @@ def microseconds(moment: datetime | int) -> int:
         if moment.tzinfo is None:
             raise InvalidArgument(f"{moment} has no time zone; say which, for example datetime.now(UTC)")
         seconds = moment.replace(microsecond=0).timestamp()
-        return int(seconds) * 1_000_000 + moment.microsecond
-    if type(moment) is int and -TIMESTAMP_US_MAX <= moment <= TIMESTAMP_US_MAX:
-        return moment
+        return _bounded(int(seconds) * 1_000_000 + moment.microsecond)
+    if type(moment) is int:
+        return _bounded(moment)
     raise InvalidArgument(f"a time is a datetime or a whole number of microseconds since 1970, not {moment!r}")
+
+
+def _bounded(time_us: int) -> int:
+    if TIMESTAMP_US_MIN <= time_us <= TIMESTAMP_US_MAX:
+        return time_us
+    raise InvalidArgument(
+        f"a time is {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX} microseconds from 1970, the years 1 to 9999, not {time_us}"
+    )
 
 
 def spot_in_time(at: When) -> Spot:

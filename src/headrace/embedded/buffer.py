@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
-from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX
+from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 
 WEIGHT_MAX = 240 << 10
 """A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
@@ -257,8 +257,11 @@ def _value(value: bytes) -> bytes:
 
 def _check_timestamp(timestamp: int) -> None:
     """Refuse what is no time in microseconds."""
-    if type(timestamp) is not int or not -TIMESTAMP_US_MAX <= timestamp <= TIMESTAMP_US_MAX:
-        raise InvalidArgument(f"a timestamp is a whole number of microseconds since 1970, not {timestamp!r}")
+    if type(timestamp) is not int or not TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(
+            f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
+            f"not {timestamp!r}"
+        )
 
 
 def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
@@ -16,6 +17,7 @@ from headrace.model.errors import (
     OffsetOutOfRange,
     UnexpectedOffset,
 )
+from headrace.storage.compaction import Keep
 from headrace.storage.driver import StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
@@ -268,7 +270,8 @@ class Partition:
         last: dict[bytes, int] = {}
         end = self._log.next_offset
         for batch in self.batches(self._log.first_offset, end):
-            last.update((message.key, message.offset) for message in batch.messages() if message.key is not None)
+            with suppress(InvalidBatch):  # which stays as it is, and is reported below
+                last.update((message.key, message.offset) for message in batch.messages() if message.key is not None)
 
         def keep(batch: Batch) -> list[int] | None:
             kept = [
@@ -278,7 +281,7 @@ class Partition:
             ]
             return None if len(kept) == batch.count else kept
 
-        return self._log.compact(keep)
+        return self._log.compact(self._if_readable(keep))
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
         """Remove the messages that all of these say are settled; returns the bytes freed."""
@@ -289,7 +292,20 @@ class Partition:
             kept = [at for at, offset in enumerate(offsets) if not all(is_settled(offset) for is_settled in settled)]
             return None if len(kept) == batch.count else kept
 
-        return self._log.compact(keep)
+        return self._log.compact(self._if_readable(keep))
+
+    def _if_readable(self, keep: Keep) -> Keep:
+        """The same rule, which keeps the whole of a batch that cannot be decoded."""
+
+        def checked(batch: Batch) -> Sequence[int] | None:
+            try:
+                return keep(batch)
+            except InvalidBatch as error:
+                offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
+                logger.warning("%s: compaction keeps offsets %s as they are: %s", self.place, offsets, error)
+                return None
+
+        return checked
 
     def close(self) -> None:
         """Sync and close the log."""
@@ -340,14 +356,8 @@ class _Gathered:
         """Put a batch's messages behind the others; tells where they will stand."""
         columns = batch.columns()
         place, count = len(self.values), batch.count
-        timestamps = columns.timestamps or [batch.time_max] * count
-        first = last = timestamps[0]
-        if count > 1:
-            first, last = min(timestamps), max(timestamps)
-        if first != batch.time_min or last != batch.time_max:
-            raise InvalidBatch("the header does not tell the times of the messages")
         self.values += columns.values
-        self._timestamps += timestamps
+        self._timestamps += columns.timestamps or [batch.time_max] * count
         if columns.keys or columns.headers or columns.dues or columns.priorities or columns.expires:
             self._add_others(columns, place)
         if batch.producer_id:

@@ -1,13 +1,16 @@
 """Which batches of which producers a partition has: a repeated one is recognised and gets its first place."""
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from headrace.model.batch import FLAG_GATHERED, Batch, Producer
-from headrace.model.errors import OutOfOrderSequence, ProducerFenced, UnknownProducer
+from headrace.model.errors import InvalidBatch, OutOfOrderSequence, ProducerFenced, UnknownProducer
 from headrace.model.limits import IN_FLIGHT_MAX
+
+logger = logging.getLogger("headrace.broker")
 
 TRANSACTIONS = 1
 """The producer of batches that a transaction committed; ids below 16 are the broker's own."""
@@ -111,7 +114,7 @@ class Producers:
         elif batch.producer_id:
             self.note(batch.producer, batch.base_offset)
         elif batch.flags & FLAG_GATHERED:
-            for place, *producer in batch.columns().origins or ():
+            for place, *producer in _origins(batch):
                 self.note(Producer(*producer), batch.base_offset + place)
 
     def save(self, offset: int) -> bytes:
@@ -143,3 +146,12 @@ def mark_of(producer: Producer) -> int:
 def marked(mark: int) -> Producer:
     """The producer that a transaction's batch of that number has."""
     return Producer(TRANSACTIONS, mark >> 32, mark & 0xFFFFFFFF)
+
+
+def _origins(batch: Batch) -> Sequence[tuple[int, int, int, int]]:
+    try:
+        return batch.columns().origins or ()
+    except InvalidBatch as error:
+        offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
+        logger.warning("the producers of offsets %s are not known: %s", offsets, error)
+        return ()

@@ -3,15 +3,24 @@
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
-from headrace.model.codec import Codec, compress, decompress
+from headrace.model.codec import Codec, compress, decompress, expands_too_far
 from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, MessageTooLarge, UnsupportedFormat
-from headrace.model.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
+from headrace.model.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_COUNT_MAX,
+    MESSAGE_BYTES_MAX,
+    PRIORITY_STORED_MAX,
+    PRIORITY_STORED_MIN,
+    TIMESTAMP_US_MAX,
+    TIMESTAMP_US_MIN,
+)
 from headrace.model.message import Message
+from headrace.model.packed_column import column_end
 
 MAGIC = b"\xa7HRB"
 VERSION = 1
@@ -29,6 +38,9 @@ assert HEADER_BYTES == 88
 _CHECK_AT = 4
 _PLACE_AT = 8  # the check covers the header from here
 _SMALL_BYTES = 1024
+_DECODED_COUNT = 32
+_DECODED_BYTES = 8 << 10
+"""Received batches of so few messages are decoded at once: what is needed of them is there then."""
 _CRC_AT = 36
 _PRODUCED_AT = 40  # the crc covers the batch from here
 _PRODUCER_AT = HEADER_BYTES - _PRODUCER.size
@@ -46,20 +58,26 @@ FLAG_GATHERED = 4
 
 Bytes = bytes | bytearray | memoryview
 
+# What a batch may say. Whoever decodes one checks this; a broker does so before it stores a producer's batch.
+Time = Annotated[int, msgspec.Meta(ge=TIMESTAMP_US_MIN, le=TIMESTAMP_US_MAX)]
+Priority = Annotated[int, msgspec.Meta(ge=PRIORITY_STORED_MIN, le=PRIORITY_STORED_MAX)]
+Place = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+Origin = tuple[Place, Annotated[int, msgspec.Meta(ge=0)], Place, Place]
+
 
 class Columns(msgspec.Struct, array_like=True, gc=False):
     """A batch's messages, a list for each field; None where no message has the field."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
-    timestamps: Sequence[int] | None = None
+    timestamps: Sequence[Time] | None = None
     headers: Sequence[dict[str, bytes] | None] | None = None
-    dues: Sequence[int | None] | None = None
-    priorities: Sequence[int | None] | None = None
-    expires: Sequence[int | None] | None = None
-    places: Sequence[int] | None = None
+    dues: Sequence[Time | None] | None = None
+    priorities: Sequence[Priority | None] | None = None
+    expires: Sequence[Time | None] | None = None
+    places: Sequence[Place] | None = None
     """Each message's offset less the batch's base offset, when compaction left holes."""
-    origins: Sequence[tuple[int, int, int, int]] | None = None
+    origins: Sequence[Origin] | None = None
     """Of a gathered batch, for each of the batches in it: the place of its first message, and its producer."""
 
     def picked(self, indices: Sequence[int], base_places: Sequence[int]) -> "Columns":
@@ -84,17 +102,18 @@ class Columns(msgspec.Struct, array_like=True, gc=False):
 _NIL = msgspec.Raw(b"\xc0")
 
 
-class Outline(msgspec.Struct, array_like=True):
-    """What there is to know of a batch's messages without their contents; quick to get."""
+class Outline(msgspec.Struct, array_like=True, gc=False):
+    """The columns beside the values, checked as those are."""
 
-    values: msgspec.Raw
-    keys: msgspec.Raw = _NIL
-    timestamps: msgspec.Raw = _NIL
-    headers: msgspec.Raw = _NIL
-    dues: Sequence[int | None] | None = None
-    priorities: Sequence[int | None] | None = None
-    expires: Sequence[int | None] | None = None
-    places: Sequence[int] | None = None
+    keys: Sequence[bytes | None] | None = None
+    """Only those that had to be decoded to be checked."""
+    timestamps: Sequence[Time] | None = None
+    headers: Sequence[dict[str, bytes] | None] | None = None
+    dues: Sequence[Time | None] | None = None
+    priorities: Sequence[Priority | None] | None = None
+    expires: Sequence[Time | None] | None = None
+    places: Sequence[Place] | None = None
+    origins: Sequence[Origin] | None = None
 
 
 class RawColumns(msgspec.Struct, array_like=True):
@@ -110,6 +129,9 @@ class RawColumns(msgspec.Struct, array_like=True):
     places: Sequence[int] | None = None
 
 
+_NO_OTHERS = (None,) * 8
+"""What a batch of nothing but values has in the other columns."""
+_astuple = msgspec.structs.astuple
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Columns)
 _outline_decoder = msgspec.msgpack.Decoder(Outline)
@@ -151,6 +173,8 @@ class Batch(msgspec.Struct, gc=False):
     producer_epoch: int
     sequence: int
     data: Bytes
+    decoded: Columns | None = None
+    """The messages of a small batch, decoded when it was received."""
 
     @property
     def next_offset(self) -> int:
@@ -192,35 +216,42 @@ class Batch(msgspec.Struct, gc=False):
 
     def columns(self) -> Columns:
         """The messages as columns."""
-        if not self.count:
-            return Columns([])
-        columns: Columns = self._decoded(_decoder)
-        _check_columns(columns, self.count, self.span)
-        return columns
+        if self.decoded is not None:
+            return self.decoded
+        return self._decoded_columns(self.body()) if self.count else Columns([])
 
-    def outline(self) -> Outline:
-        """What there is to know without the contents."""
-        if not self.count:
-            return Outline(_NIL)
-        outline: Outline = self._decoded(_outline_decoder)
-        for column in (outline.dues, outline.priorities, outline.expires, outline.places):
-            if column is not None and len(column) != self.count:
-                raise InvalidBatch(f"a column has {len(column)} entries for {self.count} messages")
+    def outline(self) -> Outline | Columns:
+        """The columns beside the values; all are checked, the values too, and as few as possible decoded."""
+        return self._outline(self.body()) if self.count else Outline()
+
+    def _outline(self, body: Bytes) -> Outline | Columns:
+        columns = body[0] - 0x90 if body and 0x90 < body[0] < 0xA0 else 0
+        values_end = column_end(body, 1, self.count) if columns else 0
+        if not values_end:
+            return self._decoded_columns(body)
+        has_keys = body[values_end : values_end + 1] not in (b"", b"\xc0")
+        keys_end = column_end(body, values_end, self.count) if has_keys else 0
+        rest = b"%c" % (0x90 + columns - 1) + (b"\xc0" + body[keys_end:] if keys_end else body[values_end:])
+        outline: Outline = _decoded(_outline_decoder, rest)
+        _check_lengths(outline, self.count, self.span)
         return outline
+
+    def _decoded_columns(self, body: Bytes) -> Columns:
+        columns: Columns = _decoded(_decoder, body)
+        if len(columns.values) != self.count:
+            raise InvalidBatch(f"there are {len(columns.values)} values for {self.count} messages")
+        _check_lengths(columns, self.count, self.span)
+        return columns
 
     def raw_columns(self) -> RawColumns:
         """The columns as they are stored, or would be without compression."""
-        columns: RawColumns = self._decoded(_raw_decoder)
+        columns: RawColumns = _decoded(_raw_decoder, self.body())
         return columns
 
-    def _decoded(self, decoder: Any) -> Any:
-        body: Bytes = memoryview(self.data)[HEADER_BYTES:]
-        if self.codec:
-            body = decompress(self.codec, memoryview(body))
-        try:
-            return decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidBatch(f"the body is not columns of messages: {error}") from error
+    def body(self) -> Bytes:
+        """The body, decompressed."""
+        body = memoryview(self.data)[HEADER_BYTES:]
+        return decompress(self.codec, body) if self.codec else body
 
     def messages(self) -> Iterator[Message]:
         """The messages, one by one."""
@@ -263,11 +294,12 @@ def encode(
     span: int = 0,
     flags: int = 0,
     buffer: bytearray | None = None,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> Batch:
     """Make a batch; `time_us` is the timestamp of messages that have none of their own.
 
     The span is the count unless it is given. A buffer given is written over, and belongs to the batch until the
-    caller is done with it.
+    caller is done with it. Brokers, which add headers to messages of any size, allow more bytes of a message.
     """
     count = len(columns.values)
     if not 0 < count <= BATCH_COUNT_MAX:
@@ -278,12 +310,14 @@ def encode(
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"a message cannot be encoded: {error}") from error
     if len(data) > MESSAGE_BYTES_MAX:
-        _check_sizes(columns, len(data))
+        _check_sizes(columns, len(data), message_bytes_max)
     if codec is not Codec.NONE:
         codec = _compressed(data, codec)
     time_min = time_max = time_us
     if columns.timestamps:
         time_min, time_max = min(columns.timestamps), max(columns.timestamps)
+    if not TIMESTAMP_US_MIN <= time_min <= time_max <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"a timestamp is {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, not {time_min} or {time_max}")
     return _finish(data, codec, flags, count, span or count, time_min, time_max, producer)
 
 
@@ -302,9 +336,14 @@ def encode_raw(columns: RawColumns, count: int, times_us: tuple[int, int], *, co
 
 def _compressed(data: bytearray, codec: Codec) -> Codec:
     """Compress the body, if it gets smaller; returns the codec that it has."""
-    packed = compress(codec, memoryview(data)[HEADER_BYTES:])
-    if len(packed) >= len(data) - HEADER_BYTES:
+    raw = memoryview(data)[HEADER_BYTES:]
+    packed = compress(codec, raw)
+    if expands_too_far(len(raw), len(packed)):
+        codec = Codec.LZ4  # which never does
+        packed = compress(codec, raw)
+    if len(packed) >= len(raw):
         return Codec.NONE
+    raw.release()
     data[HEADER_BYTES:] = packed
     return codec
 
@@ -365,7 +404,30 @@ def received(data: bytearray | memoryview) -> Batch:
     if batch.codec not in _CODECS:
         raise InvalidBatch(f"codec {batch.codec} is unknown")
     batch.verify()
+    _check_produced(batch)
     return batch
+
+
+def _check_produced(batch: Batch) -> None:
+    """Refuse a body with anything that a producer may not say, or that the header tells otherwise."""
+    body = batch.body()
+    if not body or not 0x91 <= body[0] <= 0x99:
+        raise InvalidBatch("a body is an array of 1 to 9 columns")
+    if batch.count <= _DECODED_COUNT and len(body) <= _DECODED_BYTES:
+        batch.decoded = batch._decoded_columns(body)
+        outline: Outline | Columns = batch.decoded
+    else:
+        outline = batch._outline(body)
+    if outline.places is not None or outline.origins is not None:
+        raise InvalidBatch("a producer's batch has neither places nor origins")
+    times = outline.timestamps
+    time_min, time_max = batch.time_min, batch.time_max
+    if times is None:
+        agree = TIMESTAMP_US_MIN <= time_min == time_max <= TIMESTAMP_US_MAX
+    else:
+        agree = min(times) == time_min and max(times) == time_max
+    if not agree:
+        raise InvalidBatch(f"the header's times, {time_min} to {time_max}, are not those of the messages")
 
 
 def _check_header(batch: Batch) -> None:
@@ -377,42 +439,49 @@ def _check_header(batch: Batch) -> None:
         raise InvalidBatch(f"{batch.count} messages in {batch.span} offsets are impossible")
 
 
-def _check_columns(columns: Columns, count: int, span: int) -> None:
-    for column in (
-        columns.values,
-        columns.keys,
-        columns.timestamps,
-        columns.headers,
-        columns.dues,
-        columns.priorities,
-        columns.expires,
-        columns.places,
-    ):
+def _decoded(decoder: Any, body: Bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidBatch(f"the body is not columns of messages: {error}") from error
+
+
+def _check_lengths(columns: Columns | Outline, count: int, span: int) -> None:
+    """Every column has an entry for each message, and the places are offsets of the batch."""
+    others = _astuple(columns)[-len(_NO_OTHERS) :]
+    if others == _NO_OTHERS and count == span:
+        return
+    for column in others[:-1]:  # there are origins for batches, not for messages
         if column is not None and len(column) != count:
             raise InvalidBatch(f"a column has {len(column)} entries for {count} messages")
     places = columns.places
     if places is not None:
-        rising = all(map(int.__lt__, places, places[1:]))
-        if not rising or places[0] < 0 or places[-1] >= span:
+        if not all(map(int.__lt__, places, places[1:])) or places[-1] >= span:
             raise InvalidBatch("the places of the messages are not in order")
     elif count != span:
         raise InvalidBatch("a batch with holes does not say where its messages are")
 
 
-def _check_sizes(columns: Columns, batch_bytes: int) -> None:
+def _check_sizes(columns: Columns, batch_bytes: int, message_bytes_max: int) -> None:
     """Refuse a batch that is too large, or has a message that is."""
     if batch_bytes > BATCH_BYTES_MAX:
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {batch_bytes}")
-    check_messages(columns, MESSAGE_BYTES_MAX)
+    check_messages(columns, message_bytes_max)
 
 
 def check_messages(columns: Columns, bytes_max: int) -> None:
     """Refuse messages that are larger."""
-    for index, value in enumerate(columns.values):
-        size = len(value or b"")
-        if columns.keys:
-            size += len(columns.keys[index] or b"")
-        if columns.headers:
-            size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
+    for index in range(len(columns.values)):
+        size = message_bytes(columns, index)
         if size > bytes_max:
             raise MessageTooLarge(f"a message has at most {bytes_max} bytes here, not {size}")
+
+
+def message_bytes(columns: Columns, index: int) -> int:
+    """How many bytes a message's value, key and headers have."""
+    size = len(columns.values[index] or b"")
+    if columns.keys is not None:
+        size += len(columns.keys[index] or b"")
+    if columns.headers is not None:
+        size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
+    return size

@@ -9,8 +9,15 @@ BATCH_BYTES_MAX = 32 << 20
 BATCH_COUNT_MAX = 65_536
 """Messages in one batch."""
 
-TIMESTAMP_US_MAX = 1 << 62
-"""Latest time, in microseconds since 1970: the year 148,108."""
+BODY_EXPANSION_MAX = 256
+"""Times that a compressed body may grow when it is decompressed; an LZ4 block cannot grow more."""
+
+TIMESTAMP_US_MIN = -62_135_424_000_000_000
+TIMESTAMP_US_MAX = 253_402_214_399_999_999
+"""Earliest and latest time, in microseconds since 1970: 0001-01-03 00:00 and the end of 9999-12-30, UTC.
+
+In every time zone these are times that Python's datetime can express, and with it Spark's rows in Python.
+"""
 
 SEGMENT_BYTES_MIN = 4 << 10
 SEGMENT_BYTES_MAX = 2 << 30
@@ -47,6 +54,10 @@ DELIVERIES_MAX = 255
 PRIORITY_MAX = 32_767
 PRIORITY_MIN = -32_768
 """Bounds of priorities that make a difference; what is beyond counts as the bound."""
+
+PRIORITY_STORED_MAX = (1 << 31) - 1
+PRIORITY_STORED_MIN = -(1 << 31)
+"""Bounds of priorities that a message can have."""
 
 STATE_BYTES_MAX = 64 << 10
 """What one holder of a message can tell the next one when it gives the message back."""

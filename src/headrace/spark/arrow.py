@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headrace.model.batch import FLAG_LOST, Batch
+from headrace.model.batch import FLAG_LOST, Batch, Priority, Time
 from headrace.model.errors import CorruptBatch, InvalidBatch
+from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.spark.planning import Range, Window
 
 _ROWS = 50_000
@@ -25,7 +26,8 @@ _UINT64, _UINT64_BYTES = 0xCF, 8
 _TIME = pa.timestamp("us", "UTC")
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _TEXTS = msgspec.msgpack.Decoder(list[bytes | None] | None)
-_NUMBERS = msgspec.msgpack.Decoder(list[int | None] | None)
+_TIMES = msgspec.msgpack.Decoder(list[Time | None] | None)
+_PRIORITIES = msgspec.msgpack.Decoder(list[Priority | None] | None)
 _HEADERS = msgspec.msgpack.Decoder(list[dict[str, bytes] | None] | None)
 
 
@@ -100,7 +102,7 @@ class _Piece:
         self.wanted: list[bool] | None = None
         """For each message, whether it is; None if all are."""
         outside = batch.base_offset < wanted.start or batch.next_offset > wanted.end
-        expires = None if expired_too else _NUMBERS.decode(self.raw.expires)
+        expires = None if expired_too else self.column("expires", _TIMES)
         if outside or expires is not None:
             self.wanted = self._picked(wanted, expires)
 
@@ -117,10 +119,17 @@ class _Piece:
 
     def column(self, name: str, decoder: Any) -> list[Any] | None:
         """A column; None if no message has it."""
-        column: list[Any] | None = decoder.decode(getattr(self.raw, name))
+        try:
+            column: list[Any] | None = decoder.decode(getattr(self.raw, name))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidBatch(f"{self._where}: the column {name} cannot be decoded: {error}") from error
         if column is not None and len(column) != self.count:
-            raise InvalidBatch(f"a column has {len(column)} entries for {self.count} messages")
+            raise InvalidBatch(f"{self._where}: a column has {len(column)} entries for {self.count} messages")
         return column
+
+    @property
+    def _where(self) -> str:
+        return f"offsets {self.batch.base_offset} to {self.batch.next_offset - 1}"
 
 
 def _chained(pieces: list[_Piece], name: str, decoder: Any) -> list[Any]:
@@ -207,11 +216,13 @@ def _offsets(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
 def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     tables = _even(pieces, "timestamps", _number_head)
     if tables is not None:
-        numbers = np.ascontiguousarray(_concatenated(tables)).view(">i8").astype(np.int64)
-        return pa.array(numbers.reshape(-1), pa.int64()).view(_TIME)
+        numbers = np.ascontiguousarray(_concatenated(tables)).view(">i8").astype(np.int64).reshape(-1)
+        if numbers.min() < 0 or numbers.max() > TIMESTAMP_US_MAX:
+            raise InvalidBatch(f"a timestamp of offsets from {pieces[0].batch.base_offset} on is out of range")
+        return pa.array(numbers, pa.int64()).view(_TIME)
     parts = []
     for piece in pieces:
-        times = piece.column("timestamps", _NUMBERS)
+        times = piece.column("timestamps", _TIMES)
         parts.append(np.full(piece.count, piece.batch.time_max) if times is None else np.asarray(times, np.int64))
     return pa.array(np.concatenate(parts), pa.int64()).view(_TIME)
 
@@ -221,15 +232,15 @@ def _keys(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
 
 
 def _dues(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
-    return pa.array(_chained(pieces, "dues", _NUMBERS), pa.int64()).view(_TIME)
+    return pa.array(_chained(pieces, "dues", _TIMES), pa.int64()).view(_TIME)
 
 
 def _expires(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
-    return pa.array(_chained(pieces, "expires", _NUMBERS), pa.int64()).view(_TIME)
+    return pa.array(_chained(pieces, "expires", _TIMES), pa.int64()).view(_TIME)
 
 
 def _priorities(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
-    return pa.array(_chained(pieces, "priorities", _NUMBERS), pa.int32())
+    return pa.array(_chained(pieces, "priorities", _PRIORITIES), pa.int32())
 
 
 def _headers(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from headrace.client._sync.transaction import Transaction
 from headrace.client.shapes import Shape
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
-from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 from headrace.spark.packing import packed
 
@@ -198,7 +198,7 @@ def _to_time(column: pa.Array) -> pa.Array:
     times = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     bounds = pc.min_max(times)
     for bound in (bounds["min"].as_py(), bounds["max"].as_py()):
-        if not -TIMESTAMP_US_MAX <= bound <= TIMESTAMP_US_MAX:
+        if not TIMESTAMP_US_MIN <= bound <= TIMESTAMP_US_MAX:
             raise InvalidArgument(f"a time is {bound} microseconds from 1970, which is too far away")
     return times
 

@@ -2,11 +2,12 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
 
 from headrace.model.batch import FLAG_LOST, Batch
-from headrace.model.errors import CorruptBatch, LogNotFound, OffsetOutOfRange
+from headrace.model.errors import CorruptBatch, InvalidBatch, LogNotFound, OffsetOutOfRange
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
 from headrace.storage.scan import Damage, scan
@@ -107,9 +108,10 @@ class LogReader:
         first = self.first_offset
         for batch in self.batches(max(start, first), skip_corrupt=True):
             if batch.time_max >= time_us:
-                for message in batch.messages():
-                    if message.timestamp >= time_us and message.offset >= first:
-                        return message.offset
+                with suppress(InvalidBatch):  # nobody can read it, so nobody looks for it
+                    for message in batch.messages():
+                        if message.timestamp >= time_us and message.offset >= first:
+                            return message.offset
         return self.next_offset
 
     def _from(self, offset: int, end: int, *, verify: bool = True) -> Iterator[tuple[int, Batch | Damage, Segment]]:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -10,17 +10,19 @@ from typing import Any
 from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.picking import Picker
 from headrace.engines.partition import Partition
-from headrace.model.batch import Batch, Columns
+from headrace.model.batch import Batch, Columns, message_bytes
 from headrace.model.errors import CorruptBatch, InvalidBatch, OffsetOutOfRange
 
 _CACHED_BYTES = 32 << 20
-_CACHED_MIN = 8
 _FEW = 8
 """When less than one of so many messages of a batch is wanted, it is picked out; else all are decoded."""
 _SMALL = 32
+READ_BYTES = 8 << 20
+"""What is read at a time of messages of which only a little is to be known."""
 STORED_MIN = 32
 """Batches with fewer messages are not handed out as they are stored: one that is made of many costs less than those."""
 _NO_EDITS: Mapping[int, EditRecord] = MappingProxyType({})
+_UNBOUNDED = 1 << 62
 _FIELDS = ("keys", "headers", "dues", "priorities", "expires")
 
 
@@ -34,7 +36,10 @@ class _Decoded:
         if self.columns.timestamps is None:
             self.columns.timestamps = [batch.time_max] * batch.count
         self.places = self.columns.places
-        self.bytes = batch.raw_bytes + 100 * batch.count
+        self.raw_bytes = batch.raw_bytes
+        """More than all its messages have."""
+        headers = sum(map(len, filter(None, self.columns.headers or ())))
+        self.bytes = self.raw_bytes + 100 * batch.count + 150 * headers
 
     def pick(self, indices: Sequence[int]) -> Columns:
         """The messages at these places."""
@@ -63,13 +68,59 @@ class Contents:
         self, offsets: Sequence[int], edits: Mapping[int, EditRecord] = _NO_EDITS
     ) -> tuple[Columns, list[int], list[int]]:
         """The messages in this order, edited, as columns; the offsets of those there are, and of those gone."""
-        if type(offsets) is not range and len(offsets) > 1 and not all(map(int.__lt__, offsets, offsets[1:])):
-            return self._read_sorted(offsets, edits)
+        columns, there, gone, _ = self.read_some(offsets, _UNBOUNDED, edits)
+        return columns, there, gone
+
+    def read_some(
+        self, offsets: Sequence[int], bytes_max: int, edits: Mapping[int, EditRecord] = _NO_EDITS
+    ) -> tuple[Columns, list[int], list[int], Sequence[int]]:
+        """As `read`, up to the batch whose messages go beyond so many bytes; tells also which offsets were left out."""
+        if type(offsets) is range or len(offsets) < 2 or all(map(int.__lt__, offsets, offsets[1:])):
+            return self._read_rising(offsets, bytes_max, edits)
+        columns, there, gone, unread = self._read_rising(sorted(set(offsets)), bytes_max, edits)
+        if unread:  # what comes first in the order that is wanted may be among these
+            return self._read_each(offsets, bytes_max, edits)
+        place = {offset: index for index, offset in enumerate(there)}
+        wanted = [offset for offset in offsets if offset in place]
+        picked = columns.picked([place[offset] for offset in wanted], there)
+        picked.places = None
+        return picked, wanted, gone, ()
+
+    def parts(
+        self, offsets: Sequence[int], edits: Mapping[int, EditRecord] = _NO_EDITS
+    ) -> Iterator[tuple[Columns, list[int], list[int]]]:
+        """As `read`, some of the messages at a time: all of them may not fit into memory."""
+        while offsets:
+            columns, there, gone, offsets = self.read_some(offsets, READ_BYTES, edits)
+            yield columns, there, gone
+
+    def _read_each(
+        self, offsets: Sequence[int], bytes_max: int, edits: Mapping[int, EditRecord]
+    ) -> tuple[Columns, list[int], list[int], Sequence[int]]:
+        """The same for offsets in any order, a message at a time."""
         found = Columns([], timestamps=[])
         there: list[int] = []
         gone: list[int] = []
-        place = 0
-        while place < len(offsets):
+        size = 0
+        for index, offset in enumerate(offsets):
+            columns, is_there, is_gone, _ = self._read_rising([offset], bytes_max, edits)
+            gone += is_gone
+            if is_there:
+                there.append(offset)
+                _append(found, columns)
+                size += message_bytes(columns, 0)
+            if size > bytes_max:
+                return found, there, gone, offsets[index + 1 :]
+        return found, there, gone, ()
+
+    def _read_rising(
+        self, offsets: Sequence[int], bytes_max: int, edits: Mapping[int, EditRecord]
+    ) -> tuple[Columns, list[int], list[int], Sequence[int]]:
+        found = Columns([], timestamps=[])
+        there: list[int] = []
+        gone: list[int] = []
+        place = size = exact = measured = 0
+        while place < len(offsets) and size <= bytes_max:
             known = self._find(offsets, place)
             if known is None:
                 gone.append(offsets[place])
@@ -79,15 +130,23 @@ class Contents:
             place += len(wanted)
             indices = _indices(known, wanted, gone)
             if indices:
-                picked = known.pick(indices)
+                try:
+                    picked = known.pick(indices)
+                except InvalidBatch:
+                    gone += [one for one in wanted if one not in gone]
+                    continue
                 if there:
                     _append(found, picked)
                 else:
                     found, picked.places, picked.origins = picked, None, None
                 there += wanted if len(indices) == len(wanted) else [one for one in wanted if one not in gone]
+                size += known.raw_bytes
+                if size > bytes_max:  # perhaps: what was not wanted of the batches is in it
+                    exact += sum(message_bytes(found, index) for index in range(measured, len(there)))
+                    size, measured = exact, len(there)
         if edits and not edits.keys().isdisjoint(there):
             _edit(found, there, edits)
-        return found, there, gone
+        return found, there, gone, offsets[place:]
 
     def stored(self, offsets: range, bytes_max: int) -> list[Batch]:
         """The batches, as they are stored, that have the first of these messages and no others; no small ones."""
@@ -108,17 +167,6 @@ class Contents:
             found.append(batch)
             offset = batch.next_offset
         return found
-
-    def _read_sorted(
-        self, offsets: Sequence[int], edits: Mapping[int, EditRecord]
-    ) -> tuple[Columns, list[int], list[int]]:
-        """The same for offsets in any order: each batch is looked at only once."""
-        columns, there, gone = self.read(sorted(set(offsets)), edits)
-        place = {offset: index for index, offset in enumerate(there)}
-        wanted = [offset for offset in offsets if offset in place]
-        picked = columns.picked([place[offset] for offset in wanted], there)
-        picked.places = None
-        return picked, wanted, gone
 
     def _known(self, offset: int) -> _Decoded | Picker | None:
         at = bisect_right(self._bases, offset) - 1
@@ -151,8 +199,14 @@ class Contents:
         self._cache[known.base] = known
         bases.insert(bisect_left(bases, known.base), known.base)
         self._bytes += known.bytes
-        while self._bytes > _CACHED_BYTES and len(self._cache) > _CACHED_MIN:
+        while self._bytes > _CACHED_BYTES and len(self._cache) > 1:
             self._forget(next(iter(self._cache)))
+
+    def clear(self) -> None:
+        """Keep nothing: there are no messages that could be wanted soon."""
+        self._cache.clear()
+        self._bases.clear()
+        self._bytes = 0
 
     def _forget(self, base: int) -> None:
         self._bytes -= self._cache.pop(base).bytes

@@ -1,6 +1,6 @@
 """A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.intake import Intake
 from headrace.engines.leased.key_order import KeyOrder
 from headrace.engines.leased.leases import Held, Leases
-from headrace.engines.leased.pending import Entries, Pending
+from headrace.engines.leased.pending import Entries, Entry, Pending
 from headrace.engines.leased.statuses import (
     BLOCKED,
     LEASED,
@@ -22,7 +22,7 @@ from headrace.engines.leased.statuses import (
     Statuses,
 )
 from headrace.engines.partition import Partition
-from headrace.model.batch import Batch, Columns
+from headrace.model.batch import Batch, Columns, message_bytes
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
 from headrace.model.subscription import SubscriptionSettings
 
@@ -175,7 +175,7 @@ class LeasedIndex:
             fresh: Entries = []
             chosen = self.pending.take(wanted, now_us, ahead_us, until_key, fresh)
             try:
-                stored, columns, there = self._contents(chosen, bytes_max)
+                stored, columns, there = self._contents(chosen, bytes_max, fresh)
             except (HeadraceError, OSError):
                 self.pending.put_back({*chosen, *early}, entries + fresh)
                 raise
@@ -212,17 +212,26 @@ class LeasedIndex:
         columns.places = None
         return columns, offsets[:kept]
 
-    def _contents(self, chosen: Sequence[int], bytes_max: int) -> tuple[list[Batch], Columns, list[int]]:
-        """The first messages as they are stored, if that will do, and the others, with their offsets."""
+    def _contents(
+        self, chosen: Sequence[int], bytes_max: int, entries: Entries
+    ) -> tuple[list[Batch], Columns, list[int]]:
+        """The first messages as they are stored, if that will do, and the others, with their offsets.
+
+        Those that are not read, because there are enough bytes already, go back.
+        """
         contents, edits = self.pending.contents, self.edits
         assert contents is not None
         stored: list[Batch] = []
         if type(chosen) is range and not self._settings.ordered_by_key and not self._are_edited(chosen):
             stored = contents.stored(chosen, bytes_max)
         others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
-        columns, there, gone = contents.read(others, edits)
+        bytes_left = bytes_max - sum(batch.raw_bytes for batch in stored)
+        columns, there, gone, unread = contents.read_some(others, bytes_left, edits)
         if gone:
             self.apply_settled(gone)
+        if unread:
+            self.pending.put_back(set(unread), entries)
+            entries[:] = [_without(entry, set(unread)) for entry in entries]
         return stored, columns, there
 
     def _describe(self, taken: Taken) -> None:
@@ -255,6 +264,17 @@ class LeasedIndex:
         assert self.pending.contents is not None
         columns, there, _ = self.pending.contents.read(offsets, self.edits)
         return columns, there
+
+    def parts(self, offsets: Sequence[int]) -> Iterator[tuple[Columns, list[int]]]:
+        """The same, some of the messages at a time."""
+        assert self.pending.contents is not None
+        return ((columns, there) for columns, there, _ in self.pending.contents.parts(offsets, self.edits))
+
+    def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]:
+        """The same, up to about so many bytes; tells also which of them were left out."""
+        assert self.pending.contents is not None
+        columns, there, _, unread = self.pending.contents.read_some(offsets, bytes_max, self.edits)
+        return columns, there, unread
 
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]:
         """When messages that are given back are ready: not before they are due, which may still be to come."""
@@ -434,6 +454,8 @@ class LeasedIndex:
                 self.states.pop(offset, None)
                 self._ahead.pop(offset, None)
         self._order.update(offsets, 0, self._ahead)
+        if self.pending.contents is not None and not any(self.statuses.counts):
+            self.pending.contents.clear()
 
     def apply_returned(
         self,
@@ -485,18 +507,21 @@ class LeasedIndex:
             self._order.update([offset], now_us, self._ahead)  # others of its key may come before it by now
 
 
+def _without(entry: Entry, offsets: set[int]) -> Entry:
+    """What was taken out, but for these."""
+    runs, keys, entered = entry
+    kept = [(key, offset) for key, offset in zip(keys, entered, strict=True) if offset not in offsets]
+    return runs, [key for key, _ in kept], [offset for _, offset in kept]
+
+
 def _fitting(columns: Columns, bytes_max: int, least: int) -> tuple[int, int]:
     """How many of the messages have so many bytes together, so many at least, and how many bytes they have."""
     total = sum(map(len, filter(None, columns.values)))
     if total <= bytes_max and columns.keys is None and columns.headers is None:
         return len(columns.values), total
     total = 0
-    for index, value in enumerate(columns.values):
-        size = len(value or b"")
-        if columns.keys is not None:
-            size += len(columns.keys[index] or b"")
-        if columns.headers is not None:
-            size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
+    for index in range(len(columns.values)):
+        size = message_bytes(columns, index)
         if total + size > bytes_max and index >= least:
             return index, total
         total += size

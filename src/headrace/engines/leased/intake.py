@@ -5,23 +5,20 @@ from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-import msgspec
-
 from headrace.engines.leased.order import ordered
 from headrace.engines.leased.pending import Pending
 from headrace.engines.leased.runs import Runs
 from headrace.engines.leased.statuses import LEASED, READY, SETTLED, UNKNOWN, WAITING
 from headrace.engines.partition import Partition
-from headrace.model.batch import Batch, Outline
+from headrace.model.batch import Batch, Columns, Outline
 from headrace.model.errors import InvalidBatch
 from headrace.model.leasing import SUBSCRIPTION_HEADER
 from headrace.model.subscription import Discipline
 
 logger = logging.getLogger("headrace.broker")
 
-_headers_decoder = msgspec.msgpack.Decoder(list[dict[str, bytes] | None])
-_times_decoder = msgspec.msgpack.Decoder(list[int] | None)
-_MARK = SUBSCRIPTION_HEADER.encode()
+Described = Outline | Columns
+"""What a batch says of its messages beside their values."""
 
 
 class Intake:
@@ -94,7 +91,7 @@ class Intake:
             missing = set(range(first, last)).difference(offsets)
             pending.statuses.change(sorted(missing), SETTLED)
         plain = len(offsets) == last - first and pending.statuses.is_unknown(first, last) and not pending.edits
-        plain = plain and outline.expires is None and self._ttl_us is None and _MARK not in bytes(outline.headers)
+        plain = plain and outline.expires is None and self._ttl_us is None and not _is_meant(outline)
         if plain and outline.dues is None:
             self._take_in_ready(batch, outline)
         elif plain and (dues := _all_later(outline.dues, now_us)) is not None:
@@ -102,10 +99,9 @@ class Intake:
         else:
             self._take_in_each(batch, outline, offsets, now_us)
 
-    def _outline(self, batch: Batch) -> Outline | None:
+    def _outline(self, batch: Batch) -> Described | None:
         """What the batch says of its messages; None if it has none that could be handed out."""
         try:
-            batch.columns()  # brokers do not look into what is published to them
             return batch.outline()
         except InvalidBatch as error:
             offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
@@ -113,7 +109,7 @@ class Intake:
             logger.warning("%s: %s passes over offsets %s: %s", self._partition.place, who, offsets, error)
             return None
 
-    def _take_in_ready(self, batch: Batch, outline: Outline) -> None:
+    def _take_in_ready(self, batch: Batch, outline: Described) -> None:
         """All are ready, and nobody has said anything about any of them."""
         pending, offsets = self._pending, range(batch.base_offset, batch.next_offset)
         pending.statuses.begin(offsets.start, offsets.stop, READY)
@@ -127,7 +123,7 @@ class Intake:
         keys, sorted_offsets = map(dues.__getitem__, order), map(offsets.__getitem__, order)
         self._pending.waiting.add(array("q", keys), array("q", sorted_offsets))
 
-    def _take_in_each(self, batch: Batch, outline: Outline, offsets: Sequence[int], now_us: int) -> None:
+    def _take_in_each(self, batch: Batch, outline: Described, offsets: Sequence[int], now_us: int) -> None:
         pending = self._pending
         pending.statuses.change(self._not_ours(outline, offsets), SETTLED)
         nothing = [None] * len(offsets)
@@ -152,22 +148,22 @@ class Intake:
             pending.statuses.change(chosen, READY)  # type: ignore[arg-type]
             pending.ready.add(*ordered(pending.discipline, chosen, ranks, since))  # type: ignore[arg-type]
 
-    def _not_ours(self, outline: Outline, offsets: Sequence[int]) -> list[int]:
+    def _not_ours(self, outline: Described, offsets: Sequence[int]) -> list[int]:
         """Those that were deleted, or are meant for another subscription."""
         edits = self._pending.edits
         found = [offset for offset in offsets if edits and offset in edits and edits[offset].deleted]
-        if _MARK in bytes(outline.headers):
-            for offset, each in zip(offsets, _headers_decoder.decode(outline.headers), strict=True):
+        if _is_meant(outline):
+            for offset, each in zip(offsets, outline.headers or (), strict=True):
                 meant = (each or {}).get(SUBSCRIPTION_HEADER)
                 if meant is not None and meant != self._subscription:
                     found.append(offset)
         return found
 
-    def _times(self, batch: Batch, outline: Outline) -> Sequence[int]:
+    def _times(self, batch: Batch, outline: Described) -> Sequence[int]:
         """When each was published."""
-        return _times_decoder.decode(outline.timestamps) or [batch.time_max] * batch.count
+        return outline.timestamps or [batch.time_max] * batch.count
 
-    def _expect_expiry(self, batch: Batch, outline: Outline, offsets: Sequence[int]) -> None:
+    def _expect_expiry(self, batch: Batch, outline: Described, offsets: Sequence[int]) -> None:
         limit = None if self._ttl_us is None else batch.append_time + self._ttl_us
         if outline.expires is None and limit is None:
             return
@@ -179,11 +175,16 @@ class Intake:
         _add_sorted(self._pending.expiring, ends)
 
 
-def _offsets(batch: Batch, outline: Outline) -> Sequence[int]:
+def _offsets(batch: Batch, outline: Described) -> Sequence[int]:
     """Those of its messages: compaction may have removed some."""
     if outline.places is not None or not batch.count:
         return [batch.base_offset + place for place in outline.places or ()]
     return range(batch.base_offset, batch.next_offset)
+
+
+def _is_meant(outline: Described) -> bool:
+    """Whether a message is meant for one subscription alone."""
+    return outline.headers is not None and any(SUBSCRIPTION_HEADER in each for each in outline.headers if each)
 
 
 def _all_later(dues: Sequence[int | None] | None, now_us: int) -> Sequence[int] | None:

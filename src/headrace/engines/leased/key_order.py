@@ -8,9 +8,6 @@ from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, READY, SE
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 
-_AT_ONCE = 4096
-"""Messages that are read at a time."""
-
 
 class KeyOrder:
     """Keeps messages of a key apart, if the subscription is ordered by key; else it does nothing."""
@@ -104,6 +101,5 @@ class KeyOrder:
     def _read(self, offsets: list[int]) -> Iterator[tuple[Columns, list[int]]]:
         """The contents of many messages, not all of them in memory at once."""
         assert self._pending.contents is not None
-        for place in range(0, len(offsets), _AT_ONCE):
-            columns, there, _ = self._pending.contents.read(offsets[place : place + _AT_ONCE], self._pending.edits)
+        for columns, there, _ in self._pending.contents.parts(offsets, self._pending.edits):
             yield columns, there

@@ -26,7 +26,8 @@ NOT_READY = 1 << 62
 _AT_ONCE = 4096
 """Messages that are made ready at a time."""
 
-Entries = list[tuple[Runs, Sequence[int], Sequence[int]]]
+Entry = tuple[Runs, Sequence[int], Sequence[int]]
+Entries = list[Entry]
 """Where messages were taken from, with keys and offsets."""
 
 
@@ -174,16 +175,16 @@ class Pending:
 
     def _add_some(self, offsets: Sequence[int]) -> None:
         assert self.contents is not None
-        priorities: Sequence[int | None] | None = None
-        times: Sequence[int] = ()
-        if self.discipline in (Discipline.DEADLINE, Discipline.PRIORITY):
-            columns, offsets, gone = self.contents.read(offsets, self.edits)
+        if self.discipline not in (Discipline.DEADLINE, Discipline.PRIORITY):
+            self.ready.add(*ordered(self.discipline, offsets, None, ()))
+            return
+        for columns, there, gone in self.contents.parts(offsets, self.edits):
             self.statuses.change(gone, SETTLED)
             self.lost += gone
-            priorities, times = columns.priorities, columns.timestamps or ()
+            times: Sequence[int] = columns.timestamps or ()
             if columns.dues is not None:
                 times = [time if due is None else due for due, time in zip(columns.dues, times, strict=True)]
-        self.ready.add(*ordered(self.discipline, offsets, priorities, times))
+            self.ready.add(*ordered(self.discipline, there, columns.priorities, times))
 
     # Messages are taken out.
 

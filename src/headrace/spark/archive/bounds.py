@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
-from headrace.model.limits import TIMESTAMP_US_MAX
+from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import Storage, Validity, topic_settings
 from headrace.spark.archive.manifest import Shelf
@@ -110,7 +110,7 @@ def day_cuts(
 
     def ask(day: int) -> dict[int, int]:
         if day not in known:
-            found = at_time(min(max(day * _DAY_US, -TIMESTAMP_US_MAX), TIMESTAMP_US_MAX))
+            found = at_time(min(max(day * _DAY_US, TIMESTAMP_US_MIN), TIMESTAMP_US_MAX))
             known[day] = {number: min(max(found[number], start), end) for number, (start, end) in ranges.items()}
         return known[day]
 
