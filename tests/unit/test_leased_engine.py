@@ -193,6 +193,29 @@ def test_offsets_survive_packing(offsets: list[int]) -> None:
     assert list(unpacked(packed(offsets))) == offsets
 
 
+@given(entries=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5000)), unique=True, max_size=4000), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_equal_keys_are_listed_in_the_order_of_offsets(entries: list[tuple[int, int]], data: st.DataObject) -> None:
+    runs = Runs()
+    size = data.draw(st.integers(1, 60))
+    for start in range(0, len(entries), size):
+        some = entries[start : start + size]
+        if data.draw(st.booleans()):
+            some.sort()
+            runs.add(array("q", [key for key, _ in some]), array("q", [offset for _, offset in some]))
+        else:
+            for key, offset in some:
+                runs.push(key, offset)
+    assert list(runs.between(0, 10)) == sorted(entries)
+
+
+def test_runs_that_become_one_keep_the_order_of_offsets() -> None:
+    runs = Runs()
+    for offset in reversed(range(100)):
+        runs.add(array("q", [7]), array("q", [offset]))
+    assert list(runs.between(0, 10)) == [(7, offset) for offset in range(100)]
+
+
 def test_offsets_that_follow_each_other_take_few_bytes() -> None:
     assert len(packed(range(1000, 2000))) == len(packed([5])) == len(packed(list(range(7, 9000))))
 

@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 _LOOSE_MAX = 512
 """Single entries that are kept in a heap before they become a run."""
@@ -72,7 +72,7 @@ class Runs:
             self.add(array("q", [key for key, _ in loose]), array("q", [offset for _, offset in loose]))
 
     def add(self, keys: Sequence[int], offsets: Sequence[int]) -> None:
-        """Add many whose keys are in order. What is given is kept: nobody else may change it."""
+        """Add many in the order of their keys, equal ones in the order of offsets. What is given is kept: nobody else may change it."""
         if not keys:
             return
         last = self._last
@@ -168,12 +168,10 @@ class Runs:
         """Make one run of the small ones."""
         small = [head for head in self._heads if len(head[3].keys) < _SMALL]
         self._heads = [head for head in self._heads if len(head[3].keys) >= _SMALL]
-        keys, offsets = array("q"), array("q")
-        for *_, run in sorted(small, key=lambda head: head[2]):
-            keys.extend(run.keys[run.place :])
-            offsets.extend(run.offsets[run.place :])
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        merged = _Run(array("q", map(keys.__getitem__, order)), array("q", map(offsets.__getitem__, order)))
+        # Equal keys in the order of offsets: pages of a search continue behind a key and an offset.
+        parts = (zip(run.keys[run.place :], run.offsets[run.place :], strict=True) for *_, run in small)
+        entries = sorted(chain.from_iterable(parts))
+        merged = _Run(array("q", [key for key, _ in entries]), array("q", [offset for _, offset in entries]))
         self._serial += 1
         self._heads.append((merged.keys[0], merged.offsets[0], self._serial, merged))
         heapify(self._heads)
