@@ -112,7 +112,7 @@ class Broker:
         dead_letters.registry = self._subscriptions
         self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
         self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
-        self._finding = Finding(self._subscriptions, dead_letters, self._editing)
+        self._finding = Finding(self._topics, self._subscriptions, dead_letters, self._editing, self._ledger, ports)
         self._crons = Crons(self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us)
         self._trimming = Trimming(self._topics, self._membership, self._subscriptions, ports)
         self._upkeep = Upkeep(self._topics, self._membership, self._subscriptions, self._ledger, ports, settings)
@@ -185,6 +185,7 @@ class Broker:
         self._transactions.tick(now_us)
         self._upkeep.tick(now_us)
         self._leasing.tick(now_us)
+        self._finding.tick(now_us)
         if not self._draining:
             self._crons.tick(now_us)
         cron_us = None if self._draining else self._crons.next_tick_us()

@@ -1,18 +1,20 @@
 """What a broker has to remember of leased subscriptions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
 from headrace.engines.api import (
-    Content,
     EditRecord,
     LeasedIndex,
     Note,
+    PackedEdits,
     SavedChunk,
     SavedRest,
+    pack_edits,
     saving,
     unpacked,
+    whole,
 )
 
 
@@ -112,6 +114,22 @@ class RestKept(Fact, tag=29):
     rest: SavedRest
 
 
+class SettledEdits(Fact, tag=90):
+    """Edits of messages that all subscriptions have settled, in snapshots."""
+
+    topic_id: int
+    partition: int
+    edits: PackedEdits
+
+
+class EditsLost(Fact, tag=91):
+    """A power loss took messages from an offset on: other messages get their offsets."""
+
+    topic_id: int
+    partition: int
+    offset: int
+
+
 LeasedFact = (
     SubscriptionSet
     | SubscriptionGone
@@ -123,6 +141,8 @@ LeasedFact = (
     | IndexKept
     | ChunksKept
     | RestKept
+    | SettledEdits
+    | EditsLost
 )
 
 
@@ -135,6 +155,12 @@ class LeasedState:
         """The last one given out."""
         self.edits: dict[tuple[int, int], dict[int, EditRecord]] = {}
         """By topic id and partition, and by offset."""
+        self._settled_edits: dict[tuple[int, int], list[PackedEdits]] = {}
+        """Of messages that all subscriptions have settled: they matter again to a new subscription."""
+        self.unsubscribed: dict[tuple[int, int], LeasedIndex] = {}
+        """Indexes for queries of topics without a subscription, by topic id and partition: edits reach them too."""
+        self._by_topic: dict[int, list[int]] = {}
+        """The subscriptions of each topic."""
         self._indexes: dict[tuple[int, int], LeasedIndex] = {}
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
@@ -146,8 +172,28 @@ class LeasedState:
         return index
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
-        """What was changed in a partition."""
+        """What was changed in a partition, for subscriptions that have not settled all of it."""
         return self.edits.setdefault((topic_id, partition), {})
+
+    def edit_of(self, topic_id: int, partition: int, offset: int) -> EditRecord:
+        """What was changed about a message."""
+        place = topic_id, partition
+        found = self.edits.get(place, {}).get(offset)
+        for packed in () if found is not None else reversed(self._settled_edits.get(place, [])):
+            found = packed.get(offset)
+            if found is not None:
+                break
+        return found or EditRecord(1)
+
+    def recall_edits(self, topic_id: int) -> None:
+        """Have all edits of a topic at hand again: somebody will look at settled messages."""
+        for place in [place for place in self._settled_edits if place[0] == topic_id]:
+            recalled: dict[int, EditRecord] = {}
+            for packed in self._settled_edits.pop(place):
+                recalled.update(packed.items())
+            edits = self.edits_of(*place)  # the indexes hold this very dictionary
+            recalled.update(edits)
+            edits.update(recalled)
 
     def apply(self, fact: LeasedFact) -> None:
         """Take in a fact."""
@@ -156,13 +202,22 @@ class LeasedState:
                 if fact.subscription in self.subscriptions:
                     self._apply_to(self.index(fact.subscription, fact.partition), fact)
             case SubscriptionSet():
+                if fact.id not in self.subscriptions:
+                    self._by_topic.setdefault(fact.topic_id, []).append(fact.id)
+                    self.recall_edits(fact.topic_id)
                 self.subscriptions[fact.id] = fact
                 self.subscription_id = max(self.subscription_id, fact.id)
             case SubscriptionGone():
-                self.subscriptions.pop(fact.id, None)
+                gone = self.subscriptions.pop(fact.id, None)
+                if gone is not None:
+                    self._by_topic[gone.topic_id].remove(fact.id)
                 self._indexes = {key: index for key, index in self._indexes.items() if key[0] != fact.id}
             case Edited():
                 self._edit(fact)
+            case SettledEdits():
+                self._settled_edits.setdefault((fact.topic_id, fact.partition), []).append(fact.edits)
+            case EditsLost():
+                self._lose_edits(fact)
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
@@ -185,13 +240,19 @@ class LeasedState:
 
     def _edit(self, fact: Edited) -> None:
         edits = self.edits_of(fact.topic_id, fact.partition)
-        # Decoded ones are plain lists inside.
-        content = None if fact.edit.content is None else Content(*fact.edit.content)
-        edit = edits[fact.offset] = fact.edit._replace(content=content)
-        for subscription in self.subscriptions.values():
-            if subscription.topic_id == fact.topic_id:
-                index = self.index(subscription.id, fact.partition)
-                index.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+        edit = edits[fact.offset] = whole(fact.edit)
+        indexes = [self.index(number, fact.partition) for number in self._by_topic.get(fact.topic_id, ())]
+        if (fact.topic_id, fact.partition) in self.unsubscribed:
+            indexes.append(self.unsubscribed[fact.topic_id, fact.partition])
+        for index in indexes:
+            index.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+
+    def _lose_edits(self, fact: EditsLost) -> None:
+        place = fact.topic_id, fact.partition
+        self.recall_edits(fact.topic_id)
+        edits = self.edits_of(*place)
+        for offset in [offset for offset in edits if offset >= fact.offset]:
+            del edits[offset]
 
     def facts(self) -> Iterator[Fact]:
         """The fewest facts that tell all of it."""
@@ -202,6 +263,9 @@ class LeasedState:
             for offset, edit in edits.items():
                 yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
         yield from self.subscriptions.values()
+        for (topic_id, partition), packs in self._settled_edits.items():
+            for packed in packs:  # after the subscriptions, each of which would recall them
+                yield SettledEdits(topic_id, partition, packed)
         for (subscription, partition), index in self._indexes.items():
             yield IndexKept(subscription, partition, index.statuses.end)
             for chunks in saving.save_chunks(index):
@@ -212,23 +276,47 @@ class LeasedState:
         """A topic is gone, and its subscriptions with it."""
         for subscription in [one for one in self.subscriptions.values() if one.topic_id == topic_id]:
             self.apply(SubscriptionGone(subscription.id))
-        for key in [key for key in self.edits if key[0] == topic_id]:
-            del self.edits[key]
+        for table in (self.edits, self._settled_edits, self.unsubscribed):
+            for key in [key for key in table if key[0] == topic_id]:
+                del table[key]
+        self._by_topic.pop(topic_id, None)
 
-    def forget_edits(self, topic_id: int, partition: int, first_offset: int) -> None:
-        """Forget edits of messages that are no more, or that all subscriptions are done with.
+    def forget_edits(self, topic_id: int, partition: int, first_offset: int, within: Iterable[int]) -> None:
+        """Forget those of some edits whose messages are no more, and pack those that all subscriptions have settled.
 
-        What was deleted stays so for subscriptions to come.
+        Versions never go back: an edit is remembered as long as its message is in the log.
         """
-        edits = self.edits.get((topic_id, partition), {})
-        floors = [
-            self.index(one.id, partition).statuses.floor
-            for one in self.subscriptions.values()
-            if one.topic_id == topic_id
-        ]
-        floor = min(floors, default=0)
-        for offset in [offset for offset in edits if offset < max(first_offset, floor)]:
-            if offset < first_offset or not edits[offset].deleted:
-                del edits[offset]
-            else:
-                edits[offset] = EditRecord(edits[offset].version, deleted=True)
+        place = topic_id, partition
+        edits = self.edits.get(place, {})
+        floor = self.settled_offset(topic_id, partition)
+        settled: dict[int, EditRecord] = {}
+        for offset in within:
+            if offset < max(first_offset, floor) and offset in edits:
+                edit = edits.pop(offset)
+                if offset >= first_offset:
+                    settled[offset] = edit
+        if settled:
+            self._settled_edits.setdefault(place, []).append(pack_edits(settled))
+
+    def forget_settled_edits(self, topic_id: int, partition: int, first_offset: int) -> None:
+        """Forget packed edits of messages that are no more."""
+        packs = self._settled_edits.get((topic_id, partition))
+        if packs:
+            packs[:] = [packed for packed in packs if packed.last >= first_offset]
+
+    def has_subscriptions(self, topic_id: int) -> bool:
+        """Whether a topic has a leased subscription."""
+        return bool(self._by_topic.get(topic_id))
+
+    def settled_offset(self, topic_id: int, partition: int) -> int:
+        """All subscriptions of a topic have settled what comes before; 0 if it has none."""
+        floors = [self.index(number, partition).statuses.floor for number in self._by_topic.get(topic_id, ())]
+        return min(floors, default=0)
+
+    def last_edited(self, topic_id: int, partition: int) -> int:
+        """The last offset of which an edit is known; -1 if there is none."""
+        place = topic_id, partition
+        return max(
+            max(self.edits.get(place, ()), default=-1),
+            max((packed.last for packed in self._settled_edits.get(place, ())), default=-1),
+        )

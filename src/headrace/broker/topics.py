@@ -10,6 +10,7 @@ from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import Moved, ProducersKept, TopicGone, TopicSet, partition_name
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
+from headrace.broker.leased_facts import EditsLost
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
@@ -239,12 +240,15 @@ class Topics:
             # Messages that were not synced may be gone, or all of a topic in memory: the next ones have their offsets.
             for group in self._ledger.state.groups_beyond(topic.id, number, end):
                 self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+            if self._ledger.state.leased.last_edited(topic.id, number) >= end:
+                self._ledger.record(self._ledger.now_us, EditsLost(topic.id, number, end))
         except HeadraceError:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
         held = partition.in_files and not end and not self._ledger.synced
         lane = Lane(str(topic), number, partition, topic.settings, self._ports, held=held)
+        lane.topic_id = topic.id
         if held:
             self._ledger.durably(Done()).then(lane.release)
         return lane

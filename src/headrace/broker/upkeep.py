@@ -9,6 +9,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import log_settings
@@ -19,6 +20,7 @@ logger = logging.getLogger("headrace.broker")
 
 _OPENED_EACH_TIME = 20
 """Partitions that nobody has used since the start, opened so that retention reaches them too."""
+_EDITS_TOGETHER = 500
 
 
 class Upkeep:
@@ -42,6 +44,8 @@ class Upkeep:
         self._next_us = 0
         self._compact_us = 0
         self._at_work: set[int] = set()
+        self._edits_seen: dict[tuple[int, int], int] = {}
+        """Up to where edits were looked through, by topic id and partition."""
 
     @property
     def next_tick_us(self) -> int:
@@ -53,6 +57,7 @@ class Upkeep:
         if now_us < self._next_us:
             return
         self._next_us = now_us + round(self._settings.upkeep_seconds * 1e6)
+        self._edits_seen = {place: seen for place, seen in self._edits_seen.items() if place[0] in self._topics.by_id}
         compacting = now_us >= self._compact_us
         if compacting:
             self._compact_us = now_us + round(self._settings.compact_seconds * 1e6)
@@ -66,7 +71,24 @@ class Upkeep:
                 lane.partition.request_sync()
                 self._topics.keep_producers(topic, lane, now_us, at_once=False)
                 self._look_after(topic, lane, now_us, compacting)
-                self._ledger.state.leased.forget_edits(topic.id, lane.number, lane.partition.first_offset)
+                self._forget_edits(topic, lane)
+
+    def _forget_edits(self, topic: Topic, lane: Lane) -> None:
+        """Look through a partition's edits when messages are gone or settled since the last time."""
+        leased, place, first_offset = self._ledger.state.leased, (topic.id, lane.number), lane.partition.first_offset
+        bound = max(first_offset, leased.settled_offset(*place))
+        if self._edits_seen.get(place, 0) == bound:
+            return
+        self._edits_seen[place] = bound
+        leased.forget_settled_edits(*place, first_offset)
+
+        def steps() -> Steps:
+            offsets = list(leased.edits.get(place, ()))
+            for start in range(0, len(offsets), _EDITS_TOGETHER):
+                leased.forget_edits(*place, first_offset, offsets[start : start + _EDITS_TOGETHER])
+                yield
+
+        in_slices(self._ports, steps())
 
     def _open_some(self) -> None:
         left = _OPENED_EACH_TIME

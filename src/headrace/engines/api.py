@@ -3,7 +3,7 @@
 from headrace.engines.journal import Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
-from headrace.engines.leased.edits import Content, EditRecord
+from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
 from headrace.engines.leased.index import LeasedIndex, Note, Taken
 from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
@@ -25,6 +25,7 @@ __all__ = [
     "Journal",
     "LeasedIndex",
     "Note",
+    "PackedEdits",
     "Partition",
     "SavedChunk",
     "SavedRest",
@@ -34,7 +35,9 @@ __all__ = [
     "explained",
     "log_settings",
     "outlook",
+    "pack_edits",
     "packed",
     "saving",
     "unpacked",
+    "whole",
 ]

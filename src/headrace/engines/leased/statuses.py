@@ -174,6 +174,13 @@ class Statuses:
             ):
                 yield low, high
 
+    def copied(self) -> "Statuses":
+        """The statuses as of now, whatever becomes of the messages later."""
+        copy = Statuses(0)
+        copy.end, copy.counts = self.end, list(self.counts)
+        copy._chunks = {number: bytearray(chunk) for number, chunk in self._chunks.items()}
+        return copy
+
     def settled_now(self) -> Callable[[int], bool]:
         """Tells, on any thread and later too, which messages are settled as of now."""
         chunks = {number: bytes(chunk) for number, chunk in self._chunks.items()}
