@@ -304,6 +304,23 @@ class LeasedState:
         if packs:
             packs[:] = [packed for packed in packs if packed.last >= first_offset]
 
+    def edited_offsets(self, topic_id: int, partition: int) -> set[int]:
+        """Of which messages edits are known."""
+        place = topic_id, partition
+        return set(self.edits.get(place, ())).union(*(one.edited() for one in self._settled_edits.get(place, ())))
+
+    def forget_messages(self, topic_id: int, partition: int, offsets: set[int]) -> None:
+        """Forget the edits of messages that are no more."""
+        place = topic_id, partition
+        edits = self.edits.get(place, {})
+        for offset in offsets.intersection(edits):
+            del edits[offset]
+        packs = self._settled_edits.get(place, [])
+        for at, packed in enumerate(packs):
+            if not offsets.isdisjoint(packed.edited()):
+                packs[at] = pack_edits({offset: edit for offset, edit in packed.items() if offset not in offsets})
+        packs[:] = [packed for packed in packs if packed.edited()]
+
     def has_subscriptions(self, topic_id: int) -> bool:
         """Whether a topic has a leased subscription."""
         return bool(self._by_topic.get(topic_id))

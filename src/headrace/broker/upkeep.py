@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from headrace.broker.compacted import forget_compacted
 from headrace.broker.lane import Lane
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership
@@ -43,6 +44,8 @@ class Upkeep:
         self._settings = settings
         self._next_us = 0
         self._compact_us = 0
+        self.learn: Callable[[], None] = lambda: None
+        """Called each time: has dead messages looked at before somebody counts them."""
         self._at_work: set[int] = set()
         self._edits_seen: dict[tuple[int, int], int] = {}
         """Up to where edits were looked through, by topic id and partition."""
@@ -62,6 +65,7 @@ class Upkeep:
         if compacting:
             self._compact_us = now_us + round(self._settings.compact_seconds * 1e6)
         self._ledger.request_sync()
+        self.learn()
         try:
             self._open_some()
         except HeadraceError as error:
@@ -114,12 +118,12 @@ class Upkeep:
         if not partition.in_files and (age_us is not None or settings.retain_bytes is not None):
             works.append(partial(partition.retain, now_us, age_us, settings.retain_bytes))
         if settings.compact_by_key and compacting and self._worth_compacting(lane):
-            works.append(partial(_compact, lane, partition.compact_by_key))
+            works.append(partial(self._compact, topic, lane, partition.compact_by_key))
         if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(lane):
             no_groups = self._membership.consumed_offset(topic, lane.number) is None
             rules = self._subscriptions.settled_rules(topic, lane.number) if no_groups else []
             if rules:
-                works.append(partial(_compact, lane, partial(partition.compact_settled, rules)))
+                works.append(partial(self._compact, topic, lane, partial(partition.compact_settled, rules)))
         if works and id(lane) not in self._at_work:
             self._at_work.add(id(lane))
             # Before messages go: who produced them, and everything else that the journal says of them, must be safe.
@@ -153,9 +157,10 @@ class Upkeep:
 
         self._ports.background(job)
 
-
-def _compact(lane: Lane, compact: Callable[[], int]) -> None:
-    freed = compact()
-    lane.compacted_bytes = lane.partition.size_bytes
-    if freed:
-        logger.info("compacted %s partition %s: %s bytes freed", lane.topic, lane.number, freed)
+    def _compact(self, topic: Topic, lane: Lane, compact: Callable[[], int]) -> None:
+        freed = compact()
+        lane.compacted_bytes = lane.partition.size_bytes
+        if freed:
+            logger.info("compacted %s partition %s: %s bytes freed", lane.topic, lane.number, freed)
+            steps = forget_compacted(topic, lane, self._subscriptions, self._ledger.state.leased)
+            self._ports.from_thread(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]

@@ -44,11 +44,11 @@ class PackedEdits(msgspec.Struct, array_like=True):
     @property
     def last(self) -> int:
         """The last offset."""
-        return self._offsets()[-1]
+        return self.edited()[-1]
 
     def get(self, offset: int) -> EditRecord | None:
         """The edits of a message, if they are among these."""
-        offsets = self._offsets()
+        offsets = self.edited()
         at = bisect_left(offsets, offset)
         if at == len(offsets) or offsets[at] != offset:
             return None
@@ -56,9 +56,10 @@ class PackedEdits(msgspec.Struct, array_like=True):
 
     def items(self) -> Iterator[tuple[int, EditRecord]]:
         """Offsets and edits."""
-        return zip(self._offsets(), map(whole, _decoder.decode(self.records)), strict=True)
+        return zip(self.edited(), map(whole, _decoder.decode(self.records)), strict=True)
 
-    def _offsets(self) -> Sequence[int]:
+    def edited(self) -> Sequence[int]:
+        """The offsets, in order."""
         return memoryview(self.offsets).cast("q")
 
 
