@@ -136,7 +136,7 @@ def test_a_bulk_shift_over_several_pages_sees_each_message_once() -> None:
 
 def test_a_bulk_edit_within_bounds_of_time_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (1, 1000):  # by looking at all, or only at those in time
-        monkeypatch.setattr("headrace.broker.finding._CANDIDATES_MAX", most)
+        monkeypatch.setattr("headrace.broker.search._CANDIDATES_MAX", most)
         bench = Workbench()
         bench.ask(SubscriptionCreate("jobs"))
         begin_us = bench.now_us + HOUR_US
