@@ -11,7 +11,7 @@ from headrace.broker.later import Later, WithBody
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.leased import contents, outlook
 from headrace.model.batch import Columns, encode, parse
-from headrace.model.errors import SubscriptionNotFound, TopicNotFound
+from headrace.model.errors import DiskFull, SubscriptionNotFound, TopicNotFound
 from headrace.model.leasing import (
     Ack,
     Change,
@@ -31,7 +31,9 @@ from headrace.model.leasing import (
     SubscriptionDelete,
     SubscriptionDescribe,
 )
+from headrace.model.recurring import CronSet, Recurrence
 from headrace.model.requests import Publish, TopicCreate, TopicDelete, TopicTrim
+from headrace.testing import FaultyDisk
 from headrace.testing.workbench import Workbench
 
 MEMORY = Path("/dev/shm")
@@ -399,3 +401,62 @@ def test_a_forecast_over_many_moved_messages_is_made_in_slices(monkeypatch: pyte
         slices.append(len(counted))
     assert (answer.outcome.before, answer.outcome.counts) == (0, [25_000, 5000])
     assert max(slices) <= 2000
+
+
+def test_edits_of_messages_that_compaction_removes_are_forgotten(data: str) -> None:
+    bench = Workbench(data, settings=BrokerSettings(compact_seconds=1))
+    bench.ask(TopicCreate("jobs", {"compact_by_key": True, "segment_bytes": 4096}))
+    bench.ask(SubscriptionCreate("jobs"))
+    for _ in range(40):
+        publish(bench, [b"x" * 100] * 10, keys=[b"%d" % at for at in range(10)])
+    edit_all(bench, Change(priority=1), messages=[MessageId(0, at) for at in range(0, 390, 13)])
+    settle_all(bench)
+    leased = bench.broker._ledger.state.leased
+    publish(bench, [b"x" * 100] * 10, keys=[b"%d" % at for at in range(10)])
+    assert len(leased.edited_offsets(1, 0)) == 30
+    bench.tick(10)
+    bench.tick(10)
+    assert not bench.failures
+    there = {message.offset for batch in bench.batches("jobs") for message in batch.messages()}
+    assert len(there) < 100
+    assert leased.edited_offsets(1, 0) == there.intersection(range(0, 390, 13))
+
+
+def test_a_disk_that_is_full_in_the_middle_of_many_edits_leaves_no_doubt(data: str) -> None:
+    partly = 0
+    body = encode(Columns([b"y" * 10_000]), 0).data
+    request = Edit("jobs", [MessageId(0, at) for at in range(100)], Change(replace=True))
+    for room in range(0, 1_200_000, 200_000):
+        disk = FaultyDisk()
+        bench = Workbench(f"{data}{room}", disk=disk)
+        bench.ask(SubscriptionCreate("jobs"))
+        publish(bench, [b"x"] * 100)
+        disk.capacity_bytes = disk.used_bytes + room
+        try:
+            outcomes = bench.ask(request, body).outcomes
+        except DiskFull:
+            outcomes = [Outcome(0, at, "disk_full") for at in range(100)]
+        disk.capacity_bytes = None
+        codes = {one.offset: one.outcome for one in outcomes}
+        assert {one.offset: "applied" if one.version == 2 else "disk_full" for one, _ in find(bench)} == codes
+        partly += len(set(codes.values())) == 2
+    assert partly
+
+
+# The time of day.
+
+
+def test_schedules_follow_the_time_of_day_and_leases_the_brokers_time() -> None:
+    bench = Workbench()
+    publish(bench, [b"a"])
+    bench.ask(CronSet(Recurrence("often", "ticks", "every 20m")))
+    bench.tick(1201)
+    assert len(bench.values("ticks")) == 1
+    assert lease(bench)[0] == [b"a"]
+    bench.broker.wall_offset_us = -HOUR_US  # the system's clock was put back, the broker's was not
+    for _ in range(4):
+        bench.tick(20)
+    assert lease(bench)[0] == [b"a"]
+    for _ in range(20):
+        bench.tick(60)
+    assert len(bench.values("ticks")) == 2

@@ -263,11 +263,14 @@ class Crons:
     def _go_back(self, entry: CronEntry, back_us: int, now_us: int) -> None:
         """The clock was put back, or was before the start: times come again, but for certain times of the day."""
         kept = self._ledger.state.crons[entry.name]
-        ahead_us = kept.done_us - now_us
+        ahead_us = max(kept.done_us, kept.created_us) - now_us
         corrected = max(ahead_us, back_us) > _CORRECTION_US
         if ahead_us > 0 and not entry.busy and (corrected or not entry.schedule.certain):
             try:
-                self._ledger.record(now_us, msgspec.structs.replace(kept, done_us=now_us))
+                # Intervals are counted from when it was made, which must not be to come.
+                done_us, created_us = min(kept.done_us, now_us), min(kept.created_us, now_us)
+                self._ledger.record(now_us, msgspec.structs.replace(kept, done_us=done_us, created_us=created_us))
+                entry.schedule = schedule_of(kept.recurrence, created_us)
             except HeadraceError as error:
                 logger.warning(
                     "schedule keeps its time from before the clock was put back; name=%s: %s", entry.name, error
