@@ -223,6 +223,7 @@ class Server:
             version=version(),
             now_us=self._clock.now_us(),
         )
+        self._clock.go_on_from(self._broker.last_us)
         return self._broker
 
     async def _listen_unix(self, path: str) -> None:

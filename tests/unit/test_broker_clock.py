@@ -1,11 +1,14 @@
 """The broker's clock: it never runs backwards, and is the system's again as soon as that can be."""
 
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateways.broker_clock import BrokerClock
+from headrace.model.requests import TopicCreate
+from headrace.testing.workbench import Workbench
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US
@@ -49,6 +52,29 @@ def test_a_clock_that_is_put_ahead_is_followed_at_once() -> None:
     clock.now_us()
     system.wall_us += HOUR_US
     assert (clock.now_us(), clock.wall_offset_us()) == (START_US + HOUR_US, 0)
+
+
+def test_a_broker_that_starts_again_goes_on_from_the_time_it_had() -> None:
+    system = System()
+    clock = system.clock()
+    clock.go_on_from(START_US + HOUR_US)
+    assert (clock.now_us(), clock.wall_offset_us()) == (START_US + HOUR_US, -HOUR_US)
+    system.wait(10)
+    assert clock.now_us() == START_US + HOUR_US + 5
+    for former_us in (START_US - HOUR_US, START_US + 1000 * HOUR_US):
+        clock = system.clock()
+        clock.go_on_from(former_us)
+        assert clock.now_us() == system.wall_us
+
+
+def test_a_broker_knows_the_time_it_had(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path / "data"))
+    assert bench.broker.last_us == 0
+    bench.tick(100)
+    bench.ask(TopicCreate("jobs"))
+    later_us = bench.now_us
+    bench.close()
+    assert Workbench(str(tmp_path / "data"), now_us=later_us - HOUR_US).broker.last_us == later_us
 
 
 @given(st.lists(st.tuples(st.integers(0, 100 * SECOND_US), st.integers(-HOUR_US, HOUR_US) | st.just(0)), max_size=30))

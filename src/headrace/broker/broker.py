@@ -129,6 +129,11 @@ class Broker:
         return self._ledger.state.broker_id
 
     @property
+    def last_us(self) -> int:
+        """The broker's time when it last recorded something before its start; 0 if it never did."""
+        return self._ledger.last_us
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
         at_rest = self._ledger.idle and self._transactions.idle and self._trimming.idle

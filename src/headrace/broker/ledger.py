@@ -45,6 +45,8 @@ class Ledger:
             else:
                 self.state.apply_bytes(content)
                 self._written_bytes += len(content)
+        self.last_us = journal.last_us
+        """When something was recorded before the start; 0 if nothing was."""
         self.record(now_us, Began(self.state.broker_id or new_id, self.state.session + 1))
         # Epochs are made of the session's number: no power loss may bring it back.
         journal.sync()

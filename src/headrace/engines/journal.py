@@ -20,6 +20,8 @@ class Journal:
     def __init__(self, log: StoredLog) -> None:
         self._log = log
         self._in_files = isinstance(log, FileLog)
+        self.last_us = 0
+        """When the last of the facts that were read was written."""
 
     @property
     def synced_offset(self) -> int:
@@ -41,6 +43,7 @@ class Journal:
         snapshot: list[bytes] = []
         for batch in self._log.batches(self._log.first_offset):
             columns = batch.columns()
+            self.last_us = batch.append_time
             for kind, value in zip(columns.priorities or (), columns.values, strict=True):
                 content = value or b""
                 if kind == _FACT:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+_DAY_US = 86_400_000_000
+
 
 class BrokerClock:
     """Tells the time in microseconds since 1970.
@@ -20,6 +22,14 @@ class BrokerClock:
         self._last_us = 0
         self._slowed: tuple[int, int] | None = None
         """Since when it goes at half speed: by the steady clock, and by its own."""
+
+    def go_on_from(self, time_us: int) -> None:
+        """Go on from a time that the broker has had, at half speed if that is to come: the clock was put back since.
+
+        A time that is more than a day away was told by a clock that was quite wrong, and does not count.
+        """
+        if time_us - self._wall_ns() // 1000 <= _DAY_US:
+            self._last_us = max(self._last_us, time_us)
 
     def now_us(self) -> int:
         """The broker's time."""
