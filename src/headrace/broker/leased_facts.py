@@ -157,6 +157,8 @@ class LeasedState:
         """By topic id and partition, and by offset."""
         self._settled_edits: dict[tuple[int, int], list[PackedEdits]] = {}
         """Of messages that all subscriptions have settled: they matter again to a new subscription."""
+        self._settled_ends: dict[tuple[int, int], int] = {}
+        """The last offset among those, or one behind it: edits of later messages need not be looked for there."""
         self.unsubscribed: dict[tuple[int, int], LeasedIndex] = {}
         """Indexes for queries of topics without a subscription, by topic id and partition: edits reach them too."""
         self._by_topic: dict[int, list[int]] = {}
@@ -179,16 +181,16 @@ class LeasedState:
         """What was changed about a message."""
         place = topic_id, partition
         found = self.edits.get(place, {}).get(offset)
-        for packed in () if found is not None else reversed(self._settled_edits.get(place, [])):
-            found = packed.get(offset)
-            if found is not None:
-                break
+        if found is None and offset <= self._settled_ends.get(place, -1):
+            packs = reversed(self._settled_edits.get(place, []))
+            found = next((edit for packed in packs if (edit := packed.get(offset)) is not None), None)
         return found or EditRecord(1)
 
     def recall_edits(self, topic_id: int) -> None:
         """Have all edits of a topic at hand again: somebody will look at settled messages."""
         for place in [place for place in self._settled_edits if place[0] == topic_id]:
             recalled: dict[int, EditRecord] = {}
+            del self._settled_ends[place]
             for packed in self._settled_edits.pop(place):
                 recalled.update(packed.items())
             edits = self.edits_of(*place)  # the indexes hold this very dictionary
@@ -215,7 +217,7 @@ class LeasedState:
             case Edited():
                 self._edit(fact)
             case SettledEdits():
-                self._settled_edits.setdefault((fact.topic_id, fact.partition), []).append(fact.edits)
+                self._keep_packed((fact.topic_id, fact.partition), fact.edits)
             case EditsLost():
                 self._lose_edits(fact)
 
@@ -276,7 +278,7 @@ class LeasedState:
         """A topic is gone, and its subscriptions with it."""
         for subscription in [one for one in self.subscriptions.values() if one.topic_id == topic_id]:
             self.apply(SubscriptionGone(subscription.id))
-        for table in (self.edits, self._settled_edits, self.unsubscribed):
+        for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
             for key in [key for key in table if key[0] == topic_id]:
                 del table[key]
         self._by_topic.pop(topic_id, None)
@@ -296,7 +298,11 @@ class LeasedState:
                 if offset >= first_offset:
                     settled[offset] = edit
         if settled:
-            self._settled_edits.setdefault(place, []).append(pack_edits(settled))
+            self._keep_packed(place, pack_edits(settled))
+
+    def _keep_packed(self, place: tuple[int, int], packed: PackedEdits) -> None:
+        self._settled_edits.setdefault(place, []).append(packed)
+        self._settled_ends[place] = max(self._settled_ends.get(place, -1), packed.last)
 
     def forget_settled_edits(self, topic_id: int, partition: int, first_offset: int) -> None:
         """Forget packed edits of messages that are no more."""
@@ -335,5 +341,5 @@ class LeasedState:
         place = topic_id, partition
         return max(
             max(self.edits.get(place, ()), default=-1),
-            max((packed.last for packed in self._settled_edits.get(place, ())), default=-1),
+            self._settled_ends.get(place, -1),
         )

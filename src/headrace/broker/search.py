@@ -167,6 +167,7 @@ def _matches(index: LeasedIndex, selection: Selection, spot: Spot, columns: Colu
 
 
 def headers_of(columns: Columns, place: int) -> dict[str, bytes]:
+    """The headers of a message."""
     return (columns.headers[place] if columns.headers is not None else None) or {}
 
 
@@ -176,5 +177,6 @@ def died_us(headers: dict[str, bytes]) -> int:
 
 
 def number_in(headers: dict[str, bytes], name: str) -> int:
+    """A number from the headers that tell of a message's death; 0 if it has none."""
     text = headers.get(f"{PREFIX}{name}", b"")
     return int(text) if text.isdigit() else 0
