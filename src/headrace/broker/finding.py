@@ -35,7 +35,7 @@ from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.requests import Words
 from headrace.model.subscription import checked_subscription
 
-_TOGETHER = 200
+_TOGETHER = 64
 """Messages that are looked at in one slice."""
 _BODY_BYTES_MAX = 8 << 20
 _BUCKETS_MAX = 10_000
