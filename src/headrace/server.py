@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.broker.repair import CheckedLog as CheckedLog
     from headrace.broker.repair import Repaired as Repaired
     from headrace.broker.repair import Verified as Verified
+    from headrace.gateways.broker_clock import BrokerClock
     from headrace.gateways.native import NativeGateway
     from headrace.gateways.turns import Turns
     from headrace.storage.disk import Disk, OpenFile
@@ -160,6 +161,7 @@ class Server:
         self._tick_us = 0
         self._connections_max = settings.connections_max
         self.gateway: NativeGateway
+        self._clock: BrokerClock
 
     async def start(self) -> None:
         """Open the data and listen; when it returns clients are served."""
@@ -178,7 +180,8 @@ class Server:
                 connections_max=self._connections_max,
                 held_bytes_max=settings.receive_bytes_max,
             )
-            self.gateway = NativeGateway(broker, native, asyncio.get_running_loop(), turns)
+            loop = asyncio.get_running_loop()
+            self.gateway = NativeGateway(broker, native, loop, turns, self._clock.now_us)
             self._tick()
             if settings.host:
                 self.addresses = await self.gateway.listen(settings.host, settings.port)
@@ -205,11 +208,12 @@ class Server:
     def _open(self, turns: "Turns") -> "Broker":
         from headrace.broker.broker import Broker
         from headrace.engines.api import Store
-        from headrace.gateways.native import time_us
+        from headrace.gateways.broker_clock import BrokerClock
         from headrace.storage.disk import Disk
         from headrace.storage.host import Host
         from headrace.storage.worker import Worker
 
+        self._clock = BrokerClock()
         disk = Disk()
         host = Host(disk)
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
@@ -226,8 +230,9 @@ class Server:
             self.settings.broker(),
             new_id=secrets.token_hex(8),
             version=version(),
-            now_us=time_us(),
+            now_us=self._clock.now_us(),
         )
+        self._clock.go_on_from(self._broker.last_us)
         return self._broker
 
     def _divide_descriptors(self, host: "Host") -> None:
@@ -273,6 +278,7 @@ class Server:
         self._ticking = None
         now_us = self.gateway.now_us()
         delay_s = _TICK_S_MAX
+        self._broker.wall_offset_us = self._clock.wall_offset_us()
         try:
             delay_s = (self._broker.tick(now_us) - now_us) / 1e6
         except Exception:
@@ -309,8 +315,6 @@ class Server:
 
     def _close(self) -> None:
         """Let go of everything, in whatever state it is."""
-        from headrace.gateways.native import time_us
-
         if self._ticking is not None:
             self._ticking.cancel()
         if "gateway" in self.__dict__:
@@ -321,7 +325,7 @@ class Server:
         broker, self._broker = self._broker, None
         try:
             if broker is not None:
-                broker.close(time_us())
+                broker.close(self._clock.now_us())
         finally:
             if self._lock is not None:
                 self._lock.release()

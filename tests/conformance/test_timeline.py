@@ -17,7 +17,8 @@ def test_a_scheduled_message_is_moved_updated_and_cancelled(run: Run, topic: str
         noon = datetime(2040, 1, 1, 12, tzinfo=UTC)
         one = await bus.schedule(topic, b"one", at=noon, key="k", headers={"h": "1"}, priority=2)
         two = await bus.schedule(topic, b"two", in_=timedelta(days=1))
-        assert (one.id, one.version, two.offset) == (f"{topic}/0/0", 1, 1)
+        assert (one.id, one.version, two.offset) == (f"{topic}/0/0@{one.topic_id}", 1, 1)
+        assert one.topic_id == (await bus.describe_topic(topic)).id
         await one.move(at=noon + timedelta(hours=1))
         await one.update(value=b"uno")
         await one.update(headers={"h": "2"}, priority=7)
@@ -30,6 +31,8 @@ def test_a_scheduled_message_is_moved_updated_and_cancelled(run: Run, topic: str
         assert (await one.look()).value == b"uno"
         with pytest.raises(errors.MessageGone):
             await two.move(in_=5)
+        await bus.scheduled(two.id, version=1).cancel()  # as if the answer had been lost
+        assert two.version == 2
         with pytest.raises(errors.MessageGone):
             await two.look()
         await one.move(in_=-1)
@@ -114,6 +117,53 @@ def test_the_future_is_looked_at_and_changed_as_a_whole(run: Run, topic: str) ->
         assert len(outcomes) == 5
         assert len(await queue.peek(3)) == 3
         assert len(await queue.lease(10)) == 5
+
+    run(story)
+
+
+def test_the_future_of_a_topic_without_a_subscription(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        begin = datetime(2040, 1, 1, tzinfo=UTC)
+        one = await bus.schedule(topic, b"one", at=begin, owner="ann")
+        await bus.schedule(topic, b"two", at=begin + timedelta(hours=1))
+        queue = bus.queue(topic)
+        assert (await one.look()).value == b"one"
+        assert values(await queue.find(status="waiting")) == [b"one", b"two"]
+        forecast = await queue.forecast(begin, 3600, 2)
+        assert (forecast.counts, forecast.before, forecast.after) == ([1, 1], 0, 0)
+        outcomes = await queue.edit_matching(shift=7200, owner="ann")
+        assert [each.outcome for each in outcomes] == ["applied"]
+        assert values(await queue.find(status="waiting")) == [b"two", b"one"]
+
+    run(story)
+
+
+def test_a_bulk_shift_changes_each_of_many_messages_once(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        await bus.create_subscription(topic)
+        begin_us = 2_208_988_800_000_000
+        await bus.publish_many(topic, [b""] * 2500, dues=[begin_us + at for at in range(2500)])
+        outcomes = await bus.queue(topic).edit_matching(shift=0.001, status="waiting")
+        assert [each.version for each in outcomes] == [2] * 2500
+        times = [one.ready_us async for page in bus.queue(topic).find_pages(status="waiting") for one in page]
+        assert times == [begin_us + 1000 + at for at in range(2500)]
+
+    run(story)
+
+
+def test_a_handle_outlives_its_topic_and_does_no_harm_to_the_next(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        mine = await bus.schedule(topic, b"mine", in_=3600)
+        await bus.delete_topic(topic)
+        yours = await bus.schedule(topic, b"yours", in_=3600)
+        assert (mine.partition, mine.offset) == (yours.partition, yours.offset)
+        for change in (lambda: mine.cancel(), lambda: mine.move(in_=1), lambda: mine.look()):
+            with pytest.raises(errors.MessageGone):
+                await change()
+        with pytest.raises(errors.MessageGone):
+            await bus.scheduled(mine.id).cancel()
+        assert (await yours.look()).value == b"yours"
+        await bus.scheduled(f"{topic}/0/0").cancel()  # whichever topic it is
 
     run(story)
 

@@ -273,12 +273,14 @@ class Asking(LeaseBooks):
         expected = []
         for at, version in ids:
             codes = world.objections(at, version, owner, now_us)
-            if not codes:
+            if change.delete and world.was_deleted(at, version, owner):
+                codes = set()  # whoever lost the answer asks again
+            elif not codes:
                 changes: dict[str, Any] = {}
                 if change.due_us is not None:
                     changes["due_us"] = change.due_us
                 elif change.shift_us:
-                    changes["due_us"] = world.due_us(at) + change.shift_us
+                    changes["due_us"] = world.shifted_from_us(at, now_us) + change.shift_us
                 if change.priority is not None:
                     changes["priority"] = change.priority
                 if change.replace:

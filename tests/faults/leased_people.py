@@ -47,10 +47,9 @@ def produce(number: int, seed: int, url: str, book: str) -> None:
             due_us = now_us() + dice.randrange(1_000_000)
             value = value_of(number, counter, due_us)
             reminder = bus.schedule(TOPIC, value, at=due_us, partition=partition)
-            _, where, offset = reminder.id.rsplit("/", 2)
-            pages.write(("published", where, offset, value.decode()))
+            pages.write(("published", reminder.partition, reminder.offset, value.decode()))
             if dice.random() < 0.4:
-                _move(reminder, pages, int(where), int(offset), due_us + dice.randrange(500_000))
+                _move(reminder, pages, reminder.partition, reminder.offset, due_us + dice.randrange(500_000))
         time.sleep(dice.uniform(0, 0.01))
 
 

@@ -267,6 +267,19 @@ class World:
             found.add("stale_version")
         return found
 
+    def was_deleted(self, at: Id, version: int | None, owner: str) -> bool:
+        """Whether an edit has deleted this version of a message already."""
+        message = self.messages.get(at)
+        if message is None or not message.deleted or message.owner not in ("", owner):
+            return False
+        return version in (None, message.version - 1)
+
+    def shifted_from_us(self, at: Id, now_us: int) -> int:
+        """The time that a shift counts from: until when it rests somewhere, or else its own."""
+        entries = [one.entries[at] for one in self.subscriptions.values() if at in one.entries]
+        rests = [one.rests_us for one in entries if one.fate == "pending" and one.rests_us > now_us]
+        return max(self.due_us(at), *rests, 0)
+
     def edit(self, at: Id, **changes: Any) -> None:
         """Change a message; that makes a new version of it."""
         message = self.messages[at]

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
@@ -279,18 +280,18 @@ class LeasedOnAFaultyDisk(Choices):
         if name not in self.world.subscriptions or any(self.unclear(at) for at, _ in self.world.pending(name)):
             return
         selection = self.selection(given)
+        asked = msgspec.structs.replace(selection)
+        selection.owner = selection.owner or owner  # in somebody's name only what is theirs is changed
         now_us, world = self.now_us, self.world
         matches = {at: world.matches(name, at, selection, now_us) for at, _ in world.pending(name)}
         if None in matches.values():
             return
         expected = [at for at, match in matches.items() if match]
-        if selection.status == "waiting":
-            entries = world.subscriptions[name].entries
-            expected.sort(key=lambda at: (world.ready_us(at, entries[at]), at))
+        expected.sort()
         ids: list[tuple[Id, int | None]] = [(at, None) for at in expected[:most]]
         made, _, new = self.change(change, owner)
         codes = self.expected_edits(ids, made, owner, new)
-        request = EditMatching(TOPIC, selection, made, name, owner, most)
+        request = EditMatching(TOPIC, asked, made, name, owner, most)
         keys = [("message", at) for at, _ in ids]
         counts = self.count(
             [*keys, *(("entry", one, at) for _, at in keys for one in world.subscriptions)], synced=True

@@ -398,14 +398,16 @@ def test_moments_are_given_or_counted() -> None:
             moment_of(at, in_, 100)
 
 
-@pytest.mark.parametrize("text", ["", "a/1", "a/b/1", "/0/1", "a/-1/2", "a/0/1x", "a/0/²"])
+@pytest.mark.parametrize("text", ["", "a/1", "a/b/1", "/0/1", "a/-1/2", "a/0/1x", "a/0/²", "a/0/1@", "a/0/1@x"])
 def test_what_is_no_message_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidArgument):
         parse_id(text)
 
 
 def test_a_message_of_another_tenant_has_an_id_too() -> None:
-    assert parse_id("acme/reminders/3/17") == ("acme/reminders", 3, 17)
+    assert parse_id("acme/reminders/3/17") == ("acme/reminders", 3, 17, 0)
+    assert parse_id("acme/reminders/3/17@9") == ("acme/reminders", 3, 17, 9)
+    assert str(parse_id("acme/reminders/3/17@9")) == "acme/reminders/3/17@9"
 
 
 def test_why_an_edit_was_not_made() -> None:

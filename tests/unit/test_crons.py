@@ -572,21 +572,30 @@ def test_a_batch_that_nobody_can_read_is_in_the_way(data: str) -> None:
 # Clocks that jump.
 
 
-def test_a_clock_that_is_put_back_repeats_nothing(data: str) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_clock_that_is_put_back_stops_nothing_and_repeats_no_time_of_the_day(data: str, restarted: bool) -> None:
     stage = Stage(data)
-    stage.set("a", topic="a")
-    stage.set("b", topic="b", when="every 20m", missed="skip")
+    stage.set("hourly", topic="hourly", when="0 * * * *")
+    stage.set("often", topic="often", when="every 20m", missed="skip")
+    stage.set("certain", topic="certain", when="0 1,2,3 * * *")  # one, two and three hours after the start
+    stage.until(START + 5 * HOUR // 2)
+    if restarted:
+        stage = stage.restarted(START + 3 * HOUR // 2)
+    else:
+        stage.jump(START + 3 * HOUR // 2)
+    stage.until(START + 3 * HOUR)
+    assert stage.hours("hourly") == [1, 2, 2, 3]
+    assert stage.hours("often") == [third / 3 for third in [*range(1, 8), *range(5, 10)]]
+    assert stage.hours("certain") == [1, 2, 3]
+
+
+def test_a_clock_that_was_quite_wrong_begins_the_day_anew() -> None:
+    stage = Stage()
+    stage.set(when="0 1,2,3 * * *")
     stage.until(START + 5 * HOUR)
-    for begin in (START + 2 * HOUR, START + HOUR):
-        stage.jump(begin)
-        stage.until(begin + 2 * HOUR)
-        stage = stage.restarted()
-    stage.set("a", topic="a", when="0 */1 * * *")  # nor do other times
-    stage.set("c", topic="c", when="every 20m", missed="skip")
-    stage.until(START + 6 * HOUR)
-    assert stage.hours("a") == [1, 2, 3, 4, 5, 6]
-    assert stage.hours("b") == [third / 3 for third in range(1, 19)]
-    assert len(stage.runs("c")) == 9
+    stage.jump(START + 3 * HOUR // 2)
+    stage.until(START + 3 * HOUR)
+    assert stage.hours() == [1, 2, 3, 2, 3]
 
 
 def test_a_clock_that_is_put_ahead_has_missed_runs() -> None:

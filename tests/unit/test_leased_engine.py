@@ -76,12 +76,11 @@ class RunsAgainstAList(RuleBasedStateMachine):
         assert sorted(found) == sorted(one for one in self.plain if least <= one[0] < least + width)
         assert [key for key, _ in found] == sorted(key for key, _ in found)
 
-    @rule(bounds=st.lists(small, min_size=1, max_size=4, unique=True))
-    def count(self, bounds: list[int]) -> None:
-        bounds.sort()
-        edges = [-1, *bounds, 1 << 60]
-        expected = [sum(low <= key < high for key, _ in self.plain) for low, high in pairwise(edges)]
-        assert self.runs.counts(bounds) == expected
+    @rule()
+    def tell_keys(self) -> None:
+        parts = self.runs.keys()
+        assert all(first <= second for part in parts for first, second in pairwise(part))
+        assert sorted(key for part in parts for key in part) == sorted(key for key, _ in self.plain)
 
     @invariant()
     def knows_how_many(self) -> None:
@@ -184,6 +183,29 @@ test_statuses_against_a_dict = StatusesAgainstADict.TestCase
 @given(st.lists(st.integers(0, 1 << 46), min_size=1))
 def test_offsets_survive_packing(offsets: list[int]) -> None:
     assert list(unpacked(packed(offsets))) == offsets
+
+
+@given(entries=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5000)), unique=True, max_size=4000), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_equal_keys_are_listed_in_the_order_of_offsets(entries: list[tuple[int, int]], data: st.DataObject) -> None:
+    runs = Runs()
+    size = data.draw(st.integers(1, 60))
+    for start in range(0, len(entries), size):
+        some = entries[start : start + size]
+        if data.draw(st.booleans()):
+            some.sort()
+            runs.add(array("q", [key for key, _ in some]), array("q", [offset for _, offset in some]))
+        else:
+            for key, offset in some:
+                runs.push(key, offset)
+    assert list(runs.between(0, 10)) == sorted(entries)
+
+
+def test_runs_that_become_one_keep_the_order_of_offsets() -> None:
+    runs = Runs()
+    for offset in reversed(range(100)):
+        runs.add(array("q", [7]), array("q", [offset]))
+    assert list(runs.between(0, 10)) == [(7, offset) for offset in range(100)]
 
 
 def test_offsets_that_follow_each_other_take_few_bytes() -> None:

@@ -108,24 +108,32 @@ class Broker:
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
         )
-        dead_letters = DeadLetters(self._topics, self._transactions)
+        dead_letters = DeadLetters(self._topics, self._transactions, ports)
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
         dead_letters.registry = self._subscriptions
         self._topics.on_alter = self._subscriptions.topic_altered
         self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
         self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
-        self._finding = Finding(self._subscriptions, dead_letters, self._editing)
+        self._finding = Finding(self._topics, self._subscriptions, dead_letters, self._editing, self._ledger, ports)
         self._crons = Crons(self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us)
         self._trimming = Trimming(self._topics, self._membership, self._subscriptions, ports)
         self._upkeep = Upkeep(self._topics, self._membership, self._subscriptions, self._ledger, ports, settings)
+        self._upkeep.learn = dead_letters.learn
         self._sessions: set[Session] = set()
         self._draining = False
+        self.wall_offset_us = 0
+        """How far the time of day is ahead of the broker's time: less than 0 after the system's clock was put back."""
         self._handlers = self._by_request()
 
     @property
     def broker_id(self) -> str:
         """The name that the broker got when its store was made."""
         return self._ledger.state.broker_id
+
+    @property
+    def last_us(self) -> int:
+        """The broker's time when it last recorded something before its start; 0 if it never did."""
+        return self._ledger.last_us
 
     @property
     def idle(self) -> bool:
@@ -187,9 +195,11 @@ class Broker:
         self._transactions.tick(now_us)
         self._upkeep.tick(now_us)
         self._leasing.tick(now_us)
+        self._finding.tick(now_us)
         if not self._draining:
-            self._crons.tick(now_us)
+            self._crons.tick(now_us + self.wall_offset_us)  # crontabs are about the time of day
         cron_us = None if self._draining else self._crons.next_tick_us()
+        cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         times = [self._upkeep.next_tick_us, self._leasing.next_tick_us, self._membership.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
@@ -213,12 +223,12 @@ class Broker:
     def _cron_requests(self) -> dict[type[Words], Handler]:
         crons = self._crons
         return {
-            CronSet: lambda _, ask, __, now: crons.set(ask, now),
-            CronRemove: lambda _, ask, __, now: crons.remove(ask, now),
+            CronSet: lambda _, ask, __, now: crons.set(ask, now + self.wall_offset_us),
+            CronRemove: lambda _, ask, __, now: crons.remove(ask, now + self.wall_offset_us),
             CronList: lambda _, ask, __, ___: crons.listed(ask),
-            CronPause: lambda _, ask, __, now: crons.pause(ask, now),
-            CronRun: lambda _, ask, __, now: crons.run(ask, now),
-            CronNext: lambda _, ask, __, now: crons.next_runs(ask, now),
+            CronPause: lambda _, ask, __, now: crons.pause(ask, now + self.wall_offset_us),
+            CronRun: lambda _, ask, __, now: crons.run(ask, now + self.wall_offset_us),
+            CronNext: lambda _, ask, __, now: crons.next_runs(ask, now + self.wall_offset_us),
         }
 
     def _leased_requests(self) -> dict[type[Words], Handler]:

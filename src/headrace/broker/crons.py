@@ -59,6 +59,9 @@ _LATE_US = 10_000_000
 """A run that is later than this was missed: the clock has jumped, or the broker was stuck."""
 _RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
 """What could not be published is tried again after 1, 2, 4, and then always 8 seconds."""
+_PUT_BACK_US = 1_000_000
+_CORRECTION_US = 3 * 3600 * 1_000_000
+"""A clock that is put back by more was wrong before: all times of the day count anew, as with Debian's cron."""
 _FIRED_MAX = 100
 """Recurrences looked at in one go; the others are a moment later."""
 _RUNS_AT_ONCE_MAX = 1000
@@ -93,6 +96,8 @@ class Crons:
         self._ports = ports
         self._unsettled = unsettled
         self._started_us = now_us
+        self._now_us: int | None = None
+        """When it was last looked what is due."""
         self._ticking = False
         self._entries: dict[str, CronEntry] = {}
         self._agenda: list[tuple[int, int, CronEntry]] = []
@@ -240,7 +245,12 @@ class Crons:
 
     def tick(self, now_us: int) -> None:
         """Publish what is due."""
-        self._started_us = min(self._started_us, now_us)  # the clock may have been put back
+        back_us = 0 if self._now_us is None else self._now_us - now_us
+        if self._now_us is None or back_us > _PUT_BACK_US:
+            self._started_us = min(self._started_us, now_us)
+            for entry in list(self._entries.values()):
+                self._go_back(entry, back_us, now_us)
+        self._now_us = now_us
         self._ticking = True
         for _ in range(_FIRED_MAX):
             due_us = self.next_tick_us()
@@ -265,6 +275,23 @@ class Crons:
         self._disarm(name)
         self._entries.pop(name, None)
         self._failures[name] = text
+
+    def _go_back(self, entry: CronEntry, back_us: int, now_us: int) -> None:
+        """The clock was put back, or was before the start: times come again, but for certain times of the day."""
+        kept = self._ledger.state.crons[entry.name]
+        ahead_us = max(kept.done_us, kept.created_us) - now_us
+        corrected = max(ahead_us, back_us) > _CORRECTION_US
+        if ahead_us > 0 and not entry.busy and (corrected or not entry.schedule.certain):
+            try:
+                # Intervals are counted from when it was made, which must not be to come.
+                done_us, created_us = min(kept.done_us, now_us), min(kept.created_us, now_us)
+                self._ledger.record(now_us, msgspec.structs.replace(kept, done_us=done_us, created_us=created_us))
+                entry.schedule = schedule_of(kept.recurrence, created_us)
+            except HeadraceError as error:
+                logger.warning(
+                    "schedule keeps its time from before the clock was put back; name=%s: %s", entry.name, error
+                )
+        self._arm(entry)
 
     def next_tick_us(self) -> int | None:
         """When there is something to do again."""
@@ -297,7 +324,9 @@ class Crons:
                 self._wait(entry, outcome, now_us)
                 return
             entry.failures = 0
-            if entry.armed_us is None:
+            if self._now_us is not None:  # the clock may have been put back meanwhile
+                self._go_back(entry, 0, self._now_us)
+            elif entry.armed_us is None:
                 self._arm(entry)
 
         later.then(settled)

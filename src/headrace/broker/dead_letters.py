@@ -1,15 +1,17 @@
 """Dead letters: messages that could not be processed go to a topic of their own, and can be put back from there."""
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import Finished
+from headrace.broker.ports import Ports
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
@@ -30,44 +32,59 @@ _BATCH_COUNT = 1000
 _BATCH_BYTES = 8 << 20
 _BURIED_BYTES = 8 << 20
 """What is read and sent at a time."""
+_LEARNT_TOGETHER = 200
 
 
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
-    def __init__(self, topics: Topics, transactions: Transactions) -> None:
+    def __init__(self, topics: Topics, transactions: Transactions, ports: Ports) -> None:
         self._topics = topics
+        self._ports = ports
         self._transactions = transactions
         self.registry: SubscriptionRegistry
-        self._counted: dict[int, tuple[object, Counter[tuple[bytes, bytes]]]] = {}
-        """For each subscription of dead messages, as of which state of it, how many there are of whom."""
+        self._origins: dict[tuple[int, int], _Origins] = {}
+        """Whose the dead messages are, by the subscription that has them and partition."""
 
     def count(self, subscription: Subscription) -> int:
-        """How many of a subscription's messages are dead."""
+        """How many of a subscription's messages are dead: as many as a search for them finds."""
         dead = self._found(subscription)
+        if dead is not None and dead.failure:
+            return 0  # nobody knows
         if dead is None:
             return 0
-        self.registry.catch_up(dead)
-        state = tuple((index.statuses.end, *index.statuses.counts) for index in dead.indexes.values())
-        known = self._counted.get(dead.id)
-        if known is None or known[0] != state:
-            known = self._counted[dead.id] = state, self._counts(dead)
-        return known[1][str(subscription.topic).encode(), subscription.name.encode()]
+        self.registry.refresh(dead, self.registry.now_us)
+        for _ in self._learn(dead):
+            pass
+        whose = str(subscription.topic).encode(), subscription.name.encode()
+        return sum(
+            index.statuses.count_marked(self._origins[dead.id, number].marks.get(whose, {}))
+            for number, index in dead.indexes.items()
+        )
 
-    def _counts(self, dead: Subscription) -> Counter[tuple[bytes, bytes]]:
-        """How many dead messages there are, by topic and subscription; a look at all of them if there are several."""
-        sharing = {(str(one.topic), one.name) for one in self.registry if dead_topic(one) == str(dead.topic)}
-        if len(sharing) == 1:
-            [(topic, name)] = sharing
-            total = sum(sum(outlook.summary(index.pending)[:2]) for index in dead.indexes.values())
-            return Counter({(topic.encode(), name.encode()): total})
-        found: Counter[tuple[bytes, bytes]] = Counter()
-        for index in dead.indexes.values():
-            for columns, _ in index.parts(list(outlook.offsets(index.pending, "ready", 0))):
-                for headers in columns.headers or ():
-                    given = headers or {}
-                    found[given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")] += 1
-        return found
+    def learn(self) -> None:
+        """Learn in slices whose the dead messages are, so that counting them does not have to."""
+        dead = [one for one in self.registry if one.name == REDRIVE]
+        known = {one.id for one in dead}
+        self._origins = {key: found for key, found in self._origins.items() if key[0] in known}
+        for one in dead:
+            in_slices(self._ports, self._learn(one))
+
+    def _learn(self, dead: Subscription) -> Steps:
+        """Read the headers of dead messages that are new; of all if any was edited."""
+        for number, index in dead.indexes.items():
+            origins = self._origins.get((dead.id, number))
+            if origins is None or index.edits:
+                origins = self._origins[dead.id, number] = _Origins()
+            while origins.end < index.statuses.end:
+                offsets = list(islice(outlook.offsets(index.pending, "", origins.end), _LEARNT_TOGETHER))
+                for columns, there in index.parts(offsets):
+                    for offset, headers in zip(there, columns.headers or (), strict=False):
+                        given = headers or {}
+                        whose = given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")
+                        index.statuses.mark(origins.marks.setdefault(whose, {}), offset)
+                origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.statuses.end
+                yield
 
     def subscription(self, subscription: Subscription) -> Subscription | None:
         """The subscription that has a subscription's dead messages, if there ever were any."""
@@ -239,6 +256,15 @@ class DeadLetters:
                 }
             )
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
+
+
+class _Origins:
+    """Whose the dead messages of a partition are, as far as they were looked at."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.marks: dict[tuple[bytes, bytes], dict[int, bytearray]] = {}
+        """By topic and subscription."""
 
 
 class _About(NamedTuple):

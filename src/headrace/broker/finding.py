@@ -1,19 +1,24 @@
 """Looking at what a leased subscription has: by status, time, key, owner and headers, a page at a time."""
 
-from collections.abc import Iterator
-from heapq import merge
-from itertools import chain, islice
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
 
 from headrace.broker.dead_letters import PREFIX, DeadLetters
-from headrace.broker.editing import Editing
+from headrace.broker.editing import EDITS_TOGETHER, Editing, Edition, checked_edition
 from headrace.broker.later import Later, WithBody, sealed
+from headrace.broker.ledger import Ledger
+from headrace.broker.ports import Ports
+from headrace.broker.search import Search, Spot, died_us, headers_of, number_in
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.topics import Topics
+from headrace.broker.unsubscribed import TopicView, TopicViews
 from headrace.engines.api import LeasedIndex, outlook
 from headrace.model.batch import Columns, message_bytes
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
 from headrace.model.leasing import (
-    OWNER_HEADER,
     EditMatching,
     Find,
     Forecast,
@@ -21,122 +26,177 @@ from headrace.model.leasing import (
     Found,
     FoundMessage,
     MessageId,
+    Outcome,
     Redrive,
     Redriven,
     Selection,
 )
-from headrace.model.limits import LEASE_MESSAGES_MAX, TIMESTAMP_US_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.requests import Words
+from headrace.model.subscription import checked_subscription
 
-_EXAMINED_MAX = 20_000
-"""Messages that are looked at for one page; those with fewer results than asked for may be followed by others."""
-_TOGETHER = 500
+_TOGETHER = 64
+"""Messages that are looked at in one slice."""
 _BODY_BYTES_MAX = 8 << 20
 _BUCKETS_MAX = 10_000
-Rests = dict[tuple[int, int], int]
-"""Until when messages rest, by partition and offset."""
 _STATUSES = ("", "waiting", "ready", "leased", "dead")
 
 
-class Spot(NamedTuple):
-    """Where a message is in the order of a search: by time, or 0, then by partition and offset."""
-
-    time_us: int
-    partition: int
-    offset: int
-
-    def text(self) -> str:
-        """As it is given to a client."""
-        return f"{self.time_us}.{self.partition}.{self.offset}"
-
-
 class Finding:
-    """Searches, and what is done with all that is found."""
+    """Searches, and what is done with all that is found; all of it in slices."""
 
-    def __init__(self, registry: SubscriptionRegistry, dead_letters: DeadLetters, editing: Editing) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        registry: SubscriptionRegistry,
+        dead_letters: DeadLetters,
+        editing: Editing,
+        ledger: Ledger,
+        ports: Ports,
+    ) -> None:
+        self._topics = topics
         self._registry = registry
         self._dead_letters = dead_letters
         self._editing = editing
+        self._ports = ports
+        self._leased = ledger.state.leased
+        self._views = TopicViews(topics, self._leased)
 
-    def find(self, request: Find, now_us: int) -> Words | WithBody:
+    def find(self, request: Find, now_us: int) -> Later[Any]:
         """A page of messages."""
         _check(request.selection, request.messages_max)
-        wanted = self._registry.get(request.topic, request.subscription)
+        return in_slices(self._ports, self._find(request, now_us))
+
+    def _find(self, request: Find, now_us: int) -> Steps:
+        wanted = yield from self._subject(request.topic, request.subscription, now_us)
         subscription, selection = self._place(wanted, request.selection)
-        if subscription is None:
-            return Found([])
-        page = self._page(subscription, selection, request.messages_max, request.after, now_us)
+        if subscription is None or request.topic_id not in (0, wanted.topic.id):
+            return Found([], topic_id=wanted.topic.id)
         found: list[FoundMessage] = []
         contents: list[Columns] = []
         size = 0
-        after = page.after
-        for spot, columns, place in page.messages:
-            index = subscription.indexes[spot.partition]
-            found.append(self._described(index, page, spot, columns, place, request.selection.status))
-            contents.append(columns)
-            size += message_bytes(columns, place)
-            if size > _BODY_BYTES_MAX and len(found) < len(page.messages):
-                after = spot.text()
-                break
-        if not found:
-            return Found([], after)
-        return WithBody(Found(found, after), sealed(_joined(contents), now_us))
+        search = Search(subscription, selection, request.after, by_time=selection.status == "waiting")
+        while search.goes_on:
+            now_us = self._refresh(subscription, now_us)
+            for spot, columns, at in search.examine(_TOGETHER):
+                if len(found) == request.messages_max or size > _BODY_BYTES_MAX:
+                    search.stop()
+                    break
+                index = subscription.indexes[spot.partition]
+                found.append(_described(index, spot, columns, at, request.selection.status))
+                contents.append(columns.picked([at], [0] * (at + 1)))
+                size += message_bytes(columns, at)
+                search.take(spot)
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        answer = Found(found, search.after, subscription.topic.id)
+        return WithBody(answer, sealed(_joined(contents), now_us)) if found else answer
 
-    def forecast(self, request: Forecast, now_us: int) -> Words:
+    def forecast(self, request: Forecast, now_us: int) -> Later[Any]:
         """How many messages are due when."""
         if not 0 < request.buckets <= _BUCKETS_MAX or request.bucket_us <= 0:
             raise InvalidArgument(f"buckets is 1 to {_BUCKETS_MAX}, and bucket_us more than 0")
-        subscription = self._registry.get(request.topic, request.subscription)
-        self._registry.refresh(subscription, now_us)
+        return in_slices(self._ports, self._forecast(request, now_us))
+
+    def _forecast(self, request: Forecast, now_us: int) -> Steps:
+        subscription = yield from self._subject(request.topic, request.subscription, now_us)
+        self._refresh(subscription, now_us)
         bounds = [request.from_us + at * request.bucket_us for at in range(request.buckets + 1)]
-        totals = [0] * (request.buckets + 2)
-        for index in subscription.indexes.values():
-            index.pending.advance(now_us)
-            counts = outlook.forecast(index.pending, bounds)
-            totals = [total + count for total, count in zip(totals, counts, strict=True)]
-            totals[0] += outlook.summary(index.pending).ready
+        tallies = [outlook.Tally(index.pending, bounds) for index in subscription.indexes.values()]
+        totals = [sum(tally.ready for tally in tallies), *[0] * (request.buckets + 1)]
+        for tally in tallies:
+            while tally.count_some():
+                yield
+            totals = [total + count for total, count in zip(totals, tally.counts, strict=True)]
         return Forecasted(totals[1:-1], totals[0], totals[-1])
 
-    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> Later[Words]:
+    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> Later[Any]:
         """Change all that match, up to a number."""
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
             raise InvalidArgument("dead messages cannot be edited; redrive them first")
-        subscription = self._registry.get(request.topic, request.subscription)
-        page = self._page(subscription, request.selection, request.messages_max, request.after, now_us)
-        named = {(one.partition, one.offset): one for one in request.selection.messages}
-        messages = [
-            named.get((spot.partition, spot.offset), MessageId(spot.partition, spot.offset))
-            for spot, _, _ in page.messages
-        ]
-        return self._editing.change(
-            subscription.topic, messages, request.change, request.owner, body, now_us, page.after
-        )
+        edition = checked_edition(self._topics.get(request.topic), request.change, request.owner, body)
+        return in_slices(self._ports, self._edit_matching(request, edition, now_us))
 
-    def redrive(self, request: Redrive, now_us: int) -> Words | Later[Words]:
+    def _edit_matching(self, request: EditMatching, edition: Edition, now_us: int) -> Steps:
+        subscription = yield from self._subject(request.topic, request.subscription, now_us)
+        selection = request.selection
+        if request.owner and not selection.owner:
+            selection = msgspec.structs.replace(selection, owner=request.owner)
+        named = {(one.partition, one.offset): one for one in selection.messages}
+        outcomes: list[Outcome] = []
+        # By offset: a message that was moved is not met again.
+        search = Search(subscription, selection, request.after, by_time=False)
+        while search.goes_on:
+            now_us = self._refresh(subscription, now_us)
+            spots = [spot for spot, _, _ in search.examine(EDITS_TOGETHER)]
+            left = request.messages_max - len(outcomes)
+            messages = [named.get(spot[1:]) or MessageId(*spot[1:]) for spot in spots[:left]]
+            try:
+                outcomes += self._editing.apply(subscription.topic, messages, edition, now_us)
+            except HeadraceError as error:
+                if not outcomes:
+                    raise
+                outcomes += [Outcome(one.partition, one.offset, error.code) for one in messages]
+                search.stop()
+                break
+            if len(spots) > left:
+                if left:
+                    search.take(spots[left - 1])
+                search.stop()
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        return self._editing.answer(outcomes, search.after)
+
+    def redrive(self, request: Redrive, now_us: int) -> Later[Any]:
         """Put dead messages back."""
         _check(request.selection, request.messages_max)
-        wanted = self._registry.get(request.topic, request.subscription)
         request.selection.status = "dead"
+        return in_slices(self._ports, self._redrive(request, now_us))
+
+    def _redrive(self, request: Redrive, now_us: int) -> Steps:
+        wanted = self._registry.get(request.topic, request.subscription)
         dead, selection = self._place(wanted, request.selection)
         if dead is None:
             return Redriven(0)
+        found: list[Spot] = []
+        search = Search(dead, selection, request.after, by_time=False)
+        while search.goes_on:
+            now_us = self._refresh(dead, now_us)
+            for spot, _, _ in search.examine(_TOGETHER):
+                if len(found) == request.messages_max:
+                    search.stop()
+                    break
+                found.append(spot)
+                search.take(spot)
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        self._check_alive(wanted)
         chosen: dict[int, list[int]] = {}
-        page = self._page(dead, selection, request.messages_max, "", now_us)
-        for spot, _, _ in page.messages:
-            if dead.indexes[spot.partition].holder(spot.offset) is None:  # else it is being put back already
+        for spot in found:  # others may have been quicker
+            if outlook.status(dead.indexes[spot.partition].pending, spot.offset) in ("ready", "waiting"):
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
-            return Redriven(0, more=bool(page.after))
+            return Redriven(0, search.after)
         later: Later[Words] = Later()
 
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):
-                outcome.more = bool(page.after)
+                outcome.after = search.after
             later.settle(outcome)  # type: ignore[arg-type]
 
         self._dead_letters.redrive(wanted, dead, chosen, now_us).then(tell)
         return later
+
+    def tick(self, now_us: int) -> None:
+        """Let go of what was kept for queries that nobody makes any more."""
+        self._views.forget(now_us)
 
     def _place(self, subscription: Subscription, selection: Selection) -> tuple[Subscription | None, Selection]:
         """Where to look, and for what: dead messages are in another topic, which subscriptions may share."""
@@ -151,116 +211,64 @@ class Finding:
         there.due_from_us, there.due_to_us = selection.due_from_us, selection.due_to_us
         return self._dead_letters.subscription(subscription), there
 
-    def _page(self, subscription: Subscription, selection: Selection, count: int, after: str, now_us: int) -> "_Page":
-        self._registry.refresh(subscription, now_us)
+    def _subject(self, topic: str, name: str, now_us: int) -> Generator[None, None, Subscription]:
+        """The subscription to look at; of a topic that has none, what a new one would have."""
+        found = self._topics.get(topic)
+        if self._leased.has_subscriptions(found.id):
+            return self._registry.get(topic, name)
+        self._views.forget(now_us)
+        view = self._views.of(found, checked_subscription(name), now_us)
+        yield from view.steps(self._topics, self._leased, now_us)
+        return view
+
+    def _refresh(self, subscription: Subscription, now_us: int) -> int:
+        """Bring a subscription up to the moment, which is returned."""
+        now_us = max(now_us, self._registry.now_us)
+        self._check_alive(subscription)
+        if isinstance(subscription, TopicView):
+            subscription.refresh(self._topics, now_us)
+        else:
+            self._registry.refresh(subscription, now_us)
         for index in subscription.indexes.values():
             index.pending.advance(now_us)
-        spots = self._spots(subscription, selection, _spot(after))
-        # Only the index knows until when messages rest.
-        rests = {
-            (partition, offset): time_us
-            for partition, index in subscription.indexes.items()
-            for time_us, offset in index.pending.rests()
-        }
-        page = _Page([], "", rests)
-        examined = size = 0
-        while len(page.messages) <= count and examined < _EXAMINED_MAX and size <= _BODY_BYTES_MAX:
-            some = list(islice(spots, min(_TOGETHER, max(count + 1 - len(page.messages), 1))))
-            if not some:
-                return page._replace(after="")
-            matching, seen = self._matching(subscription, selection, some, rests)
-            spots = chain(some[seen:], spots)
-            examined += seen
-            size += sum(message_bytes(columns, place) for _, columns, place in matching)
-            page.messages.extend(matching)
-            page = page._replace(after=some[seen - 1].text())
-        if len(page.messages) > count:
-            kept = page.messages[:count]
-            return page._replace(messages=kept, after=kept[-1][0].text())
-        return page
+        return now_us
 
-    def _spots(self, subscription: Subscription, selection: Selection, after: Spot | None) -> Iterator[Spot]:
-        """Messages that may match, in the order of a search."""
-        if selection.messages:
-            spots = sorted(Spot(0, one.partition, one.offset) for one in selection.messages)
-            known = (spot for spot in spots if spot.partition in subscription.indexes)
-            return (spot for spot in known if after is None or spot > after)
-        if selection.status == "waiting":
-            least_us, beyond_us = _least(selection, after), selection.due_to_us
-            parts = [
-                _in_time(partition, outlook.later(index.pending, least_us, beyond_us))
-                for partition, index in subscription.indexes.items()
-            ]
-            return (spot for spot in merge(*parts) if after is None or spot > after)
-        return chain.from_iterable(
-            _in_order(partition, index, selection.status, after)
-            for partition, index in sorted(subscription.indexes.items())
-            if after is None or partition >= after.partition
-        )
-
-    def _matching(
-        self, subscription: Subscription, selection: Selection, spots: list[Spot], rests: Rests
-    ) -> tuple[list[tuple[Spot, Columns, int]], int]:
-        """Those that match, and how many were looked at: as many as have not too many bytes."""
-        by_partition: dict[int, list[Spot]] = {}
-        for spot in spots:
-            by_partition.setdefault(spot.partition, []).append(spot)
-        found: dict[Spot, Columns] = {}
-        unread: set[tuple[int, int]] = set()
-        bytes_left = _BODY_BYTES_MAX
-        for partition, some in by_partition.items():
-            index = subscription.indexes[partition]
-            offsets = [spot.offset for spot in some]
-            if bytes_left < 0:
-                unread.update((partition, offset) for offset in offsets)
-                continue
-            columns, there, left_out = index.read_some(offsets, bytes_left)
-            unread.update((partition, offset) for offset in left_out)
-            bytes_left -= sum(message_bytes(columns, place) for place in range(len(there)))
-            places = {offset: place for place, offset in enumerate(there)}
-            for spot in some:
-                place = places.get(spot.offset)
-                if place is not None and _matches(
-                    index, selection, spot, columns, place, rests.get((partition, spot.offset))
-                ):
-                    found[spot] = columns.picked([place], range(place + 1))  # the others need not be kept
-        seen = next((at for at, spot in enumerate(spots) if spot[1:] in unread), len(spots))
-        return [(spot, found[spot], 0) for spot in spots[:seen] if spot in found], seen
-
-    def _described(
-        self, index: LeasedIndex, page: "_Page", spot: Spot, columns: Columns, place: int, wanted: str
-    ) -> FoundMessage:
-        offset = spot.offset
-        status = outlook.status(index.pending, offset)
-        due = columns.dues[place] if columns.dues is not None else None
-        published = columns.timestamps[place] if columns.timestamps else 0
-        held = index.leases.get(offset) if status == "leased" else None
-        notes = index.notes.get(offset)
-        reason = notes[-1].reason if notes else ""
-        ready_us = page.rests.get(spot[1:]) or (due if due is not None else published)
-        deliveries = (index.statuses.failures([offset]) or [0])[0] + (status == "leased")
-        if wanted == "dead":
-            headers = _headers(columns, place)
-            status, ready_us = "dead", _died_us(headers) or ready_us
-            reason = headers.get(f"{PREFIX}reason", b"").decode("utf-8", "replace")
-            deliveries = _number(headers, "deliveries")
-        return FoundMessage(
-            spot.partition,
-            offset,
-            status,
-            ready_us,
-            deliveries,
-            index.edits[offset].version if offset in index.edits else 1,
-            held.holder if held is not None else "",
-            held.until_us if held is not None else 0,
-            reason,
-        )
+    def _check_alive(self, subscription: Subscription) -> None:
+        """A topic or a subscription may go between two slices."""
+        if isinstance(subscription, TopicView):
+            alive = self._topics.by_id.get(subscription.topic.id) is subscription.topic
+        else:
+            alive = self._registry.find(subscription.topic, subscription.name) is subscription
+        if not alive:
+            raise SubscriptionNotFound(f"{subscription} was deleted; nothing more can be told of it")
 
 
-class _Page(NamedTuple):
-    messages: list[tuple[Spot, Columns, int]]
-    after: str
-    rests: Rests
+def _described(index: LeasedIndex, spot: Spot, columns: Columns, place: int, wanted: str) -> FoundMessage:
+    offset = spot.offset
+    status = outlook.status(index.pending, offset)
+    due = columns.dues[place] if columns.dues is not None else None
+    published = columns.timestamps[place] if columns.timestamps else 0
+    held = index.leases.get(offset) if status == "leased" else None
+    notes = index.notes.get(offset)
+    reason = notes[-1].reason if notes else ""
+    ready_us = index.pending.rest_of(offset) or (due if due is not None else published)
+    deliveries = (index.statuses.failures([offset]) or [0])[0] + (status == "leased")
+    if wanted == "dead":
+        headers = headers_of(columns, place)
+        status, ready_us = "dead", died_us(headers) or ready_us
+        reason = headers.get(f"{PREFIX}reason", b"").decode("utf-8", "replace")
+        deliveries = number_in(headers, "deliveries")
+    return FoundMessage(
+        spot.partition,
+        offset,
+        status,
+        ready_us,
+        deliveries,
+        index.edits[offset].version if offset in index.edits else 1,
+        held.holder if held is not None else "",
+        held.until_us if held is not None else 0,
+        reason,
+    )
 
 
 def _check(selection: Selection, count: int) -> None:
@@ -268,66 +276,6 @@ def _check(selection: Selection, count: int) -> None:
         raise InvalidArgument(f"a status is waiting, ready, leased or dead, not {selection.status}")
     if not 0 < count <= LEASE_MESSAGES_MAX:
         raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {count}")
-
-
-def _least(selection: Selection, after: Spot | None) -> int:
-    return max(selection.due_from_us or 0, after.time_us if after is not None else 0)
-
-
-def _in_order(partition: int, index: LeasedIndex, status: str, after: Spot | None) -> Iterator[Spot]:
-    start = after.offset + 1 if after is not None and partition == after.partition else 0
-    return (Spot(0, partition, offset) for offset in outlook.offsets(index.pending, status, start))
-
-
-def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[Spot]:
-    return (Spot(time_us, partition, offset) for time_us, offset in entries)
-
-
-def _spot(after: str) -> Spot | None:
-    if not after:
-        return None
-    try:
-        time_us, partition, offset = map(int, after.split("."))
-    except ValueError:
-        raise InvalidArgument(f"{after!r} is not where a page ended") from None
-    return Spot(time_us, partition, offset)
-
-
-def _matches(
-    index: LeasedIndex, selection: Selection, spot: Spot, columns: Columns, place: int, rest_us: int | None
-) -> bool:
-    status = outlook.status(index.pending, spot.offset)
-    if not status or (selection.status and status != selection.status):
-        return False
-    if selection.key is not None and (columns.keys is None or columns.keys[place] != selection.key):
-        return False
-    headers = _headers(columns, place)
-    if selection.owner and headers.get(OWNER_HEADER) != selection.owner.encode():
-        return False
-    if any(headers.get(name) != text for name, text in selection.headers.items()):
-        return False
-    if selection.due_from_us is None and selection.due_to_us is None:
-        return True
-    due = columns.dues[place] if columns.dues is not None else None
-    own_us = due if due is not None else (columns.timestamps or [0])[place]
-    time_us = rest_us or _died_us(headers) or own_us
-    after_from = selection.due_from_us is None or time_us >= selection.due_from_us
-    return after_from and (selection.due_to_us is None or time_us < selection.due_to_us)
-
-
-def _headers(columns: Columns, place: int) -> dict[str, bytes]:
-    return (columns.headers[place] if columns.headers is not None else None) or {}
-
-
-def _died_us(headers: dict[str, bytes]) -> int:
-    """When a dead message died; 0 of one that lives."""
-    return _number(headers, "time")
-
-
-def _number(headers: dict[str, bytes], name: str) -> int:
-    text = headers.get(f"{PREFIX}{name}", b"")
-    # Whoever publishes to a dead letter topic may write anything there.
-    return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0
 
 
 def _joined(columns: list[Columns]) -> Columns:

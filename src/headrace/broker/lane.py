@@ -59,6 +59,7 @@ class Lane:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
+        self.topic_id = 0
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
@@ -158,7 +159,7 @@ class Lane:
         if reached >= self.settings.durability:
             self.wake()
         if reached >= needed and (self._hidden_from is None or self._is_reserved(next_offset, reached)):
-            published = Published(base_offset, reached, append_time, duplicate)
+            published = Published(base_offset, reached, append_time, duplicate, self.topic_id)
             if later is None:
                 return published
             later.settle(published)
@@ -175,7 +176,7 @@ class Lane:
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
         self.wake()  # first: readers get messages before publishers their receipts
         for later, (base_offset, _, append_time, duplicate) in fresh:
-            later.settle(error or Published(base_offset, _SYNCED, append_time, duplicate))
+            later.settle(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""

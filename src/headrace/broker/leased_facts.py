@@ -1,19 +1,21 @@
 """What a broker has to remember of leased subscriptions."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
 from headrace.engines.api import (
-    Content,
     EditRecord,
     LeasedIndex,
     Note,
+    PackedEdits,
     SavedChunk,
     SavedRest,
+    pack_edits,
     saving,
     unpacked,
+    whole,
 )
 
 logger = logging.getLogger("headrace.broker")
@@ -128,6 +130,14 @@ class SubscriptionBroken(Fact, tag=81):
     reason: str
 
 
+class SettledEdits(Fact, tag=90):
+    """Edits of messages that all subscriptions have settled, in snapshots."""
+
+    topic_id: int
+    partition: int
+    edits: PackedEdits
+
+
 LeasedFact = (
     SubscriptionSet
     | SubscriptionGone
@@ -141,6 +151,7 @@ LeasedFact = (
     | RestKept
     | SubscriptionReset
     | SubscriptionBroken
+    | SettledEdits
 )
 
 
@@ -157,6 +168,14 @@ class LeasedState:
         """The subscriptions whose facts could not be followed, and why."""
         self.on_broken: Callable[[int], None] = lambda _: None
         """Called with such a subscription when that happens."""
+        self._settled_edits: dict[tuple[int, int], list[PackedEdits]] = {}
+        """Of messages that all subscriptions have settled: they matter again to a new subscription."""
+        self._settled_ends: dict[tuple[int, int], int] = {}
+        """The last offset among those, or one behind it: edits of later messages need not be looked for there."""
+        self.unsubscribed: dict[tuple[int, int], LeasedIndex] = {}
+        """Indexes for queries of topics without a subscription, by topic id and partition: edits reach them too."""
+        self._by_topic: dict[int, list[int]] = {}
+        """The subscriptions of each topic."""
         self._indexes: dict[tuple[int, int], LeasedIndex] = {}
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
@@ -168,17 +187,37 @@ class LeasedState:
         return index
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
-        """What was changed in a partition."""
+        """What was changed in a partition, for subscriptions that have not settled all of it."""
         return self.edits.setdefault((topic_id, partition), {})
 
     def known_end(self, topic_id: int, partition: int) -> int:
         """The end of the offsets of a partition that subscriptions and edits refer to."""
-        ends = [1 + max(self.edits.get((topic_id, partition), ()), default=-1)]
-        for one in self.subscriptions.values():
-            if one.topic_id == topic_id:
-                index = self._indexes.get((one.id, partition))
-                ends.append(one.starts.get(partition, 0) if index is None else index.statuses.end)
+        ends = [1 + self.last_edited(topic_id, partition)]
+        for number in self._by_topic.get(topic_id, ()):
+            index = self._indexes.get((number, partition))
+            start = self.subscriptions[number].starts.get(partition, 0)
+            ends.append(start if index is None else index.statuses.end)
         return max(ends)
+
+    def edit_of(self, topic_id: int, partition: int, offset: int) -> EditRecord:
+        """What was changed about a message."""
+        place = topic_id, partition
+        found = self.edits.get(place, {}).get(offset)
+        if found is None and offset <= self._settled_ends.get(place, -1):
+            packs = reversed(self._settled_edits.get(place, []))
+            found = next((edit for packed in packs if (edit := packed.get(offset)) is not None), None)
+        return found or EditRecord(1)
+
+    def recall_edits(self, topic_id: int) -> None:
+        """Have all edits of a topic at hand again: somebody will look at settled messages."""
+        for place in [place for place in self._settled_edits if place[0] == topic_id]:
+            recalled: dict[int, EditRecord] = {}
+            del self._settled_ends[place]
+            for packed in self._settled_edits.pop(place):
+                recalled.update(packed.items())
+            edits = self.edits_of(*place)  # the indexes hold this very dictionary
+            recalled.update(edits)
+            edits.update(recalled)
 
     def apply(self, fact: LeasedFact) -> None:
         """Take in a fact."""
@@ -190,10 +229,15 @@ class LeasedState:
                     except Exception as error:  # noqa: BLE001 it is told
                         self._break(fact.subscription, error)
             case SubscriptionSet():
+                if fact.id not in self.subscriptions:
+                    self._by_topic.setdefault(fact.topic_id, []).append(fact.id)
+                    self.recall_edits(fact.topic_id)
                 self.subscriptions[fact.id] = fact
                 self.subscription_id = max(self.subscription_id, fact.id)
             case SubscriptionGone():
-                self.subscriptions.pop(fact.id, None)
+                gone = self.subscriptions.pop(fact.id, None)
+                if gone is not None:
+                    self._by_topic[gone.topic_id].remove(fact.id)
                 self._forget_indexes(fact.id)
             case SubscriptionReset():
                 self._forget_indexes(fact.id)
@@ -201,6 +245,8 @@ class LeasedState:
                 self.broken[fact.id] = fact.reason
             case Edited():
                 self._edit(fact)
+            case SettledEdits():
+                self._keep_packed((fact.topic_id, fact.partition), fact.edits)
 
     def _break(self, subscription: int, error: Exception) -> None:
         """What goes wrong with one subscription is no harm to others: it rests until it is reset."""
@@ -233,16 +279,16 @@ class LeasedState:
 
     def _edit(self, fact: Edited) -> None:
         edits = self.edits_of(fact.topic_id, fact.partition)
-        # Decoded ones are plain lists inside.
-        content = None if fact.edit.content is None else Content(*fact.edit.content)
-        edit = edits[fact.offset] = fact.edit._replace(content=content)
-        for subscription in self.subscriptions.values():
-            if subscription.topic_id == fact.topic_id and subscription.id not in self.broken:
+        edit = edits[fact.offset] = whole(fact.edit)
+        for number in self._by_topic.get(fact.topic_id, ()):
+            if number not in self.broken:
                 try:
-                    index = self.index(subscription.id, fact.partition)
-                    index.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+                    self.index(number, fact.partition).apply_edit(fact.offset, edit, fact.moved, fact.time_us)
                 except Exception as error:  # noqa: BLE001 it is told
-                    self._break(subscription.id, error)
+                    self._break(number, error)
+        view = self.unsubscribed.get((fact.topic_id, fact.partition))
+        if view is not None:
+            view.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
 
     def facts(self) -> Iterator[Fact]:
         """The fewest facts that tell all of it."""
@@ -250,6 +296,9 @@ class LeasedState:
             for offset, edit in edits.items():
                 yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
         yield from self.subscriptions.values()
+        for (topic_id, partition), packs in self._settled_edits.items():
+            for packed in packs:  # after the subscriptions, each of which would recall them
+                yield SettledEdits(topic_id, partition, packed)
         for (subscription, partition), index in list(self._indexes.items()):
             try:
                 rest = RestKept(subscription, partition, saving.save_rest(index))
@@ -274,26 +323,71 @@ class LeasedState:
         """A topic is gone, and its subscriptions with it."""
         for subscription in [one for one in self.subscriptions.values() if one.topic_id == topic_id]:
             self.apply(SubscriptionGone(subscription.id))
-        for key in [key for key in self.edits if key[0] == topic_id]:
-            del self.edits[key]
+        for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
+            for key in [key for key in table if key[0] == topic_id]:
+                del table[key]
+        self._by_topic.pop(topic_id, None)
 
-    def forget_edits(self, topic_id: int, partition: int, first_offset: int) -> None:
-        """Forget edits of messages that are no more, or that all subscriptions are done with.
+    def forget_edits(self, topic_id: int, partition: int, first_offset: int, within: Iterable[int]) -> None:
+        """Forget those of some edits whose messages are no more, and pack those that all subscriptions have settled.
 
-        What was deleted stays so for subscriptions to come.
+        Versions never go back: an edit is remembered as long as its message is in the log.
         """
-        edits = self.edits.get((topic_id, partition), {})
-        floors = [
-            self.index(one.id, partition).statuses.floor
-            for one in self.subscriptions.values()
-            if one.topic_id == topic_id
-        ]
-        floor = min(floors, default=0)
-        for offset in [offset for offset in edits if offset < max(first_offset, floor)]:
-            if offset < first_offset or not edits[offset].deleted:
-                del edits[offset]
-            else:
-                edits[offset] = EditRecord(edits[offset].version, deleted=True)
+        place = topic_id, partition
+        edits = self.edits.get(place, {})
+        floor = self.settled_offset(topic_id, partition)
+        settled: dict[int, EditRecord] = {}
+        for offset in within:
+            if offset < max(first_offset, floor) and offset in edits:
+                edit = edits.pop(offset)
+                if offset >= first_offset:
+                    settled[offset] = edit
+        if settled:
+            self._keep_packed(place, pack_edits(settled))
+
+    def _keep_packed(self, place: tuple[int, int], packed: PackedEdits) -> None:
+        self._settled_edits.setdefault(place, []).append(packed)
+        self._settled_ends[place] = max(self._settled_ends.get(place, -1), packed.last)
+
+    def forget_settled_edits(self, topic_id: int, partition: int, first_offset: int) -> None:
+        """Forget packed edits of messages that are no more."""
+        packs = self._settled_edits.get((topic_id, partition))
+        if packs:
+            packs[:] = [packed for packed in packs if packed.last >= first_offset]
+
+    def edited_offsets(self, topic_id: int, partition: int) -> set[int]:
+        """Of which messages edits are known."""
+        place = topic_id, partition
+        return set(self.edits.get(place, ())).union(*(one.edited() for one in self._settled_edits.get(place, ())))
+
+    def forget_messages(self, topic_id: int, partition: int, offsets: set[int]) -> None:
+        """Forget the edits of messages that are no more."""
+        place = topic_id, partition
+        edits = self.edits.get(place, {})
+        for offset in offsets.intersection(edits):
+            del edits[offset]
+        packs = self._settled_edits.get(place, [])
+        for at, packed in enumerate(packs):
+            if not offsets.isdisjoint(packed.edited()):
+                packs[at] = pack_edits({offset: edit for offset, edit in packed.items() if offset not in offsets})
+        packs[:] = [packed for packed in packs if packed.edited()]
+
+    def has_subscriptions(self, topic_id: int) -> bool:
+        """Whether a topic has a leased subscription."""
+        return bool(self._by_topic.get(topic_id))
+
+    def settled_offset(self, topic_id: int, partition: int) -> int:
+        """All subscriptions of a topic have settled what comes before; 0 if it has none."""
+        floors = [self.index(number, partition).statuses.floor for number in self._by_topic.get(topic_id, ())]
+        return min(floors, default=0)
+
+    def last_edited(self, topic_id: int, partition: int) -> int:
+        """The last offset of which an edit is known; -1 if there is none."""
+        place = topic_id, partition
+        return max(
+            max(self.edits.get(place, ()), default=-1),
+            self._settled_ends.get(place, -1),
+        )
 
 
 def settled_facts(subscription: int, partition: int, index: LeasedIndex) -> list[Fact]:

@@ -43,6 +43,8 @@ class Ledger:
         self._snapshot_at: int | None = None
         """Where the last snapshot begins: the next one leaves it, in case that it is damaged one day."""
         self._replay(store.data)
+        self.last_us = journal.last_us
+        """When something was recorded before the start; 0 if nothing was."""
         self._begin(store.data, identity, now_us)
 
     def _begin(self, data: DataDirectory | None, identity: str, now_us: int) -> None:

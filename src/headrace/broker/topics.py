@@ -296,6 +296,7 @@ class Topics:
             reserve = partial(self._reserve, topic, number)
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
+        lane.topic_id = topic.id
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, lane))
         return lane

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.cli.arguments import completes, header, relative_moment
 from headrace.cli.forms import as_json, printable, time_text
+from headrace.client.scheduling import MessageName
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def found(queue: "Queue", limit: int, **chosen: Any) -> Iterator["PendingMessage
 
 def message_id(message: "PendingMessage") -> str:
     """The name by which the message can be moved and cancelled."""
-    return f"{message.topic}/{message.partition}/{message.offset}"
+    topic_id = 0 if message.status == "dead" else message.topic_id
+    return str(MessageName(message.topic, message.partition, message.offset, topic_id))
 
 
 def pending_json(message: "PendingMessage") -> bytes:

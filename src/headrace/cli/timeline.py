@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import command_maker, count, duration, header, more_than_zero, relative_moment
 from headrace.cli.connecting import add_connection, connected
@@ -24,7 +24,8 @@ from headrace.cli.pending import (
     selection,
     timeline_text,
 )
-from headrace.model.errors import MessageGone, MessageLeased, NotOwner, StaleVersion
+from headrace.client.scheduling import MessageName, parse_id
+from headrace.model.errors import InvalidArgument, MessageGone, MessageLeased, NotOwner, StaleVersion
 from headrace.model.leasing import OWNER_HEADER, Forecasted
 
 if TYPE_CHECKING:
@@ -48,9 +49,11 @@ tabs between them, in the order of their time.
 
 _SHOW = """\
 example:
-  headrace timeline show reminders/0/17
+  headrace timeline show reminders/0/17@3
 
-ID is topic, partition and offset, as `timeline add` and `timeline list` print it.
+ID is topic, partition, offset and the topic's id, as `timeline add` and `timeline
+list` print it. Without @ and the topic's id it is the message at that place of
+whichever topic has that name now.
 """
 
 _ADD = f"""\
@@ -120,7 +123,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         when.add_argument("--at", metavar="TIME", type=relative_moment, help="when it comes due")
         when.add_argument("--in", dest="in_", metavar="SPAN", type=duration, help="after how long, as 90s, 2h or 7d")
     cancelling = make("cancel", cancel, "take messages back", _CANCEL)
-    cancelling.add_argument("ids", metavar="ID", type=_identity, nargs="+", help="a message: TOPIC/PARTITION/OFFSET")
+    cancelling.add_argument(
+        "ids", metavar="ID", type=_identity, nargs="+", help="a message: TOPIC/PARTITION/OFFSET@TOPIC-ID"
+    )
     for each in (adding, moving, cancelling):
         each.add_argument("--owner", default="", help="the producer group in whose name")
     forecasting = make("forecast", forecast, "count what comes due when", _FORECAST)
@@ -133,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_id(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", type=_identity, help="the message: TOPIC/PARTITION/OFFSET")
+    parser.add_argument("id", metavar="ID", type=_identity, help="the message: TOPIC/PARTITION/OFFSET@TOPIC-ID")
 
 
 def _add_message(parser: argparse.ArgumentParser) -> None:
@@ -155,22 +160,11 @@ def _add_buckets(parser: argparse.ArgumentParser) -> None:
     add("--buckets", metavar="N", type=more_than_zero(int), default=24, help="how many (default: 24)")
 
 
-class Identity(NamedTuple):
-    """Which message is meant."""
-
-    topic: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.partition}/{self.offset}"
-
-
-def _identity(text: str) -> Identity:
-    topic, *place = text.rsplit("/", 2)
-    if not topic or len(place) != 2 or not all(part.isascii() and part.isdigit() for part in place):
-        raise argparse.ArgumentTypeError(f"{text!r} is no message; give one like reminders/0/17")
-    return Identity(topic, int(place[0]), int(place[1]))
+def _identity(text: str) -> MessageName:
+    try:
+        return parse_id(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def list_messages(given: argparse.Namespace, out: Output, _: Interrupts) -> int:

@@ -66,6 +66,8 @@ class PendingMessage(Received, frozen=True, gc=False):
     """And until when."""
     reason: str = ""
     """Why it is dead, or was given back."""
+    topic_id: int = 0
+    """Of the topic that has it, which of a dead one is the dead letter topic."""
 
 
 def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> list[Job]:
@@ -137,6 +139,7 @@ def found_messages(topic: str, answer: Found, body: Bytes) -> list[PendingMessag
             [found.holder for found in messages],
             [found.until_us for found in messages],
             [found.reason for found in messages],
+            repeat(answer.topic_id),
         )
     )
 

@@ -28,6 +28,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """They had been taken over before: this is where."""
     append_time: int = 0
     """When the broker appended them, in microseconds since 1970."""
+    topic_id: int = 0
+    """Of the topic: one that is made again under the same name has another."""
 
 
 def merged(receipts: list[Receipt]) -> list[Receipt]:

@@ -1,6 +1,7 @@
 """Times at which messages are due, names of scheduled messages, and why one was not changed."""
 
 from datetime import timedelta
+from typing import NamedTuple
 
 from headrace.client.selecting import span_us
 from headrace.client.times import Moment, microseconds
@@ -22,15 +23,37 @@ def moment_of(at: Moment | None, in_: float | timedelta | None, now_us: int) -> 
     return now_us + span_us(in_)
 
 
-def parse_id(text: str) -> tuple[str, int, int]:
-    """Topic, partition and offset of a scheduled message.
+class MessageName(NamedTuple):
+    """What names a message for good: a topic that is made again under the same name has another id.
 
-    >>> parse_id("reminders/0/17")
-    ('reminders', 0, 17)
+    >>> str(MessageName("reminders", 0, 17, 3))
+    'reminders/0/17@3'
     """
-    topic, *numbers = text.rsplit("/", 2)
-    if topic and len(numbers) == 2 and all(number.isascii() and number.isdigit() for number in numbers):
-        return topic, int(numbers[0]), int(numbers[1])
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: int = 0
+    """0: whichever topic has that name."""
+
+    def __str__(self) -> str:
+        known = f"@{self.topic_id}" if self.topic_id else ""
+        return f"{self.topic}/{self.partition}/{self.offset}{known}"
+
+
+def parse_id(text: str) -> MessageName:
+    """The message that a text names.
+
+    >>> parse_id("reminders/0/17@3")
+    MessageName(topic='reminders', partition=0, offset=17, topic_id=3)
+    >>> parse_id("reminders/0/17").topic_id
+    0
+    """
+    place, at, topic_id = text.partition("@")
+    topic, *numbers = place.rsplit("/", 2)
+    numbers += [topic_id] if at else ["0"]
+    if topic and len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):
+        return MessageName(topic, *map(int, numbers))
     raise InvalidArgument(f"{text!r} is no message; write topic/partition/offset, such as reminders/0/17")
 
 

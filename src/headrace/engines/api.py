@@ -4,7 +4,7 @@ from headrace.engines.data_directory import DataDirectory, DataFormat, Partition
 from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
-from headrace.engines.leased.edits import Content, EditRecord
+from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
 from headrace.engines.leased.index import LeasedIndex, Note, Taken
 from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
@@ -33,6 +33,7 @@ __all__ = [
     "Journal",
     "LeasedIndex",
     "Note",
+    "PackedEdits",
     "Partition",
     "PartitionOwner",
     "PartitionPath",
@@ -44,7 +45,9 @@ __all__ = [
     "explained",
     "log_settings",
     "outlook",
+    "pack_edits",
     "packed",
     "saving",
     "unpacked",
+    "whole",
 ]

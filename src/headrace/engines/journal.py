@@ -42,6 +42,8 @@ class Journal:
         """A journal on a log; on one that can only be read, only what reads can be used."""
         self._log: StoredLog = log  # type: ignore[assignment]
         self._in_files = isinstance(log, FileLog)
+        self.last_us = 0
+        """When the last of the facts that were read was written."""
 
     @property
     def synced_offset(self) -> int:
@@ -106,6 +108,7 @@ class Journal:
                 yield Gap(_damage(item))
                 continue
             columns = item.columns()
+            self.last_us = item.append_time
             for kind, value in zip(columns.priorities or (), columns.values, strict=True):
                 content = value or b""
                 if kind == _FACT:

@@ -301,7 +301,9 @@ class Selection(Words):
 
 
 class Find(Words):
-    """Which messages are there? In the order of partition and offset; of waiting ones in the order of their time."""
+    """Which messages are there? In the order of partition and offset; waiting ones in the order of time, partition and
+    offset. A topic without a leased subscription answers what a new one would have.
+    """
 
     topic: str
     selection: Selection = msgspec.field(default_factory=Selection)
@@ -309,6 +311,8 @@ class Find(Words):
     messages_max: int = 100
     after: str = ""
     """Where the page before ended."""
+    topic_id: int = 0
+    """Only in the topic with this id, not in one of the same name that was made since; 0: whichever it is."""
 
 
 class FoundMessage(Words):
@@ -334,6 +338,8 @@ class Found(Words):
     messages: list[FoundMessage]
     after: str = ""
     """For the next page; empty when this is the last."""
+    topic_id: int = 0
+    """Of the topic that has the messages."""
 
 
 class Forecast(Words):
@@ -360,7 +366,7 @@ class Change(Words):
 
     due_us: int | None = None
     shift_us: int = 0
-    """Move it by so much, instead of to a time."""
+    """Move it by so much, instead of to a time: from when it will be ready, or else from when it was published."""
     priority: int | None = None
     replace: bool = False
     """Replace value and headers by those in the body."""
@@ -375,16 +381,21 @@ class Edit(Words):
     change: Change
     owner: str = ""
     """In whose name: a message with an owner is changed in no other."""
+    topic_id: int = 0
+    """Only in the topic with this id: in another one of its name the messages are gone; 0: whichever it is."""
 
 
 class EditMatching(Words):
-    """The same for all messages that are selected, up to a number of them."""
+    """The same for all messages that are selected, up to a number of them, in the order of partition and offset: each
+    is changed once, wherever it is moved.
+    """
 
     topic: str
     selection: Selection
     change: Change
     subscription: str = DEFAULT_SUBSCRIPTION
     owner: str = ""
+    """In whose name; given one, only messages of this owner are selected."""
     messages_max: int = 1000
     after: str = ""
     """Where the last such request ended."""
@@ -396,7 +407,9 @@ class Outcome(Words):
     partition: int
     offset: int
     outcome: str
-    """`applied`, `stale_version`, `message_leased`, `message_gone` or `not_owner`."""
+    """`applied`, `stale_version`, `message_leased`, `message_gone` or `not_owner`; or the code of the error that ended
+    the request after other messages were changed. Deleting again what was deleted from this version is `applied`.
+    """
     version: int = 0
     """The one it has now."""
     holder: str = ""
@@ -418,11 +431,18 @@ class Redrive(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
     selection: Selection = msgspec.field(default_factory=Selection)
     messages_max: int = 1000
+    after: str = ""
+    """Where the last such request ended."""
 
 
 class Redriven(Words):
     """The answer to Redrive."""
 
     messages: int
-    more: bool = False
-    """There are more that match."""
+    after: str = ""
+    """Where to go on; empty when all that match have been looked at."""
+
+    @property
+    def more(self) -> bool:
+        """Whether there may be more that match."""
+        return bool(self.after)

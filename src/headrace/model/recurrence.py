@@ -62,6 +62,9 @@ _PART = re.compile(r"([0-9]+)(ms|[wdhms])")
 class Schedule(Protocol):
     """The times of something that happens again and again."""
 
+    certain: bool
+    """Whether these are certain times of the day: one that comes again is not another time."""
+
     def next_after(self, time_us: int) -> int | None:
         """The first time after this one; None when there is none any more."""
 
@@ -164,6 +167,8 @@ def _interval_us(text: str) -> int:
 class Interval:
     """Always the same time apart, whatever the clock on the wall does."""
 
+    certain = False
+
     def __init__(self, interval_us: int, anchor_us: int) -> None:
         self._interval_us = interval_us
         self._anchor_us = anchor_us
@@ -198,7 +203,7 @@ class Crontab:
         if first is None:
             raise InvalidArgument(f"{expression!r} never comes: there is no such day")
         fields = expression.split()
-        self._at_certain_times = not any(field.startswith("*") for field in fields[: len(fields) - 3])
+        self.certain = not any(field.startswith("*") for field in fields[: len(fields) - 3])
         self._matching = CronSim(expression, _EPOCH)
         self._matched_us = 0
         """The last local time that it found."""
@@ -217,7 +222,7 @@ class Crontab:
             return answer_us
         if self._zone is None:
             found_us = self._match_after(after_us)
-        elif self._at_certain_times:
+        elif self.certain:
             found_us = self._certain_after(after_us)
         else:
             found_us = self._any_after(after_us)

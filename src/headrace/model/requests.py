@@ -154,6 +154,8 @@ class Published(Words):
     append_time: int
     duplicate: bool = False
     """The batch had been appended before: this is its first place."""
+    topic_id: int = 0
+    """Of the topic: another one of the same name has another."""
 
 
 class Offsets(Words):

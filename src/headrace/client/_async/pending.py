@@ -150,16 +150,16 @@ class AsyncPending:
         matching_headers: GivenHeaders | None = None,
         messages: Iterable[Placed] = (),
     ) -> list[Outcome]:
-        """Change all messages to which something applies; says of each whether it was done.
+        """Change all messages to which something applies, each once; says of each whether it was done.
 
         Parameters:
             due: move them to this time,
-            shift: or by so many seconds.
+            shift: or by so many seconds, from when they will be ready, or else were published.
             priority: give them this priority.
             value: replace value and headers by this value
             headers: and these headers.
             delete: remove them.
-            owner: in whose name; messages that belong to another producer group are left alone.
+            owner: in whose name: only messages of this producer group are changed then.
             status: which messages, as for `find`, like all that follow.
             due_from: see there.
             due_to: see there.
@@ -204,13 +204,14 @@ class AsyncPending:
             limit: how many at most; by default all.
         """
         wanted: Selection = selection("dead", due_from, due_to, key, owner, headers, messages)
-        redriven = 0
+        redriven, after = 0, ""
         while limit is None or redriven < limit:
             count = _PAGE if limit is None else min(_PAGE, limit - redriven)
-            head = Redrive(self.topic, self.subscription, wanted, count)
+            head = Redrive(self.topic, self.subscription, wanted, count, after)
             answer, _ = await self._line.request(Kind.REDRIVE, head, repeat=False)
             redriven += answer.messages
-            if not answer.more or not answer.messages:
+            after = answer.after
+            if not after:
                 break
         return redriven
 

@@ -7,7 +7,7 @@ from headrace.client._async.line import AsyncLine
 from headrace.client.clock import Clock
 from headrace.client.jobs import found_messages
 from headrace.client.outgoing import GivenHeaders
-from headrace.client.scheduling import edit_error, moment_of
+from headrace.client.scheduling import MessageName, edit_error, moment_of
 from headrace.client.selecting import UNCHANGED, edition
 from headrace.client.times import Moment
 from headrace.model.errors import MessageGone
@@ -27,12 +27,8 @@ class AsyncScheduled:
     settled or deleted, and NotOwner that it belongs to another producer group. Nothing is changed then.
     """
 
-    def __init__(
-        self, line: AsyncLine, clock: Clock, topic: str, partition: int, offset: int, version: int | None, owner: str
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
+    def __init__(self, line: AsyncLine, clock: Clock, name: MessageName, version: int | None, owner: str) -> None:
+        self.topic, self.partition, self.offset, self.topic_id = self._name = name
         self.version = version
         """The version in which the message was seen last; None changes it whichever it has."""
         self.owner = owner
@@ -51,8 +47,8 @@ class AsyncScheduled:
 
     @property
     def id(self) -> str:
-        """What the message can be found by again: topic, partition and offset."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
+        """What the message can be found by again, such as `reminders/0/17@3`: topic, partition, offset, topic's id."""
+        return str(self._name)
 
     async def move(self, *, at: Moment | None = None, in_: float | timedelta | None = None) -> None:
         """Let it be due at another time.
@@ -93,25 +89,29 @@ class AsyncScheduled:
             self._content = (value, headers)
 
     async def cancel(self) -> None:
-        """Delete it."""
+        """Delete it. Said again, after an answer was lost perhaps, it is deleted all the same."""
         await self._edit(self.version, delete=True)
 
     async def look(self, subscription: str | None = None) -> "PendingMessage":
         """The message as it is now.
 
         Parameters:
-            subscription: as this leased subscription of its topic has it; by default any that it has.
+            subscription: as this leased subscription of its topic has it; by default any that it has, and if it has
+                none, as a new one would have it.
         """
         if subscription is None:
             answer, _ = await self._line.request(Kind.SUBSCRIPTION_LIST, SubscriptionList(self.topic))
             names = [info.subscription for info in answer.subscriptions]
             subscription = names[0] if names and DEFAULT_SUBSCRIPTION not in names else DEFAULT_SUBSCRIPTION
         wanted = Selection(messages=[MessageId(self.partition, self.offset)])
-        answer, body = await self._line.request(Kind.FIND, Find(self.topic, wanted, subscription, 1))
+        answer, body = await self._line.request(Kind.FIND, self._find(wanted, subscription))
         found = found_messages(self.topic, answer, body)
         if not found:
             raise MessageGone(f"{self.id} is settled, deleted or unknown")
         return found[0]
+
+    def _find(self, wanted: Selection, subscription: str) -> Find:
+        return Find(self.topic, wanted, subscription, 1, topic_id=self.topic_id)
 
     async def _known(self) -> tuple[int, bytes | None, GivenHeaders | None]:
         """A version, and its value and headers; the handle's, or else the one there is."""
@@ -123,8 +123,8 @@ class AsyncScheduled:
     async def _edit(self, version: int | None, **changes: Any) -> None:
         change, body = edition(owner=self.owner, **changes)
         message = MessageId(self.partition, self.offset, version)
-        head = Edit(self.topic, [message], change, self.owner)
-        answer, _ = await self._line.request(Kind.EDIT, head, body, repeat=version is None)
+        head = Edit(self.topic, [message], change, self.owner, self.topic_id)
+        answer, _ = await self._line.request(Kind.EDIT, head, body, repeat=version is None or change.delete)
         outcome: Outcome = answer.outcomes[0]
         if outcome.outcome != "applied":
             raise edit_error(self.id, outcome)

@@ -204,6 +204,7 @@ class AsyncShipping:
             _DURABILITIES[answer.durability],
             answer.duplicate,
             answer.append_time,
+            answer.topic_id,
         )
         with self.monitor.guard:
             lane.acknowledged(parcel)

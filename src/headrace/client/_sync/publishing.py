@@ -15,7 +15,7 @@ from headrace.client.clock import Clock
 from headrace.client.outgoing import AfterAck, BeforePublish, GivenHeaders
 from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
-from headrace.client.scheduling import moment_of, parse_id
+from headrace.client.scheduling import MessageName, moment_of, parse_id
 from headrace.client.serialising import Serializer
 from headrace.client.times import Moment
 from headrace.model.durability import Durability
@@ -243,19 +243,19 @@ class Publishing(Recurring):
             expires=expires,
             partition=partition,
         )
-        handle = Scheduled(self._line, self.clock, topic, receipt.partition, receipt.offset, 1, owner)
-        return handle.knows(value, headers)
+        name = MessageName(topic, receipt.partition, receipt.offset, receipt.topic_id)
+        return Scheduled(self._line, self.clock, name, 1, owner).knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> Scheduled:
         """A handle for a message that was scheduled before; nothing is asked yet.
 
         Parameters:
-            id: of the handle it had, such as `reminders/0/17`: topic, partition and offset.
+            id: of the handle it had, such as `reminders/0/17@3`: topic, partition, offset and the topic's id. Without
+                the last it is the message at this place of whichever topic has that name now.
             version: in which it was seen; by default it is changed whichever it has.
             owner: the producer group in whose name it is changed.
         """
-        topic, partition, offset = parse_id(id)
-        return Scheduled(self._line, self.clock, topic, partition, offset, version, owner)
+        return Scheduled(self._line, self.clock, parse_id(id), version, owner)
 
     def _shared_producer(self) -> Producer:
         if self._own_producer is None:

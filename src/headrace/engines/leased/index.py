@@ -152,6 +152,11 @@ class LeasedIndex:
         if floor < offset:
             self.apply_settled(range(floor, min(offset, self.statuses.end)))
 
+    def forget_missing(self, offsets: Sequence[int]) -> None:
+        """These are not in the log any more, somewhere in its middle; those that somebody holds are left alone."""
+        free = (WAITING, READY, RESTING, BLOCKED)
+        self.apply_settled([offset for offset in offsets if self.statuses[offset] in free])
+
     # Handing out.
 
     def take(

@@ -1,6 +1,7 @@
 """The messages that a subscription has not settled in a partition: which are ready, in which order, and which wait."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import EditRecord
@@ -20,9 +21,9 @@ from headrace.engines.leased.statuses import (
 from headrace.model.offsets import follow
 from headrace.model.subscription import Discipline
 
-_EVER_US = 1 << 62
 NOT_READY = 1 << 62
 """Keys of what is not ready yet begin here: beyond those of all that is."""
+_OUTDATED_MAX = 1000
 _AT_ONCE = 4096
 """Messages that are made ready at a time."""
 
@@ -49,9 +50,7 @@ class Pending:
         self.contents: Contents | None = None
         """Not there as long as only the journal has been heard."""
         self._rests: dict[int, int] = {}
-        """Until when messages rest, as long as only the journal has been heard: the last word counts."""
-        self._former_rests: dict[int, int | None] = {}
-        """Have entries among the resting ones that do not count, and perhaps one that does, at this time."""
+        """Until when messages rest: other entries do not count. Has some that do not rest any more."""
         self._overdue: set[int] = set()
         """Expired while they were leased, or while what was said about them was being written down."""
 
@@ -60,9 +59,10 @@ class Pending:
 
     def attach(self, contents: Contents) -> None:
         """The journal has been heard: from now on the log can be read."""
-        for offset in self.statuses.with_status(RESTING):
-            self.resting.push(self._rests[offset], offset)
-        self.contents, self._rests = contents, {}
+        self._rests = {offset: self._rests[offset] for offset in self.statuses.with_status(RESTING)}
+        for offset, time_us in self._rests.items():
+            self.resting.push(time_us, offset)
+        self.contents = contents
 
     # Time passes.
 
@@ -72,6 +72,9 @@ class Pending:
             while (first := runs.first_key) is not None and first <= now_us:
                 times, offsets = self._valid(status, *runs.take(_AT_ONCE, now_us))
                 self.statuses.change(offsets, READY)
+                if status == RESTING:
+                    for offset in offsets:
+                        self._rests.pop(offset, None)
                 if self.discipline is Discipline.DEADLINE and status == WAITING:
                     self.ready.add(times, offsets)
                 else:
@@ -120,33 +123,37 @@ class Pending:
     def rest(self, times_us: Sequence[int], offsets: Sequence[int]) -> None:
         """These can be handed out at these times."""
         self.statuses.change(offsets, RESTING)
-        if self.contents is None:
-            self._rests.update(zip(offsets, times_us, strict=True))
-            return
-        for time_us, offset in zip(times_us, offsets, strict=True):
-            self.resting.push(time_us, offset)
-            if offset in self._former_rests:
-                self._former_rests[offset] = time_us
+        self._rests.update(zip(offsets, times_us, strict=True))
+        if self.contents is not None:
+            for time_us, offset in zip(times_us, offsets, strict=True):
+                self.resting.push(time_us, offset)
+            if len(self._rests) > 2 * self.statuses.counts[RESTING] + _OUTDATED_MAX:  # most were settled meanwhile
+                self._rests = {offset: self._rests[offset] for offset in self.statuses.with_status(RESTING)}
 
     def rests_until(self, offset: int, time_us: int) -> bool:
         """Whether an entry among the resting ones counts."""
-        return self.statuses[offset] == RESTING and self._former_rests.get(offset, time_us) == time_us
+        return self._rests.get(offset) == time_us and self.statuses[offset] == RESTING
+
+    def rest_of(self, offset: int) -> int | None:
+        """Until when a message rests, if it does."""
+        return self._rests.get(offset) if self.statuses[offset] == RESTING else None
 
     def rests(self) -> list[tuple[int, int]]:
         """Until when messages rest, and which."""
-        if self.contents is None:
-            return sorted((self._rests[offset], offset) for offset in self.statuses.with_status(RESTING))
-        entries = self.resting.between(-_EVER_US, _EVER_US)
-        return [(time_us, offset) for time_us, offset in dict.fromkeys(entries) if self.rests_until(offset, time_us)]
+        return sorted((self._rests[offset], offset) for offset in self.statuses.with_status(RESTING))
+
+    def copied(self) -> "Pending":
+        """All as it is now, to be looked at a slice at a time while messages come and go."""
+        same = copy(self)
+        same.statuses, same.edits, same._rests = self.statuses.copied(), dict(self.edits), dict(self._rests)
+        return same
 
     def move(self, offset: int, due_us: int, now_us: int) -> None:
         """A message that nobody holds is due at another time."""
-        status = self.statuses[offset]
         if self.contents is None:
             self.statuses.change([offset], UNKNOWN)
             return
-        if status == RESTING:
-            self._former_rests[offset] = None
+        self._rests.pop(offset, None)
         if due_us > now_us:
             self.statuses.change([offset], WAITING)
             self.waiting.push(due_us, offset)
@@ -158,9 +165,6 @@ class Pending:
         self.statuses.change(offsets, SETTLED)
         if self._overdue:
             self._overdue.difference_update(offsets)
-        if self._former_rests:
-            for offset in offsets:
-                self._former_rests.pop(offset, None)
 
     def reorder(self, discipline: Discipline) -> None:
         """Hand out in another order from now on."""
@@ -240,7 +244,7 @@ class Pending:
 
     def _valid(self, status: int, times: Sequence[int], offsets: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
         """Those entries of waiting or resting messages that count."""
-        if not self.edits and self.statuses.all_have(offsets, status):
+        if status == WAITING and not self.edits and self.statuses.all_have(offsets, status):
             return times, offsets
         kept_times: list[int] = []
         kept: list[int] = []

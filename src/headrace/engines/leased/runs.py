@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import islice, pairwise
+from itertools import chain
 
 _LOOSE_MAX = 512
 """Single entries that are kept in a heap before they become a run."""
@@ -72,7 +72,7 @@ class Runs:
             self.add(array("q", [key for key, _ in loose]), array("q", [offset for _, offset in loose]))
 
     def add(self, keys: Sequence[int], offsets: Sequence[int]) -> None:
-        """Add many whose keys are in order. What is given is kept: nobody else may change it."""
+        """Add many in the order of keys and offsets. What is given is kept: nobody else may change it."""
         if not keys:
             return
         last = self._last
@@ -144,38 +144,35 @@ class Runs:
         return taken
 
     def between(self, least: int, beyond: int) -> Iterator[tuple[int, int]]:
-        """Key and offset of all with a key in these bounds, in order, without taking them; nothing may be changed."""
+        """Key and offset of all with a key in these bounds, in order, without taking them: all there are now."""
         parts: list[Iterator[tuple[int, int]]] = [iter(sorted(one for one in self._loose if least <= one[0] < beyond))]
         for *_, run in self._heads:
             begin = bisect_left(run.keys, least, run.place)
             end = bisect_left(run.keys, beyond, begin)
             if begin < end:
-                parts.append(zip(islice(run.keys, begin, end), islice(run.offsets, begin, end), strict=True))
+                parts.append(zip(_part(run.keys, begin, end), _part(run.offsets, begin, end), strict=True))
         return merge(*parts)
 
-    def counts(self, bounds: Sequence[int]) -> list[int]:
-        """How many keys are below the first bound, from each bound to the next, and from the last one on."""
-        below = [0] * len(bounds)
-        for *_, run in self._heads:
-            for index, bound in enumerate(bounds):
-                below[index] += bisect_left(run.keys, bound, run.place) - run.place
-        loose = sorted(key for key, _ in self._loose)
-        below = [count + bisect_left(loose, bound) for count, bound in zip(below, bounds, strict=True)]
-        ends = [0, *below, len(self)]
-        return [end - begin for begin, end in pairwise(ends)]
+    def keys(self) -> list[Sequence[int]]:
+        """The keys of all that was not taken yet, in several parts with the keys of each in order."""
+        parts: list[Sequence[int]] = [_part(run.keys, run.place, len(run.keys)) for *_, run in self._heads]
+        return [*parts, sorted(key for key, _ in self._loose)]
 
     def _merge(self) -> None:
         """Make one run of the small ones."""
         small = [head for head in self._heads if len(head[3].keys) < _SMALL]
         self._heads = [head for head in self._heads if len(head[3].keys) >= _SMALL]
-        keys, offsets = array("q"), array("q")
-        for *_, run in sorted(small, key=lambda head: head[2]):
-            keys.extend(run.keys[run.place :])
-            offsets.extend(run.offsets[run.place :])
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        merged = _Run(array("q", map(keys.__getitem__, order)), array("q", map(offsets.__getitem__, order)))
+        # Equal keys in the order of offsets: pages of a search continue behind a key and an offset.
+        parts = (zip(run.keys[run.place :], run.offsets[run.place :], strict=True) for *_, run in small)
+        entries = sorted(chain.from_iterable(parts))
+        merged = _Run(array("q", [key for key, _ in entries]), array("q", [offset for _, offset in entries]))
         self._serial += 1
         self._heads.append((merged.keys[0], merged.offsets[0], self._serial, merged))
         heapify(self._heads)
         self._small = len(merged.keys) < _SMALL
         self._last = None
+
+
+def _part(entries: Sequence[int], begin: int, end: int) -> Sequence[int]:
+    """A part of a run's entries without a copy, if that can be."""
+    return memoryview(entries)[begin:end] if type(entries) is array else entries[begin:end]

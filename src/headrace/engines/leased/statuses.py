@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from headrace.model.offsets import follow
 
@@ -15,6 +15,7 @@ _MASK = _CHUNK - 1
 _DONE = bytes([SETTLED])
 _SETTLED_RUN = re.compile(_DONE + b"+")
 _TABLES = [bytes([status]) * _CHUNK for status in range(8)]
+_PENDING_MASK = bytes(255 if UNKNOWN < status < SETTLED else 0 for status in range(256))
 
 Offsets = Sequence[int]
 
@@ -179,6 +180,32 @@ class Statuses:
             if low < high and self._chunks[number].count(SETTLED, low - base, high - base) < high - low:
                 found.append((low, high))
         return found
+
+    def count_marked(self, marks: Mapping[int, bytes | bytearray]) -> int:
+        """How many messages that are not settled are marked: with 255 in the bytes of their chunk, else with 0."""
+        total = 0
+        for number, marked in marks.items():
+            chunk = self._chunks.get(number)
+            if chunk is not None:
+                pending = int.from_bytes(chunk.translate(_PENDING_MASK), "big")
+                total += (pending & int.from_bytes(marked, "big")).bit_count() >> 3
+        return total
+
+    def mark(self, marks: dict[int, bytearray], offset: int) -> None:
+        """Mark a message to be counted so."""
+        chunk = marks.get(offset >> _BITS)
+        if chunk is None:
+            for number in [number for number in marks if number not in self._chunks]:
+                del marks[number]  # all of them are settled
+            chunk = marks[offset >> _BITS] = bytearray(_CHUNK)
+        chunk[offset & _MASK] = 255
+
+    def copied(self) -> "Statuses":
+        """The statuses as of now, whatever becomes of the messages later."""
+        copy = Statuses(0)
+        copy.end, copy.counts = self.end, list(self.counts)
+        copy._chunks = {number: bytearray(chunk) for number, chunk in self._chunks.items()}
+        return copy
 
     def settled_now(self) -> Callable[[int], bool]:
         """Tells, on any thread and later too, which messages are settled as of now."""

@@ -1,0 +1,197 @@
+"""Searches among the messages that a leased subscription has not settled, some messages at a time."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import merge
+from itertools import chain, islice
+from typing import NamedTuple
+
+from headrace.broker.dead_letters import PREFIX
+from headrace.broker.subscriptions import Subscription
+from headrace.engines.api import LeasedIndex, outlook
+from headrace.model.batch import Columns, message_bytes
+from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import OWNER_HEADER, Selection
+from headrace.model.limits import TIMESTAMP_US_MAX
+
+_EXAMINED_MAX = 20_000
+"""Messages that are looked at for one request; those with fewer results than asked for may be followed by others."""
+_CANDIDATES_MAX = 4000
+_BYTES_MAX = 8 << 20
+"""What is read at a time."""
+
+
+class Spot(NamedTuple):
+    """Where a message is in the order of a search: by time, or 0, then by partition and offset."""
+
+    time_us: int
+    partition: int
+    offset: int
+
+    def text(self) -> str:
+        """As it is given to a client."""
+        return f"{self.time_us}.{self.partition}.{self.offset}"
+
+
+Match = tuple[Spot, Columns, int]
+"""A message, and where its contents are."""
+
+
+class Search:
+    """A search at work: examines messages that may match, some at a time, and knows where to go on."""
+
+    def __init__(self, subscription: Subscription, selection: Selection, after: str, *, by_time: bool) -> None:
+        self._subscription = subscription
+        self._selection = selection
+        self._by_time = by_time
+        self._examined = 0
+        self._candidates: list[Spot] | None = None
+        self._mark = _spot(after)
+        """What comes up to here is done with."""
+        self._last: Spot | None = None
+        """What was examined last; nothing if there was nothing left."""
+        self.goes_on = True
+        self.after = ""
+        """Where another request can go on; empty when all was examined."""
+        if selection.messages:
+            self._candidates = sorted(Spot(0, one.partition, one.offset) for one in selection.messages)
+        elif not by_time and selection.status == "waiting":
+            self._candidates = self._few_in_time()
+
+    def examine(self, count: int) -> list[Match]:
+        """Those that match of the next messages, so many at most."""
+        some = list(islice(self._spots(), count))
+        matching, examined = self._matching(some)
+        self._examined += examined
+        self._last = some[examined - 1] if some and (examined < len(some) or len(some) == count) else None
+        return matching
+
+    def take(self, spot: Spot) -> None:
+        """Go on behind this one."""
+        self._mark = spot
+
+    def advance(self) -> None:
+        """Go on behind what was examined, if that was not all."""
+        if self._last is None:
+            self.goes_on = False
+            return
+        self._mark = self._last
+        if self._examined >= _EXAMINED_MAX:
+            self.stop()
+
+    def stop(self) -> None:
+        """Leave what is left to another request."""
+        self.goes_on = False
+        self.after = self._mark.text() if self._mark is not None else ""
+
+    def _spots(self) -> Iterator[Spot]:
+        """Messages that may match, in the order of the search, behind the mark."""
+        selection, indexes, mark = self._selection, self._subscription.indexes, self._mark
+        if self._candidates is not None:
+            begin = 0 if mark is None else bisect_right(self._candidates, mark)
+            return (spot for spot in islice(self._candidates, begin, None) if spot.partition in indexes)
+        if self._by_time:
+            least_us = max(selection.due_from_us or 0, mark.time_us if mark is not None else 0)
+            parts = [
+                _in_time(partition, outlook.later(index.pending, least_us, selection.due_to_us))
+                for partition, index in indexes.items()
+            ]
+            return (spot for spot in merge(*parts) if mark is None or spot > mark)
+        return chain.from_iterable(
+            _in_order(partition, index, selection.status, mark)
+            for partition, index in sorted(indexes.items())
+            if mark is None or partition >= mark.partition
+        )
+
+    def _few_in_time(self) -> list[Spot] | None:
+        """The messages that wait for a time between bounds, if those are few: all need not be examined then."""
+        least_us, beyond_us = self._selection.due_from_us or 0, self._selection.due_to_us
+        found: list[Spot] = []
+        for partition, index in self._subscription.indexes.items():
+            if outlook.entries_between(index.pending, least_us, beyond_us) > _CANDIDATES_MAX:
+                return None
+            found += [Spot(0, partition, offset) for _, offset in outlook.later(index.pending, least_us, beyond_us)]
+            if len(found) > _CANDIDATES_MAX:
+                return None
+        return sorted(found)
+
+    def _matching(self, spots: list[Spot]) -> tuple[list[Match], int]:
+        """Those that match, and how many were examined: as many as have not too many bytes."""
+        by_partition: dict[int, list[Spot]] = {}
+        for spot in spots:
+            by_partition.setdefault(spot.partition, []).append(spot)
+        found: dict[Spot, Columns] = {}
+        unread: set[tuple[int, int]] = set()
+        bytes_left = _BYTES_MAX
+        for partition, some in by_partition.items():
+            index = self._subscription.indexes[partition]
+            offsets = [spot.offset for spot in some]
+            if bytes_left < 0:
+                unread.update((partition, offset) for offset in offsets)
+                continue
+            columns, there, left_out = index.read_some(offsets, bytes_left)
+            unread.update((partition, offset) for offset in left_out)
+            bytes_left -= sum(message_bytes(columns, place) for place in range(len(there)))
+            places = {offset: place for place, offset in enumerate(there)}
+            for spot in some:
+                place = places.get(spot.offset)
+                if place is not None and _matches(index, self._selection, spot, columns, place):
+                    found[spot] = columns.picked([place], range(place + 1))  # the others need not be kept
+        examined = next((at for at, spot in enumerate(spots) if spot[1:] in unread), len(spots))
+        return [(spot, found[spot], 0) for spot in spots[:examined] if spot in found], examined
+
+
+def _in_order(partition: int, index: LeasedIndex, status: str, after: Spot | None) -> Iterator[Spot]:
+    start = after.offset + 1 if after is not None and partition == after.partition else 0
+    return (Spot(0, partition, offset) for offset in outlook.offsets(index.pending, status, start))
+
+
+def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[Spot]:
+    return (Spot(time_us, partition, offset) for time_us, offset in entries)
+
+
+def _spot(after: str) -> Spot | None:
+    if not after:
+        return None
+    try:
+        time_us, partition, offset = map(int, after.split("."))
+    except ValueError:
+        raise InvalidArgument(f"{after!r} is not where a page ended") from None
+    return Spot(time_us, partition, offset)
+
+
+def _matches(index: LeasedIndex, selection: Selection, spot: Spot, columns: Columns, place: int) -> bool:
+    status = outlook.status(index.pending, spot.offset)
+    if not status or (selection.status and status != selection.status):
+        return False
+    if selection.key is not None and (columns.keys is None or columns.keys[place] != selection.key):
+        return False
+    headers = headers_of(columns, place)
+    if selection.owner and headers.get(OWNER_HEADER) != selection.owner.encode():
+        return False
+    if any(headers.get(name) != text for name, text in selection.headers.items()):
+        return False
+    if selection.due_from_us is None and selection.due_to_us is None:
+        return True
+    due = columns.dues[place] if columns.dues is not None else None
+    own_us = due if due is not None else (columns.timestamps or [0])[place]
+    time_us = index.pending.rest_of(spot.offset) or died_us(headers) or own_us
+    after_from = selection.due_from_us is None or time_us >= selection.due_from_us
+    return after_from and (selection.due_to_us is None or time_us < selection.due_to_us)
+
+
+def headers_of(columns: Columns, place: int) -> dict[str, bytes]:
+    """The headers of a message."""
+    return (columns.headers[place] if columns.headers is not None else None) or {}
+
+
+def died_us(headers: dict[str, bytes]) -> int:
+    """When a dead message died; 0 of one that lives."""
+    return number_in(headers, "time")
+
+
+def number_in(headers: dict[str, bytes], name: str) -> int:
+    """A number from the headers that tell of a message's death; 0 if it has none."""
+    text = headers.get(f"{PREFIX}{name}", b"")
+    # Whoever publishes to a dead letter topic may write anything there.
+    return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0
