@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.broker.settings import BrokerSettings
-from headrace.model.errors import Closed, HeadraceError, InvalidArgument, LogInUse
+from headrace.client.forking import detach
+from headrace.model.errors import Closed, Forked, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
 from headrace.wire.native import DEFAULT_PORT
 
@@ -234,9 +235,13 @@ class Server:
         self.socket_path = path
 
     def disown(self) -> None:
-        """In a forked child: the data belongs to the parent."""
+        """In a forked child: data and connections belong to the parent, and must not stay open when it ends."""
         if self._lock is not None:
             self._lock.disown()
+        if "gateway" in self.__dict__:
+            for descriptor in self.gateway.descriptors():
+                if descriptor >= 0:
+                    detach(descriptor)
 
     def _tick(self) -> None:
         assert self._broker is not None
@@ -374,7 +379,7 @@ class EmbeddedServer:
     def connect(self) -> socket.socket:
         """One end of a new connection."""
         if self._forked:
-            raise LogInUse("the broker belongs to the process that this one was forked off")
+            raise Forked("the embedded broker belongs to the process that this one was forked off")
         if self._closed:
             raise Closed("the broker is closed")
         near, far = socket.socketpair()

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headrace.client import forking
 from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds
 from headrace.model.batch import Batch, Columns, Producer, encode
@@ -68,6 +69,7 @@ class Parcel:
         "deadline",
         "durability",
         "expected_offset",
+        "forks",
         "last_error",
         "observed",
         "outcome",
@@ -99,12 +101,18 @@ class Parcel:
         self.uncertain = False
         """It was sent, and no answer has said what became of it."""
         self.last_error: HeadraceError | None = None
+        self.forks = forking.count
         self._columns = Columns(self.values)
 
     @property
     def unobserved(self) -> int:
         """Of how many messages nobody wants to know what became of them."""
         return max(self.count - self.observed, 0)
+
+    def check_process(self) -> None:
+        """Raise Forked where its outcome will never be known: in a child that was forked off since."""
+        if not self.outcome.done:
+            forking.check(self.forks, "a message that was sent")
 
     def add(self, message: Outgoing, value: bytes | None, bytes_max: int) -> int:
         """Add a message whose value is serialized, unless it is too large; returns its place in the batch."""

@@ -5,6 +5,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
+from headrace.client import forking
 from headrace.client._async.catalogue import AsyncCatalogue
 from headrace.client._async.concurrency import Lock, Timers, run_blocking
 from headrace.client._async.jobs import AsyncJobs
@@ -47,6 +48,7 @@ class AsyncBus(AsyncPublishing):
         self._consuming_lock = Lock()
         self._receiving: list[AsyncSubscription | AsyncJobs] = []
         self._leasing: dict[tuple[str, str], tuple[AsyncSettling, AsyncTaking]] = {}
+        forking.register(self)
 
     # Receiving.
 
@@ -172,6 +174,7 @@ class AsyncBus(AsyncPublishing):
         """The connection for deliveries, made now if there is none."""
         async with self._consuming_lock:
             self._check_open()
+            self._line.check_open()
             if self._consuming is None:
                 line = AsyncLine(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
                 await line.connect(self._timeout)  # the broker may just be starting again
@@ -194,6 +197,23 @@ class AsyncBus(AsyncPublishing):
         """This one is closed."""
         if part in self._receiving:
             self._receiving.remove(part)
+
+    def disown(self) -> None:
+        """In a forked child: begin anew, and leave to the parent what is under way."""
+        self.timers.disown()
+        self.clock.in_use = False
+        self._line.disown()
+        self._catalogue.disown()
+        if self._consuming is not None:
+            self._consuming.disown()
+        self._consuming, self._consuming_lock = None, Lock()
+        for part in self._receiving:
+            part.disown()
+        for producer in self._producers:
+            producer.disown()
+        for settling, taking in self._leasing.values():
+            settling.disown()
+            taking.disown()
 
     async def close(self) -> None:
         """Close producers and subscriptions, and end the connections.

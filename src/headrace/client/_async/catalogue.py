@@ -55,6 +55,10 @@ class AsyncCatalogue:
         """The topic is not what it was."""
         self._known.pop(topic, None)
 
+    def disown(self) -> None:
+        """In a forked child: ask anew, which makes the connection."""
+        self._known, self._asked, self._lock = {}, {}, Lock()
+
     def _described(self, topic: str, answer: Any, _body: Bytes) -> None:
         if isinstance(answer, TopicInfo):
             self.learn(topic, answer)

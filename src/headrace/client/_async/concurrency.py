@@ -26,6 +26,10 @@ ENDS_TASKS = (asyncio.CancelledError,)
 """Errors that end a task, and must not be taken for one of its work's."""
 
 
+FORK_REFUSED = True
+"""A bus cannot go on in a forked child: its event loop stays with the parent."""
+
+
 class Guard:
     """Keeps threads apart, where there are some: all of this happens on the loop's."""
 
@@ -175,6 +179,9 @@ class Timers:
     def soon(self, call: Callable[[], None]) -> None:
         """Call this after what is going on now, so that what others do at the same time can be done in one go."""
         self._loop.call_soon(call)
+
+    def disown(self) -> None:
+        """In a forked child: the loop stays with the parent."""
 
     def close(self) -> None:
         """Call nothing any more; the loop's timers that are left find nothing to do."""

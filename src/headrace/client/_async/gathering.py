@@ -74,7 +74,6 @@ class AsyncGathering:
             after_ack=after_ack,
             on_room=self._seal,
         )
-        self._guard = self._shipping.monitor.guard
         self._sticky: dict[str, int] = {}
         self._first_turn = secrets.randbits(32)
         """Producers begin with different partitions, so that those that send little do not all send to the first."""
@@ -82,6 +81,15 @@ class AsyncGathering:
         """Bytes go as they are."""
         self._at_once = self._plain and not linger
         """And do not wait for others."""
+        self._begin()
+
+    def disown(self) -> None:
+        """In a forked child: what is gathered is the parent's to deliver."""
+        self._shipping.disown()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = self._shipping.monitor.guard
         self._lingering = False
         self._urgent: list[Lane] = []
         # A batch that takes messages with nothing but a value, as they are, and its lane.

@@ -3,13 +3,14 @@
 import logging
 from typing import Any, Protocol
 
-from headrace.client._async.concurrency import Monitor, Task, Timer, Timers, now, spawn
+from headrace.client._async.concurrency import FORK_REFUSED, Monitor, Task, Timer, Timers, now, spawn
 from headrace.client._async.link import Link
-from headrace.client.addresses import Target, unreachable
+from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.backoff import Backoff
 from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes
-from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError
+from headrace.client.forking import ASYNCIO, EMBEDDED
+from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
 from headrace.model.requests import Words
 from headrace.wire.frames import Memory
 from headrace.wire.native import Hello, Kind
@@ -47,6 +48,10 @@ class AsyncLine:
         self._monitor = Monitor()
         self._listeners: list[AsyncListener] = []
         self._closed = False
+        self._disowned = ""
+        """Why it cannot be used in a forked child; empty where it can."""
+        self._dormant = False
+        """In a forked child: nobody has needed a connection yet."""
         self._last_error: HeadraceError | None = None
         self._reconnecting: Task | None = None
         self._ping_s: float | None = None
@@ -95,11 +100,32 @@ class AsyncLine:
         """The connection, as soon as there is one."""
         with self._monitor.guard:
             while self.link is None or self.link.closed:
-                if self._closed:
-                    raise Closed("the bus is closed")
+                self.check_open()
+                if self._dormant:
+                    self._dormant = False
+                    self._reconnecting = spawn("reconnect", self._reconnect, Backoff(0.0))
                 if not await self._monitor.wait(deadline - now()):
                     raise ConnectionFailed(str(self._last_error or unreachable(self._target, "no connection")))
             return self.link
+
+    def check_open(self) -> None:
+        """Raise Closed, or Forked in a child that cannot go on."""
+        if self._disowned:
+            raise Forked(self._disowned)
+        if self._closed:
+            raise Closed("the bus is closed")
+
+    def disown(self) -> None:
+        """In a forked child: leave the connection to the parent; the first request makes another."""
+        self.link = None
+        self._monitor = Monitor()
+        self._listeners = []
+        self._last_error = self._reconnecting = self._ping_s = self._ticking = None
+        self._dormant = True
+        if not isinstance(self._target, Address):
+            self._disowned = EMBEDDED
+        elif FORK_REFUSED:
+            self._disowned = ASYNCIO
 
     def listen(self, listener: AsyncListener) -> None:
         """Tell this one about connections, beginning with the one there is."""
@@ -170,10 +196,9 @@ class AsyncLine:
             if self._closed:
                 return
             logger.warning("%s; connecting again", error)
-            self._reconnecting = spawn("reconnect", self._reconnect)
+            self._reconnecting = spawn("reconnect", self._reconnect, Backoff())
 
-    async def _reconnect(self) -> None:
-        backoff = Backoff()
+    async def _reconnect(self, backoff: Backoff) -> None:
         while True:
             with self._monitor.guard:
                 if not self._closed:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from headrace.client import forking
 from headrace.client._async.concurrency import Outcome
 from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.clock import Clock, monotonic_us
@@ -36,6 +37,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self._flushing = False
         """The loop will flush."""
         self._gone: Outcome[None] = Outcome()
+        forking.register(self)
 
     @classmethod
     async def open(
@@ -116,6 +118,15 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self.end(error)
         if self._transport is not None:
             await self._gone.wait()
+
+    def disown(self) -> None:
+        """In a forked child: close its copy of the connection; that says nothing to the broker."""
+        self.closed = True
+        self._outgoing, self._before_flush = [], []
+        transport, self._transport = self._transport, None
+        connected = None if transport is None else transport.get_extra_info("socket")
+        if connected is not None and connected.fileno() >= 0:
+            forking.detach(connected.fileno())
 
     # What asyncio calls.
 

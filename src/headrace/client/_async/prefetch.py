@@ -3,6 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
+from headrace.client import forking
 from headrace.client._async.concurrency import Monitor, Outcome, breathe, now
 from headrace.client._async.line import AsyncLine
 from headrace.client._async.link import Link
@@ -78,10 +79,13 @@ class AsyncPrefetch:
         self._pausing = False
         self._too_late = False
         """What comes from now on is given back."""
+        self.disowned = False
+        """The messages are those of the process that this one was forked off."""
 
     async def begin(self) -> None:
         """Lease the first messages."""
         self._clock.in_use = True
+        forking.register(self)
         self._line = await self._bus.consuming_line()
         self._line.measure_clock()
         self._line.listen(self)
@@ -125,6 +129,15 @@ class AsyncPrefetch:
         await self.give_back()
         with self._settling.monitor.guard:
             self._settling.hand.forget(self._tokens)
+
+    def disown(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.monitor = Monitor()
+        self.stopped = self.disowned = True
+        self._stock = Stock()
+        self._tokens = set()
+        self._line = self._link = self._error = None
+        self._asking = False
 
     # What the line tells.
 

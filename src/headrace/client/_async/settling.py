@@ -86,12 +86,15 @@ class AsyncSettling:
         self.topic = topic
         self.subscription = subscription
         self.clock = clock
+        self._line = line
+        self._timers = timers
+        self._begin()
+
+    def _begin(self) -> None:
         self.monitor = Monitor()
         self.hand = Hand()
         """What is extended by itself until it is settled. Only to be looked at with the guard held."""
         self._guard = self.monitor.guard
-        self._line = line
-        self._timers = timers
         self._gathered: AsyncGathered | None = None
         self._soon = False
         self._acks_under_way = 0
@@ -100,6 +103,10 @@ class AsyncSettling:
         self._late_us: list[int] = []
         self._renewing: Timer | None = None
         self._renew_at = 0.0
+
+    def disown(self) -> None:
+        """In a forked child: what is held, and what was said and not answered yet, is the parent's."""
+        self._begin()
 
     # Acknowledging.
 

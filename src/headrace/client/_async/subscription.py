@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.client import forking
 from headrace.client._async.concurrency import Lock, Outcome, Timer, now
 from headrace.client._async.discovery import AsyncDiscovery
 from headrace.client._async.intake import AsyncIntake
@@ -67,15 +68,23 @@ class AsyncSubscription:
         self._opening = Opening(deserializer_of(deserializer), on_error)
         self._timeout = timeout
         self._session_s = session_timeout
-        self._intake = AsyncIntake(bus.timers, prefetch_bytes, on_out_of_range, on_corrupt)
+        self._prefetch_bytes = prefetch_bytes
+        self._on_out_of_range = on_out_of_range
+        self._on_corrupt = on_corrupt
+        self._entered = False
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._forks = forking.count
+        terms = (self._prefetch_bytes, self._on_out_of_range, self._on_corrupt)
+        self._intake = AsyncIntake(self._bus.timers, *terms)
         self._guard = self._intake.monitor.guard
         self._line: AsyncLine | None = None
         self._membership: AsyncMembership | None = None
         self._discovery: AsyncDiscovery | None = None
         self._beginning = Lock()
         self._begun = False
-        self._entered = False
-        self._closed = False
         self._timer: Timer | None = None
         # What is being handed out: a batch's partition, its messages, and where the partition is when they are done.
         self._reader: Reader | None = None
@@ -191,6 +200,7 @@ class AsyncSubscription:
             upto: of its partition, everything up to this message or batch, itself included; by default everything that
                 was handed out, the present message included.
         """
+        forking.check(self._forks, "a subscription")
         if self._membership is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
         with self._guard:
@@ -237,6 +247,7 @@ class AsyncSubscription:
 
         Raises MemberFenced when some of it was taken from this member: what was made of that must not be committed.
         """
+        forking.check(self._forks, "a subscription")
         if self._membership is None or self.group is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
         with self._guard:
@@ -267,9 +278,20 @@ class AsyncSubscription:
 
     async def begin(self) -> None:
         """Find or join what is to be read, if that has not been done; iterating does it."""
+        forking.check(self._forks, "a subscription")
         if not self._begun:
             async with self._beginning:
                 await self._begin_once()
+
+    def disown(self) -> None:
+        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        forks, begun = self._forks, self._line is not None
+        if self._reader is not None:
+            self._reader.gone = True
+        self._reset()
+        if begun:
+            self._closed = True
+            self._forks = forks
 
     async def close(self) -> None:
         """End: commit what is processed (with automatic commits), and leave the group."""
@@ -357,6 +379,7 @@ class AsyncSubscription:
 
     async def _take(self) -> tuple[Reader, ReceivedBatch] | None:
         """The next batch, which is in use from now on."""
+        forking.check(self._forks, "a subscription")
         if self._closed:
             raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
         taken = await self._intake.take(None if self._timeout is None else now() + self._timeout)

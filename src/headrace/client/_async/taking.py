@@ -46,10 +46,17 @@ class AsyncTaking:
     def __init__(self, bus: "AsyncBus", settling: AsyncSettling) -> None:
         self._bus = bus
         self._settling = settling
-        self._guard = settling.monitor.guard
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = self._settling.monitor.guard
         self._line: AsyncLine | None = None
         self._asks: dict[_Terms, list[AsyncAsk]] = {}
         self._under_way: dict[_Terms, int] = {}
+
+    def disown(self) -> None:
+        """In a forked child, after the settling: what was asked for is the parent's."""
+        self._begin()
 
     async def take(self, wanted: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
         """Up to so many messages; none when there are none within the time.

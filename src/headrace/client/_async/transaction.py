@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from headrace.client import forking
 from headrace.client._async.catalogue import AsyncCatalogue
 from headrace.client._async.concurrency import Outcome, now
 from headrace.client._async.line import AsyncLine
@@ -77,6 +78,7 @@ class AsyncTransaction:
         self._timeout = timeout
         self._begun: TransactionBegun | None = None
         self._ended = False
+        self._forks = forking.count
         self._gathering: dict[tuple[str, int], Parcel] = {}
         self._under_way: deque[_Staging] = deque()
         self._under_way_bytes = 0
@@ -178,11 +180,13 @@ class AsyncTransaction:
 
     async def begin(self) -> None:
         """Begin; `with` does it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
         self._begun, _ = await self._line.request(Kind.TRANSACTION_BEGIN, head)
 
     async def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
         self._begun, _ = await self._line.request(Kind.TRANSACTION_BEGIN, head)
 
@@ -230,7 +234,7 @@ class AsyncTransaction:
 
     async def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
-        if self._ended or self._begun is None or self._begun.committed:
+        if self._ended or self._begun is None or self._begun.committed or self._forks != forking.count:
             return
         self._ended = True
         try:
@@ -256,6 +260,7 @@ class AsyncTransaction:
 
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
+        forking.check(self._forks, "a transaction")
         if self._begun is None:
             raise Closed("the transaction has not begun: use it in `with`")
         if self._ended:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
+from headrace.client import forking
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import Lock, Timers, run_blocking
 from headrace.client._sync.jobs import Jobs
@@ -47,6 +48,7 @@ class Bus(Publishing):
         self._consuming_lock = Lock()
         self._receiving: list[Subscription | Jobs] = []
         self._leasing: dict[tuple[str, str], tuple[Settling, Taking]] = {}
+        forking.register(self)
 
     # Receiving.
 
@@ -172,6 +174,7 @@ class Bus(Publishing):
         """The connection for deliveries, made now if there is none."""
         with self._consuming_lock:
             self._check_open()
+            self._line.check_open()
             if self._consuming is None:
                 line = Line(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
                 line.connect(self._timeout)  # the broker may just be starting again
@@ -194,6 +197,23 @@ class Bus(Publishing):
         """This one is closed."""
         if part in self._receiving:
             self._receiving.remove(part)
+
+    def disown(self) -> None:
+        """In a forked child: begin anew, and leave to the parent what is under way."""
+        self.timers.disown()
+        self.clock.in_use = False
+        self._line.disown()
+        self._catalogue.disown()
+        if self._consuming is not None:
+            self._consuming.disown()
+        self._consuming, self._consuming_lock = None, Lock()
+        for part in self._receiving:
+            part.disown()
+        for producer in self._producers:
+            producer.disown()
+        for settling, taking in self._leasing.values():
+            settling.disown()
+            taking.disown()
 
     def close(self) -> None:
         """Close producers and subscriptions, and end the connections.

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import logging
+import os
 import signal
 import threading
 import time
@@ -30,8 +31,20 @@ ENDS_TASKS = (KeyboardInterrupt, SystemExit)
 _SIGNALS_S = 0.5
 """How long the main thread sleeps: Python hears of a signal when it goes on, and is not woken if another took it."""
 
+FORK_REFUSED = False
+"""A bus goes on in a forked child, with connections and threads of its own."""
+
 _outcomes = threading.Lock()
 """Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
+
+
+def _free_outcomes() -> None:
+    """In a forked child: another thread may have held it."""
+    global _outcomes
+    _outcomes = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_outcomes)
 
 
 class Pending:
@@ -174,12 +187,19 @@ class Timers:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    def disown(self) -> None:
+        """In a forked child: what was to be called is called in the parent."""
+        self._changed = threading.Condition()
+        self._heap = []
+        self._thread = None
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (not self._heap or self._heap[0][0] > now()):
+                ours = self._thread is threading.current_thread()  # not so in a child that a callback has forked
+                while ours and not self._closed and (not self._heap or self._heap[0][0] > now()):
                     self._changed.wait(self._heap[0][0] - now() if self._heap else None)
-                if self._closed:
+                if self._closed or not ours:
                     return
                 timer = heapq.heappop(self._heap)[2]
             call = timer.call

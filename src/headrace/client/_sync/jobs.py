@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from headrace.client import forking
 from headrace.client._sync.concurrency import now
 from headrace.client._sync.prefetch import WAIT_S, Prefetch
 from headrace.client._sync.settling import Said, Settling
@@ -49,6 +50,7 @@ class Jobs:
         self._begun = False
         self._entered = False
         self._closed = False
+        self._forks = forking.count
 
     def __iter__(self) -> Iterator[Job]:
         """The messages, each not before it is due."""
@@ -89,6 +91,7 @@ class Jobs:
     def _next(self) -> Job | None:
         """The next message; the one before counts as processed now."""
         self._finish_current()
+        forking.check(self._forks, "a series of leased messages")
         if self._closed:
             raise Closed("these jobs are closed; ask the queue for others")
         if not self._begun:
@@ -103,6 +106,15 @@ class Jobs:
                 return opened
             self._give_back(job, opened)
         return None
+
+    def disown(self) -> None:
+        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        self._current = None
+        self._said = Said()
+        if self._begun:
+            self._closed = True
+        else:
+            self._forks = forking.count
 
     def _finish_current(self) -> None:
         job, self._current = self._current, None

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace.client import forking
 from headrace.client._sync.concurrency import Outcome, logger
 from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.clock import Clock, monotonic_us
@@ -50,7 +51,9 @@ class Link(Exchange):
         self._polls_out = False
         """Whether the thread that listens is to wake up when there is room."""
         self._ending: HeadraceError | None = None
+        self._disowned = False
         self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
+        forking.register(self)
 
     @classmethod
     def open(
@@ -130,6 +133,16 @@ class Link(Exchange):
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def disown(self) -> None:
+        """In a forked child: close its copies of the descriptors; that says nothing to the broker."""
+        self._disowned = True
+        was_closed, self.closed = self.closed, True
+        self._socket.close()
+        if not was_closed:  # else the thread was closing them in the moment of the fork
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
     def _run(self) -> None:
         try:
             ending = self._listen()
@@ -138,6 +151,8 @@ class Link(Exchange):
         except Exception as error:  # noqa: BLE001  # whatever it is, all who wait must be told
             logger.error("a connection to the broker failed", exc_info=error)
             ending = _broken(error)
+        if self._disowned:  # a callback has forked: the descriptors may be somebody else's by now
+            return
         with self._ending_lock, self._sending:
             self.closed = True
             self._socket.close()

@@ -48,10 +48,7 @@ class Shipping:
         after_ack: Sequence[AfterAck],
         on_room: Callable[[Lane], None],
     ) -> None:
-        self.monitor = Monitor()
         self.closed = False
-        self.lane_at: dict[tuple[str, int], Lane] = {}
-        """The lanes there are, by topic and partition."""
         self._line = line
         self._catalogue = catalogue
         self._timers = timers
@@ -60,13 +57,26 @@ class Shipping:
         self._block = block
         self._after_ack = tuple(after_ack)
         self._on_room = on_room
+        self._begin()
+        line.listen(self)
+
+    def _begin(self) -> None:
+        """Begin with an identity that no other process has, and nothing under way."""
+        self.monitor = Monitor()
+        self.lane_at: dict[tuple[str, int], Lane] = {}
+        """The lanes there are, by topic and partition."""
         self._producer_id = secrets.randbits(63) + 16
         self._buffered = 0
         self._spare: list[bytearray] = []
         self._failed: list[Parcel] = []
         self._backoff = Backoff()
         self._sweeping = False
-        line.listen(self)
+
+    def disown(self) -> None:
+        """In a forked child: what is under way is the parent's to deliver, under the parent's identity."""
+        self._begin()
+        if not self.closed:
+            self._line.listen(self)
 
     def lane(self, topic: str, partition: int) -> Lane:
         """The lane of a partition."""

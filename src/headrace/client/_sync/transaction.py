@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
+from headrace.client import forking
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import Outcome, now
 from headrace.client._sync.line import Line
@@ -75,6 +76,7 @@ class Transaction:
         self._timeout = timeout
         self._begun: TransactionBegun | None = None
         self._ended = False
+        self._forks = forking.count
         self._gathering: dict[tuple[str, int], Parcel] = {}
         self._under_way: deque[_Staging] = deque()
         self._under_way_bytes = 0
@@ -176,11 +178,13 @@ class Transaction:
 
     def begin(self) -> None:
         """Begin; `with` does it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
         self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
 
     def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
         self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
 
@@ -228,7 +232,7 @@ class Transaction:
 
     def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
-        if self._ended or self._begun is None or self._begun.committed:
+        if self._ended or self._begun is None or self._begun.committed or self._forks != forking.count:
             return
         self._ended = True
         try:
@@ -254,6 +258,7 @@ class Transaction:
 
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
+        forking.check(self._forks, "a transaction")
         if self._begun is None:
             raise Closed("the transaction has not begun: use it in `with`")
         if self._ended:
