@@ -371,10 +371,14 @@ class EmbeddedServer:
         self._forked = False
         self._attaching: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        self._raise_failure()
         _embedded.add(self)
+        try:
+            self._thread.start()
+            self._started.wait()
+            self._raise_failure()
+        except BaseException:
+            self._abandon()
+            raise
 
     def connect(self) -> socket.socket:
         """One end of a new connection."""
@@ -398,6 +402,13 @@ class EmbeddedServer:
             self._thread.join()
         self._raise_failure()
 
+    def _abandon(self) -> None:
+        """Nobody will have it: let it end, without waiting for it."""
+        self._closed = True
+        _embedded.discard(self)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+
     def disown(self) -> None:
         """In a forked child: this is the parent's."""
         self._forked = True
@@ -409,6 +420,9 @@ class EmbeddedServer:
             raise self._failure
 
     def _attach(self, end: socket.socket) -> None:
+        if self._stop.is_set():
+            end.close()
+            return
         task = self._loop.create_task(self._server.gateway.attach(end))
         self._attaching.add(task)  # or nobody would hold it
         task.add_done_callback(self._attaching.discard)
@@ -426,6 +440,8 @@ class EmbeddedServer:
         await self._server.start()
         self._started.set()
         await self._stop.wait()
+        if self._attaching:  # they are closed with all others, and not in the middle of it
+            await asyncio.wait(self._attaching)
         await self._server.stop()
 
 

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from headrace.client import forking
 from headrace.client._async.catalogue import AsyncCatalogue
-from headrace.client._async.concurrency import Lock, Timers, run_blocking
+from headrace.client._async.concurrency import Lock, Timers, now, run_blocking
 from headrace.client._async.jobs import AsyncJobs
 from headrace.client._async.leased import AsyncLeasedBlock
 from headrace.client._async.line import AsyncLine
 from headrace.client._async.link import receive_memory
-from headrace.client._async.producer import AsyncProducer
 from headrace.client._async.publishing import AsyncPublishing
 from headrace.client._async.queue import AsyncQueue
 from headrace.client._async.settling import AsyncSettling
@@ -172,12 +171,13 @@ class AsyncBus(AsyncPublishing):
 
     async def consuming_line(self) -> AsyncLine:
         """The connection for deliveries, made now if there is none."""
+        deadline = now() + self._timeout
         async with self._consuming_lock:
             self._check_open()
             self._line.check_open()
             if self._consuming is None:
                 line = AsyncLine(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
-                await line.connect(self._timeout)  # the broker may just be starting again
+                await line.connect(deadline - now())  # the broker may just be starting again
                 self._consuming = line
             return self._consuming
 
@@ -223,23 +223,44 @@ class AsyncBus(AsyncPublishing):
         if self._closed:
             return
         self._closed = True
+        try:
+            failed = await self._close_parts(now())
+        finally:  # also when it is interrupted: nothing may go on that nobody can end any more
+            for part in [*self._receiving, *self._producers]:
+                part.abandon()
+            await self._close_lines([line for line in (self._consuming, self._line) if line is not None])
+        if failed is not None:
+            raise failed
+
+    async def _close_lines(self, lines: list[AsyncLine]) -> None:
+        for line in lines:  # all of them before anything is waited for
+            line.end()
+        try:
+            for line in lines:
+                await line.close()
+            self.timers.close()
+        finally:
+            if self._on_close is not None:
+                await run_blocking(self._on_close)
+
+    async def _close_parts(self, began: float) -> HeadraceError | None:
+        """Let all parts finish, at the same time; returns what the first has failed with."""
         failed: HeadraceError | None = None
-        parts: list[AsyncSubscription | AsyncJobs | AsyncProducer] = [*self._receiving, *self._producers]
-        for part in parts:
+        for producer in self._producers:
+            producer.hurry()
+        for part in list(self._receiving):
             try:
                 await part.close()
             except HeadraceError as error:
                 failed = failed or error
+        for producer in list(self._producers):
+            try:
+                await producer.close_since(began)
+            except HeadraceError as error:
+                failed = failed or error
         for settling, _ in self._leasing.values():
-            await settling.answered()
-        for line in (self._consuming, self._line):
-            if line is not None:
-                await line.close()
-        self.timers.close()
-        if self._on_close is not None:
-            await run_blocking(self._on_close)
-        if failed is not None:
-            raise failed
+            await settling.answered(began + self._timeout - now())
+        return failed
 
     async def __aenter__(self) -> "AsyncBus":
         return self

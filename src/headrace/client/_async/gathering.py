@@ -114,16 +114,21 @@ class AsyncGathering:
         value, topic, number = message.value, message.topic, message.partition
         if type(value) is not bytes or self._serializer is not to_bytes:
             value = serialized(self._serializer, value)
-        shape = self._catalogue.known(topic) or await self._catalogue.get(topic)
+        shape, deadline = self._catalogue.known(topic), None
+        if shape is None:
+            deadline = now() + self._timeout
+            shape = await self._catalogue.get(topic, deadline)
         if number is None:
             if expected_offset is not None and shape.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
             key = message.key
             number = self._turn(topic, shape) if key is None else self._partitioner(key, shape.partitions)
         with self._guard:
-            await self._shipping.room()
+            if not self._shipping.open:
+                deadline = deadline or now() + self._timeout
+                await self._shipping.room(deadline)
             lane = self._lane(topic, number, shape)
-            parcel = self._gathering(lane, durability, alone=expected_offset is not None)
+            parcel = self._gathering(lane, durability, deadline, alone=expected_offset is not None)
             place = parcel.add(message, value, shape.message_bytes_max)
             if callback is not None:
                 parcel.callbacks = [*(parcel.callbacks or ()), (place, callback)]
@@ -184,18 +189,18 @@ class AsyncGathering:
         if parcel is self._open and not parcel.plain:
             self._open = None
 
-    def _gathering(self, lane: Lane, durability: int, alone: bool) -> Parcel:
+    def _gathering(self, lane: Lane, durability: int, deadline: float | None, alone: bool) -> Parcel:
         parcel = lane.gathering
         if parcel is not None and (alone or parcel.durability != durability):
             self._seal(lane)
             parcel = None
         if parcel is None:
-            parcel = lane.gathering = self._begun(durability)
+            parcel = lane.gathering = self._begun(durability, deadline)
         return parcel
 
-    def _begun(self, durability: int) -> Parcel:
+    def _begun(self, durability: int, deadline: float | None = None) -> Parcel:
         outcome: Outcome[Receipt] = Outcome()
-        return Parcel(outcome, now() + self._timeout, durability)
+        return Parcel(outcome, now() + self._timeout if deadline is None else deadline, durability)
 
     def _seal(self, lane: Lane) -> None:
         """Let a lane's messages go, without waiting for more."""

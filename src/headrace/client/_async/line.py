@@ -8,7 +8,7 @@ from headrace.client._async.link import Link
 from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.backoff import Backoff
 from headrace.client.clock import Clock
-from headrace.client.exchange import Bytes
+from headrace.client.exchange import Bytes, Callback
 from headrace.client.forking import ASYNCIO, EMBEDDED
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
 from headrace.model.requests import Words
@@ -20,6 +20,8 @@ logger = logging.getLogger("headrace.client")
 _TICK_S = 1.0
 _DIAL_TIMEOUT_S = 10.0
 _CLOCK_PINGS = 4
+_LAST_DIAL_S = 0.05
+"""What the last attempt has, however little time is left."""
 
 
 class AsyncListener(Protocol):
@@ -48,6 +50,7 @@ class AsyncLine:
         self._monitor = Monitor()
         self._listeners: list[AsyncListener] = []
         self._closed = False
+        self._ending: Link | None = None
         self._disowned = ""
         """Why it cannot be used in a forked child; empty where it can."""
         self._dormant = False
@@ -60,31 +63,41 @@ class AsyncLine:
     async def connect(self, wait: float = 0.0) -> None:
         """Make the first connection; keeps trying for so many seconds if the broker is not there yet."""
         deadline, backoff = now() + wait, Backoff()
+        timeout = min(self.timeout, _DIAL_TIMEOUT_S)
         while not self._closed:
             try:
-                if self._adopt(await self._dialled()):
+                if self._adopt(await self._dialled(timeout)):
                     return
             except HeadraceError:
                 if now() >= deadline:
                     raise
             with self._monitor.guard:
-                await self._monitor.wait(backoff.next_s())
+                await self._monitor.wait(min(backoff.next_s(), max(deadline - now(), 0.001)))
+            timeout = min(timeout, max(deadline - now(), _LAST_DIAL_S))
         raise Closed("the bus is closed")
 
     async def request(
-        self, kind: Kind, head: Words, body: Bytes = b"", *, timeout: float | None = None, repeat: bool = True
+        self,
+        kind: Kind,
+        head: Words,
+        body: Bytes = b"",
+        *,
+        timeout: float | None = None,
+        repeat: bool = True,
+        late: Callback | None = None,
     ) -> Any:
         """Ask, and wait for the answer and its body.
 
         It is asked again after a broken connection if that does no harm (`repeat`), and whenever the broker says that
-        it did nothing and may be asked again; all within the time there is.
+        it did nothing and may be asked again; all within the time there is. An answer that comes when nobody waits for
+        it any more goes to `late`.
         """
         timeout = self.timeout if timeout is None else timeout
         deadline, backoff = now() + timeout, Backoff()
         while True:
             link = await self.get(deadline)
             try:
-                return await link.request(kind, head, body, max(deadline - now(), 0.001))
+                return await link.request(kind, head, body, max(deadline - now(), 0.001), late)
             except (Busy, Draining):
                 wait_s = backoff.next_s()
                 if now() + wait_s >= deadline:
@@ -120,7 +133,7 @@ class AsyncLine:
         self.link = None
         self._monitor = Monitor()
         self._listeners = []
-        self._last_error = self._reconnecting = self._ping_s = self._ticking = None
+        self._last_error = self._reconnecting = self._ending = self._ping_s = self._ticking = None
         self._dormant = True
         if not isinstance(self._target, Address):
             self._disowned = EMBEDDED
@@ -154,19 +167,25 @@ class AsyncLine:
         if link is not None and not link.closed:
             link.ping(_CLOCK_PINGS)
 
-    async def close(self) -> None:
-        """End the connection, and make no other."""
+    def end(self) -> None:
+        """End the connection, after what has been written, and make no other; does not wait for it."""
         with self._monitor.guard:
             self._closed = True
             self._monitor.notify()
             link, self.link = self.link, None
+            self._ending = link or self._ending
         if link is not None:
-            await link.close()
+            link.end()
+
+    async def close(self) -> None:
+        """End the connection, make no other, and wait until it has ended."""
+        self.end()
+        if self._ending is not None:
+            await self._ending.close()
         if self._reconnecting is not None:
             await self._reconnecting.join(_DIAL_TIMEOUT_S)
 
-    async def _dialled(self) -> Link:
-        timeout = min(self.timeout, _DIAL_TIMEOUT_S)
+    async def _dialled(self, timeout: float) -> Link:
         return await Link.open(self._target, self._hello, timeout, self._lost, self._memory, self._clock)
 
     def _adopt(self, link: Link) -> bool:
@@ -206,7 +225,7 @@ class AsyncLine:
                 if self._closed:
                     return
             try:
-                if self._adopt(await self._dialled()):
+                if self._adopt(await self._dialled(min(self.timeout, _DIAL_TIMEOUT_S))):
                     logger.info("connected again")
                     return
             except HeadraceError as error:

@@ -246,8 +246,12 @@ class AsyncQueue(AsyncPending):
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
                 self._settling.handed_over(job, now_us if now_us > job.due else job.due)
         opened, failed = self._unpacking.opened_all(jobs)
-        for job, reason in failed:
-            await self.release([job], reason=reason)
+        try:
+            for job, reason in failed:
+                await self.release([job], reason=reason)
+        except BaseException:
+            self._taking.give_back(opened)
+            raise
         return opened
 
     def _parts(self, jobs: Job | Sequence[Job]) -> list[list[Holding]]:

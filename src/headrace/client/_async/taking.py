@@ -30,11 +30,14 @@ _Terms = tuple[int, int, int, bool]
 class AsyncAsk:
     """One who wants messages."""
 
-    __slots__ = ("again_until", "gone", "outcome", "wanted")
+    __slots__ = ("again_until", "deadline", "gone", "outcome", "wanted")
 
-    def __init__(self, wanted: int, wait_s: float) -> None:
+    def __init__(self, wanted: int, again_until: float, deadline: float) -> None:
         self.wanted = wanted
-        self.again_until = now() + wait_s
+        self.again_until = again_until
+        """If there is no message before, it is asked again."""
+        self.deadline = deadline
+        """If there is no answer by then, that is told."""
         self.outcome: Outcome[list[Job]] = Outcome()
         self.gone = False
         """It does not want them any more."""
@@ -65,10 +68,11 @@ class AsyncTaking:
         """
         if not 0 < wanted <= LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted}")
-        line = self._line
+        began, line = now(), self._line
         if line is None:
             line = self._line = await self._bus.consuming_line()
-        ask = AsyncAsk(wanted, wait_ms / 1000)
+        again_until = began + wait_ms / 1000
+        ask = AsyncAsk(wanted, again_until, again_until + line.timeout)
         self._put((lease_ms, wait_ms, bytes_max, extend), ask)
         try:
             jobs = await ask.outcome.wait()
@@ -123,12 +127,13 @@ class AsyncTaking:
         if link is None or link.closed:
             spawn("lease", self._repeat, terms, asks, head)
         else:
-            timeout = self._line.timeout + wait_ms / 1000
+            timeout = max(ask.deadline for ask in asks) - now()
             tell = partial(self._told, terms, asks, head)
-            link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False)  # messages have bytes of their own
+            # Messages have bytes of their own: the answer's need not last.
+            link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
 
     def _told(self, terms: _Terms, asks: list[AsyncAsk], head: Lease, answer: Any, body: Bytes) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining):
+        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < max(ask.deadline for ask in asks):
             spawn("lease", self._repeat, terms, asks, head)
         else:
             self._over(terms, asks, answer, body)
@@ -136,8 +141,11 @@ class AsyncTaking:
     async def _repeat(self, terms: _Terms, asks: list[AsyncAsk], head: Lease) -> None:
         """Ask again over another connection; what the lost answer had, if there was one, comes back later."""
         assert self._line is not None
+        timeout = max(ask.deadline for ask in asks) - now()
+        if head.wait_ms:
+            head.wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
         try:
-            answer, body = await self._line.request(_LEASE, head, timeout=self._line.timeout + head.wait_ms / 1000)
+            answer, body = await self._line.request(_LEASE, head, timeout=timeout, late=self._came_late)
         except HeadraceError as error:
             self._over(terms, asks, error, b"")
         else:
@@ -178,6 +186,17 @@ class AsyncTaking:
                 self._put(terms, ask)
         if at < len(jobs):
             self._give_back(jobs[at:])
+
+    def _came_late(self, answer: Any, body: Bytes) -> None:
+        """Nobody waits for these any more: let others have them."""
+        settling = self._settling
+        if isinstance(answer, Leased) and answer.portions:
+            self._give_back(leased_jobs(settling.topic, settling.subscription, answer, body))
+
+    def give_back(self, jobs: Sequence[Job]) -> None:
+        """Say that these were never looked at, without waiting."""
+        if jobs:
+            self._give_back(jobs)
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         settling = self._settling

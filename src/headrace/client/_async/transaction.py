@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
 from headrace.client import forking
 from headrace.client._async.catalogue import AsyncCatalogue
@@ -119,7 +120,8 @@ class AsyncTransaction:
         if self._nothing_to_do():
             return
         message = Outgoing(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
-        shape = await self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = await self._catalogue.get(topic, deadline)
         number = self._partition(shape, partition, message.key)
         _check_partition(topic, number, shape)
         parcel = self._gathering.get((topic, number))
@@ -127,7 +129,7 @@ class AsyncTransaction:
             parcel = self._gathering[topic, number] = _parcel()
         parcel.add(message, to_bytes(value), shape.message_bytes_max)
         if parcel.bytes >= _BATCH_BYTES or len(parcel.values) >= _BATCH_COUNT:
-            await self._stage(topic, number, shape)
+            await self._stage(topic, number, shape, deadline)
 
     async def publish_many(
         self,
@@ -155,18 +157,20 @@ class AsyncTransaction:
             expires,
         )
         checked = given.checked(to_bytes)
-        shape = await self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = await self._catalogue.get(topic, deadline)
         keyless = self._partition(shape, partition, None)
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:
             plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
         for number, places in plan.items():
             _check_partition(topic, number, shape)
-            await self._stage(topic, number, shape)  # what was published before goes before
+            await self._stage(topic, number, shape, deadline)  # what was published before goes before
             for portion in portions(checked, places, _BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max):
                 parcel = self._gathering[topic, number] = _parcel()
                 parcel.fill(portion.columns, portion.size)
-                await self._stage(topic, number, shape)
+                deadline = now() + self._line.timeout  # each: there may be any number
+                await self._stage(topic, number, shape, deadline)
         self._turn += 1
 
     def commit_positions(self, subscription: AsyncSubscription) -> None:
@@ -182,7 +186,7 @@ class AsyncTransaction:
         """Begin; `with` does it."""
         forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
-        self._begun, _ = await self._line.request(Kind.TRANSACTION_BEGIN, head)
+        self._begun, _ = await self._line.request(Kind.TRANSACTION_BEGIN, head, late=self._begun_late)
 
     async def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
@@ -203,20 +207,24 @@ class AsyncTransaction:
         """Stage a batch, whose messages have been checked; returns before the broker has it."""
         if self._nothing_to_do():
             return
-        shape = await self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = await self._catalogue.get(topic, deadline)
         if not 0 <= partition < shape.partitions:
             self._catalogue.forget(topic)  # it may have more by now
-            shape = await self._catalogue.get(topic)
+            shape = await self._catalogue.get(topic, deadline)
             _check_partition(topic, partition, shape)
-        await self._stage(topic, partition, shape)  # what was published before goes before
-        await self._send(topic, partition, batch.data)
+        await self._stage(topic, partition, shape, deadline)  # what was published before goes before
+        await self._send(topic, partition, batch.data, deadline)
 
     async def staged(self) -> list[int]:
         """The numbers of all batches that were staged here, once the broker has them."""
+        return await self._staged(now() + self._line.timeout)
+
+    async def _staged(self, deadline: float) -> list[int]:
         for topic, number in list(self._gathering):
-            await self._stage(topic, number, await self._catalogue.get(topic))
+            await self._stage(topic, number, await self._catalogue.get(topic, deadline), deadline)
         while self._under_way:
-            await self._settle_oldest()
+            await self._settle_oldest(deadline)
         return list(self._stages)
 
     async def commit(self, timeout: float | None = None) -> None:
@@ -224,10 +232,11 @@ class AsyncTransaction:
         if self._ended or self._nothing_to_do():
             return
         assert self._begun is not None
-        stages = await self.staged()
+        deadline = now() + (self._line.timeout if timeout is None else timeout)
+        stages = await self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
-        self.outcome, _ = await self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=timeout)
+        self.outcome, _ = await self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
             self._subscription.positions_committed(places)
@@ -255,8 +264,25 @@ class AsyncTransaction:
             except HeadraceError:
                 await self.abort()
                 raise
+            except BaseException:
+                self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
+                raise
         else:
             await self.abort()
+
+    def _begun_late(self, answer: Any, _body: Bytes) -> None:
+        """The broker has begun it when nobody waited any more."""
+        if self._begun is None and not answer.committed:
+            self._begun = answer
+            self._abort_nowait()
+
+    def _abort_nowait(self) -> None:
+        """Abort it without waiting for the answer; if that gets lost, the broker does so in the end."""
+        link = self._line.link
+        if not self._ended and self._begun is not None and link is not None and self._forks == forking.count:
+            self._ended = True
+            head = TransactionAbort(self.name, self._begun.epoch)
+            link.request_nowait(Kind.TRANSACTION_ABORT, head, b"", lambda _answer, _body: None)
 
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
@@ -272,33 +298,34 @@ class AsyncTransaction:
             return given
         return self._turn % shape.partitions if key is None else by_key(key, shape.partitions)
 
-    async def _stage(self, topic: str, number: int, shape: Shape) -> None:
+    async def _stage(self, topic: str, number: int, shape: Shape, deadline: float) -> None:
         """Send what was gathered for a partition."""
         parcel = self._gathering.pop((topic, number), None)
         if parcel is None:
             return
         parcel.encode(time.time_ns() // 1000, shape.codec, NO_PRODUCER, None)
         assert parcel.batch is not None
-        await self._send(topic, number, parcel.batch.data)
+        await self._send(topic, number, parcel.batch.data, deadline)
 
-    async def _send(self, topic: str, number: int, batch: Bytes) -> None:
+    async def _send(self, topic: str, number: int, batch: Bytes, deadline: float) -> None:
         assert self._begun is not None
         staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
-        link = await self._line.get(now() + self._line.timeout)
+        link = await self._line.get(deadline)
         link.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
         while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
-            await self._settle_oldest()
+            await self._settle_oldest(deadline)
 
-    async def _settle_oldest(self) -> None:
+    async def _settle_oldest(self, deadline: float) -> None:
         staging = self._under_way.popleft()
         self._under_way_bytes -= len(staging.body)
         try:
-            stage = await staging.outcome.wait(self._line.timeout)
+            stage = await staging.outcome.wait(max(deadline - now(), 0.001))
         except (ConnectionFailed, Busy, Draining):
             # If the first try did arrive after all it does no harm: the commit names those that count.
-            answer, _ = await self._line.request(Kind.TRANSACTION_STAGE, staging.head, staging.body)
+            left_s = deadline - now()
+            answer, _ = await self._line.request(Kind.TRANSACTION_STAGE, staging.head, staging.body, timeout=left_s)
             stage = answer.stage
         self._stages.append(stage)
 

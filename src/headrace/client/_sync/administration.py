@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.client._sync.catalogue import Catalogue
+from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
 from headrace.client.times import Start, When, spot_at, spot_in_time
 from headrace.model.batch import Batch, parse
@@ -102,10 +103,12 @@ class Administration:
         """
         if (offsets is None) == (before is None):
             raise InvalidArgument("say which messages go: give either offsets or a time")
+        deadline = now() + self._line.timeout
         if offsets is None:
             assert before is not None
             offsets = self.offsets(topic, before)
-        answer, _ = self._line.request(Kind.TOPIC_TRIM, TopicTrim(topic, dict(offsets), unread, topic_id))
+        head = TopicTrim(topic, dict(offsets), unread, topic_id)
+        answer, _ = self._line.request(Kind.TOPIC_TRIM, head, timeout=deadline - now())
         first: dict[int, int] = answer.offsets
         return first
 

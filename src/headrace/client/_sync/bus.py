@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from headrace.client import forking
 from headrace.client._sync.catalogue import Catalogue
-from headrace.client._sync.concurrency import Lock, Timers, run_blocking
+from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking
 from headrace.client._sync.jobs import Jobs
 from headrace.client._sync.leased import LeasedBlock
 from headrace.client._sync.line import Line
 from headrace.client._sync.link import receive_memory
-from headrace.client._sync.producer import Producer
 from headrace.client._sync.publishing import Publishing
 from headrace.client._sync.queue import Queue
 from headrace.client._sync.settling import Settling
@@ -172,12 +171,13 @@ class Bus(Publishing):
 
     def consuming_line(self) -> Line:
         """The connection for deliveries, made now if there is none."""
+        deadline = now() + self._timeout
         with self._consuming_lock:
             self._check_open()
             self._line.check_open()
             if self._consuming is None:
                 line = Line(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
-                line.connect(self._timeout)  # the broker may just be starting again
+                line.connect(deadline - now())  # the broker may just be starting again
                 self._consuming = line
             return self._consuming
 
@@ -223,23 +223,44 @@ class Bus(Publishing):
         if self._closed:
             return
         self._closed = True
+        try:
+            failed = self._close_parts(now())
+        finally:  # also when it is interrupted: nothing may go on that nobody can end any more
+            for part in [*self._receiving, *self._producers]:
+                part.abandon()
+            self._close_lines([line for line in (self._consuming, self._line) if line is not None])
+        if failed is not None:
+            raise failed
+
+    def _close_lines(self, lines: list[Line]) -> None:
+        for line in lines:  # all of them before anything is waited for
+            line.end()
+        try:
+            for line in lines:
+                line.close()
+            self.timers.close()
+        finally:
+            if self._on_close is not None:
+                run_blocking(self._on_close)
+
+    def _close_parts(self, began: float) -> HeadraceError | None:
+        """Let all parts finish, at the same time; returns what the first has failed with."""
         failed: HeadraceError | None = None
-        parts: list[Subscription | Jobs | Producer] = [*self._receiving, *self._producers]
-        for part in parts:
+        for producer in self._producers:
+            producer.hurry()
+        for part in list(self._receiving):
             try:
                 part.close()
             except HeadraceError as error:
                 failed = failed or error
+        for producer in list(self._producers):
+            try:
+                producer.close_since(began)
+            except HeadraceError as error:
+                failed = failed or error
         for settling, _ in self._leasing.values():
-            settling.answered()
-        for line in (self._consuming, self._line):
-            if line is not None:
-                line.close()
-        self.timers.close()
-        if self._on_close is not None:
-            run_blocking(self._on_close)
-        if failed is not None:
-            raise failed
+            settling.answered(began + self._timeout - now())
+        return failed
 
     def __enter__(self) -> "Bus":
         return self

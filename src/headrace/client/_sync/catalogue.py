@@ -33,14 +33,17 @@ class Catalogue:
             self._line.link.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", tell)
         return shape
 
-    def get(self, topic: str) -> Shape:
+    def get(self, topic: str, deadline: float | None = None) -> Shape:
         """The shape of a topic, which the broker may make now if there is none."""
         shape = self.known(topic)
         if shape is None:
+            if deadline is None:
+                deadline = now() + self._line.timeout
             with self._lock:
                 shape = self._known.get(topic)
                 if shape is None:
-                    info, _ = self._line.request(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create=True))
+                    head = TopicDescribe(topic, create=True)
+                    info, _ = self._line.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
                     shape = self.learn(topic, info)
         return shape
 

@@ -126,6 +126,10 @@ class Intake:
     def close(self) -> None:
         """Read nothing any more."""
         self.stop()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all partitions, and what was received of them."""
         for reader in list(self.readers.values()):
             self.drop(reader)
         self._ready.clear()

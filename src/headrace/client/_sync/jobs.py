@@ -72,8 +72,16 @@ class Jobs:
         self._closed = True
         self._bus.forget(self)
         self._give_back_current("")
+        deadline = now() + self._settling.timeout
         self._prefetch.close()
-        self._said.answered(self._settling.timeout)
+        self._said.answered(deadline - now())
+
+    def abandon(self) -> None:
+        """Do the same without waiting for the broker."""
+        if not self._closed:
+            self._closed = True
+            self._give_back_current("")
+            self._prefetch.abandon()
 
     def __enter__(self) -> "Jobs":
         self._entered = True
@@ -95,8 +103,8 @@ class Jobs:
         if self._closed:
             raise Closed("these jobs are closed; ask the queue for others")
         if not self._begun:
-            self._begun = True
             self._prefetch.begin()
+            self._begun = True
         deadline = None if self._timeout is None else now() + self._timeout
         while (job := self._prefetch.take(deadline)) is not None:
             opened = self._unpacking.opened(job)

@@ -221,28 +221,39 @@ class Settling:
         """Send a request, with the guard held; `after` is called with the guard when its answer is there."""
         settled: Settled = Outcome() if outcome is None else outcome
         self._open += 1
-        link = self._line.link
-        tell = partial(self._told, kind, head, settled, watched, after)
+        link, timeout = self._line.link, self._line.timeout
+        deadline = now() + timeout
         if link is None or link.closed:
-            spawn("settle", self._repeat, kind, head, settled, watched, after, False)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, False)
         else:
-            link.queue_request(kind, head, b"", tell, self._line.timeout)
+            tell = partial(self._told, kind, head, settled, watched, after, deadline)
+            link.queue_request(kind, head, b"", tell, timeout)
         return settled
 
     def _told(
-        self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, answer: Any, _body: Bytes
+        self,
+        kind: Kind,
+        head: Words,
+        settled: Settled,
+        watched: bool,
+        after: Any,
+        deadline: float,
+        answer: Any,
+        _body: Bytes,
     ) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining):
+        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < deadline:
             lost = isinstance(answer, ConnectionFailed)
-            spawn("settle", self._repeat, kind, head, settled, watched, after, lost)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, lost)
         else:
             self._over(kind, settled, watched, after, answer)
 
-    def _repeat(self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, lost: bool) -> None:
+    def _repeat(
+        self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
+    ) -> None:
         """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
         answer: Settlement | HeadraceError
         try:
-            settlement, _ = self._line.request(kind, head)
+            settlement, _ = self._line.request(kind, head, timeout=deadline - now())
             if lost:
                 done = _DONE_BEFORE[kind]
                 settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]

@@ -94,15 +94,13 @@ class Shipping:
         """Whether there is room for more, without waiting."""
         return self._buffered < self._buffer_bytes and not self.closed
 
-    def room(self) -> None:
+    def room(self, deadline: float) -> None:
         """Wait until there is room for more, or raise Busy; with the guard held."""
         if self.closed:
             raise Closed("the producer is closed")
-        deadline = 0.0
         while self._buffered >= self._buffer_bytes:
             if not self._block:
                 raise Busy(f"the producer holds {self._buffered} bytes that the broker has not acknowledged")
-            deadline = deadline or now() + self._timeout
             if not self.monitor.wait(deadline - now()):
                 raise Busy(f"the producer's buffer of {self._buffer_bytes} bytes was full for {self._timeout:.3g} s")
             if self.closed:

@@ -166,9 +166,11 @@ class Subscription:
         try:
             runner.run(self.stop, stop_on_signals)
         finally:
-            if self._auto_commit and self._membership is not None:
-                self._commit_done()
-            self._over()
+            try:
+                if self._auto_commit and self._membership is not None:
+                    self._commit_done()
+            finally:
+                self._over()
 
     def stop(self) -> None:
         """End the iteration, or the run, after what is being processed now; may be called from anywhere."""
@@ -225,13 +227,14 @@ class Subscription:
         """
         self.begin()
         assert self._line is not None
-        spot = spot_at(to)
+        deadline, spot = now() + self._line.timeout, spot_at(to)
         for name, number in list(self._intake.readers):
             if topic not in (None, name) or (partitions is not None and number not in partitions):
                 continue
             offset = spot.value
             if spot.kind != "offset":
-                answer, _ = self._line.request(Kind.OFFSETS, Offsets(name, [number], spot.kind, spot.value))
+                head = Offsets(name, [number], spot.kind, spot.value)
+                answer, _ = self._line.request(Kind.OFFSETS, head, timeout=deadline - now())
                 offset = answer.offsets[number]
             with self._guard:
                 reader = self._intake.readers.get((name, number))
@@ -299,16 +302,19 @@ class Subscription:
             return
         self._closed = True
         self.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._discovery is not None:
-            self._discovery.close()
-        if self._line is not None and self._membership is not None:
-            self._leave(self._line, self._membership)
-        if self._line is not None:
-            self._line.forget(self._intake)
-        self._intake.close()
-        self._bus.forget(self)
+        try:
+            if self._line is not None and self._membership is not None:
+                self._leave(self._line, self._membership)
+        finally:
+            self._let_go()
+            self._bus.forget(self)
+
+    def abandon(self) -> None:
+        """End without waiting for the broker."""
+        if not self._closed:
+            self._closed = True
+            self.stop()
+            self._let_go()
 
     def __enter__(self) -> "Subscription":
         self._entered = True
@@ -332,46 +338,64 @@ class Subscription:
             raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
         if self._begun:
             return  # another was quicker
-        self._line = self._bus.consuming_line()
-        if self.group is None:
-            self._begin_alone(self._line)
-        else:
-            self._begin_in_group(self._line, self.group)
+        began = now()
+        line = self._bus.consuming_line()
+        try:
+            self._line = line
+            if self.group is None:
+                self._begin_alone(line, began + line.timeout)
+            else:
+                self._begin_in_group(line, self.group, began + line.timeout)
+        except BaseException:
+            self._let_go()
+            self._line = self._membership = self._discovery = None
+            raise
         self._begun = True
 
-    def _begin_alone(self, line: Line) -> None:
+    def _begin_alone(self, line: Line, deadline: float) -> None:
         self._discovery = Discovery(line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions)
         line.listen(self._intake)
-        self._discovery.begin(self._start)
+        self._discovery.begin(self._start, deadline)
 
-    def _begin_in_group(self, line: Line, group: str) -> None:
+    def _begin_in_group(self, line: Line, group: str, deadline: float) -> None:
         assert not isinstance(self._start, Mapping)
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
         wish = GroupJoin(group, "", list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
-        membership = Membership(self._intake, self._bus.timers, wish, self._auto_commit)
+        membership = self._membership = Membership(self._intake, self._bus.timers, wish, self._auto_commit)
         line.ping_every(self._session_s / 3)
         line.listen(membership)
-        try:
-            membership.joined.wait(line.timeout)
-        except HeadraceError:
-            line.forget(membership)
-            raise
-        self._membership = membership
+        membership.joined.wait(max(deadline - now(), 0.001))
         if self._auto_commit:
             self._commit_later()
 
     def _leave(self, line: Line, membership: Membership) -> None:
+        deadline = now() + line.timeout
         try:
             if self._auto_commit:
                 self._commit_done()
             left: Outcome[None] = Outcome()
             membership.leave(lambda _answer, _body: left.settle(None))
-            left.wait(line.timeout)
+            left.wait(max(deadline - now(), 0.001))
         except HeadraceError as error:
             logger.warning("the group %s was left without a commit: %s", self.group, error)
-        finally:
-            line.forget(membership)
+
+    def _let_go(self) -> None:
+        """Give back what the broker keeps for this subscription, without waiting: member and streams."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._discovery is not None:
+            self._discovery.close()
+        line, membership = self._line, self._membership
+        if membership is not None:
+            if self._auto_commit:
+                membership.commit_nowait(lambda _error: None)
+            membership.leave(lambda _answer, _body: None)
+        if line is not None:
+            line.forget(self._intake)
+            if membership is not None:
+                line.forget(membership)
+        self._intake.clear()
 
     # How it is done.
 
