@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from headrace.client.clock import Clock, monotonic_us
-from headrace.model.errors import ConnectionFailed, HeadraceError, ProtocolError, Timeout
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.requests import Assignment, Words
 from headrace.wire.frames import Frame, frame
 from headrace.wire.native import Delivery, Kind, Ping, Pong, StreamOpen, Welcome, decode, decode_answer
@@ -135,13 +135,17 @@ class Exchange:
         answer that comes after the time-out was told goes to `late`.
         """
         number = self._number()
+        try:
+            framed = frame(kind, number, head, len(body))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error}") from error
         if reader is not None:
             self._streams[number] = reader
         self._said = True
         deadline = None if timeout is None else time.monotonic() + timeout
         self._asked[number] = (kind, callback, deadline, lasting, late)
         if not self.closed:
-            self.write(frame(kind, number, head, len(body)), body)
+            self.write(framed, body)
         if self.closed and self._asked.pop(number, None) is not None:
             self._streams.pop(number, None)
             self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")

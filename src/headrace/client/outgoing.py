@@ -194,10 +194,18 @@ def checked_key(key: Any) -> bytes | None:
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, str):
-        return key.encode()
+        return encoded_key(key)
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}")
+
+
+def encoded_key(key: str) -> bytes:
+    """A key that is text, as UTF-8."""
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"key {key!r} is no text that UTF-8 can hold: {error}") from error
 
 
 def checked_keys(keys: Sequence[Any]) -> list[bytes | None]:
@@ -211,6 +219,8 @@ def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     """Headers as they are sent."""
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers are a mapping of names to text or bytes, not {headers!r}")
     checked = {}
     for name, text in headers.items():
         try:

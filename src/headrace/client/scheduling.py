@@ -28,7 +28,7 @@ def parse_id(text: str) -> tuple[str, int, int]:
     >>> parse_id("reminders/0/17")
     ('reminders', 0, 17)
     """
-    topic, *numbers = text.rsplit("/", 2)
+    topic, *numbers = str(text).rsplit("/", 2)
     if topic and len(numbers) == 2 and all(number.isascii() and number.isdigit() for number in numbers):
         return topic, int(numbers[0]), int(numbers[1])
     raise InvalidArgument(f"{text!r} is no message; write topic/partition/offset, such as reminders/0/17")

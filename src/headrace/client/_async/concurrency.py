@@ -1,6 +1,7 @@
 """Waiting, waking and doing things later, with asyncio. `_sync/concurrency.py` has the same names for threads."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -180,6 +181,11 @@ class Timers:
         """Call this after what is going on now, so that what others do at the same time can be done in one go."""
         self._loop.call_soon(call)
 
+    def aside(self, call: Callable[[], None]) -> None:
+        """Call this soon, but not now: for finalizers, which may come at any moment, on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that is on it with it
+            self._loop.call_soon_threadsafe(call)
+
     def disown(self) -> None:
         """In a forked child: the loop stays with the parent."""
 
@@ -207,6 +213,11 @@ def spawn(name: str, work: Callable[..., Coroutine[Any, Any, None]], *args: Any)
 async def breathe() -> None:
     """Let others have their turn."""
     await asyncio.sleep(0)
+
+
+def run_detached(call: Callable[[], None]) -> None:
+    """Do something that takes a while and that nobody waits for; on the loop's thread."""
+    asyncio.get_running_loop().run_in_executor(None, call)
 
 
 async def run_blocking(call: Callable[[], None]) -> None:

@@ -83,6 +83,10 @@ class AsyncJobs:
             self._give_back_current("")
             self._prefetch.abandon()
 
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True) and self._begun:
+            self._bus.timers.aside(self.abandon)
+
     async def __aenter__(self) -> "AsyncJobs":
         self._entered = True
         return self

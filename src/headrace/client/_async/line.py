@@ -1,6 +1,7 @@
 """A way to a broker that lasts: connections are made again when they break."""
 
 import logging
+import weakref
 from typing import Any, Protocol
 
 from headrace.client._async.concurrency import FORK_REFUSED, Monitor, Task, Timer, Timers, now, spawn
@@ -10,6 +11,7 @@ from headrace.client.backoff import Backoff
 from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes, Callback
 from headrace.client.forking import ASYNCIO, EMBEDDED
+from headrace.client.keeping import Kept
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
 from headrace.model.requests import Words
 from headrace.wire.frames import Memory
@@ -25,7 +27,7 @@ _LAST_DIAL_S = 0.05
 
 
 class AsyncListener(Protocol):
-    """One who wants to know about the connections of a line. Neither may block."""
+    """One who wants to know about the connections of a line, for as long as it lives. Neither may block."""
 
     def link_up(self, link: Link) -> None:
         """There is a new connection: nothing that was said over the one before counts any more."""
@@ -48,9 +50,9 @@ class AsyncLine:
         self._timers = timers
         self._memory = memory
         self._monitor = Monitor()
-        self._listeners: list[AsyncListener] = []
+        self._listeners: Kept[AsyncListener] = Kept()
         self._closed = False
-        self._ending: Link | None = None
+        self._ending: weakref.ref[Link] | None = None
         self._disowned = ""
         """Why it cannot be used in a forked child; empty where it can."""
         self._dormant = False
@@ -132,7 +134,7 @@ class AsyncLine:
         """In a forked child: leave the connection to the parent; the first request makes another."""
         self.link = None
         self._monitor = Monitor()
-        self._listeners = []
+        self._listeners = Kept()
         self._last_error = self._reconnecting = self._ending = self._ping_s = self._ticking = None
         self._dormant = True
         if not isinstance(self._target, Address):
@@ -143,7 +145,7 @@ class AsyncLine:
     def listen(self, listener: AsyncListener) -> None:
         """Tell this one about connections, beginning with the one there is."""
         with self._monitor.guard:
-            self._listeners.append(listener)
+            self._listeners.add(listener)
             link = self.link
         if link is not None:
             listener.link_up(link)
@@ -151,8 +153,7 @@ class AsyncLine:
     def forget(self, listener: AsyncListener) -> None:
         """Tell this one nothing any more."""
         with self._monitor.guard:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
+            self._listeners.discard(listener)
 
     def ping_every(self, seconds: float) -> None:
         """Say something at least so often, also if the broker needs to hear less."""
@@ -173,15 +174,18 @@ class AsyncLine:
             self._closed = True
             self._monitor.notify()
             link, self.link = self.link, None
-            self._ending = link or self._ending
+            self._ending = self._ending if link is None else weakref.ref(link)
+            if self._ticking is not None:
+                self._ticking.cancel()
         if link is not None:
             link.end()
 
     async def close(self) -> None:
         """End the connection, make no other, and wait until it has ended."""
         self.end()
-        if self._ending is not None:
-            await self._ending.close()
+        ending = None if self._ending is None else self._ending()
+        if ending is not None:
+            await ending.close()
         if self._reconnecting is not None:
             await self._reconnecting.join(_DIAL_TIMEOUT_S)
 
@@ -198,7 +202,7 @@ class AsyncLine:
             self.link = link
             link.on_drain = self._drains
             self._monitor.notify()
-            listeners = list(self._listeners)
+            listeners = self._listeners.alive()
         self._tick_later(link)
         if self._clock.in_use:
             self.measure_clock()
@@ -232,7 +236,7 @@ class AsyncLine:
                 self._last_error = error
 
     def _drains(self) -> None:
-        for listener in list(self._listeners):
+        for listener in self._listeners.alive():
             listener.link_drains()
 
     def _tick_later(self, link: Link) -> None:

@@ -61,7 +61,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
         except TimeoutError as error:
             link.end()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
             link.end()
             raise ConnectionFailed(unreachable(target, error)) from error
         except BaseException:

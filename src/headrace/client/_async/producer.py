@@ -12,7 +12,7 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import durability_of
-from headrace.client.times import Moment
+from headrace.client.times import Moment, listed
 from headrace.model.durability import Durability
 
 
@@ -177,7 +177,7 @@ class AsyncProducer(AsyncGathering):
             What can be waited for to get the receipts.
         """
         given = Given(
-            values if isinstance(values, list | tuple) else list(values),
+            values if isinstance(values, list | tuple) else listed(values, "values"),
             keys,
             headers,
             timestamps,

@@ -29,7 +29,15 @@ class AsyncScheduled:
     """
 
     def __init__(
-        self, line: AsyncLine, clock: Clock, topic: str, partition: int, offset: int, version: int | None, owner: str
+        self,
+        line: AsyncLine,
+        clock: Clock,
+        topic: str,
+        partition: int,
+        offset: int,
+        version: int | None,
+        owner: str,
+        bus: object = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -37,6 +45,7 @@ class AsyncScheduled:
         self.version = version
         """The version in which the message was seen last; None changes it whichever it has."""
         self.owner = owner
+        self._bus = bus  # which must live as long
         self._line = line
         self._clock = clock
         self._content: tuple[bytes | None, GivenHeaders | None] | None = None

@@ -18,7 +18,7 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
-from headrace.client.times import Moment
+from headrace.client.times import Moment, listed
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
 from headrace.model.partitioning import by_key
@@ -68,11 +68,18 @@ class AsyncTransaction:
     """
 
     def __init__(
-        self, line: AsyncLine, catalogue: AsyncCatalogue, name: str, sequence: int | None, timeout: float
+        self,
+        line: AsyncLine,
+        catalogue: AsyncCatalogue,
+        name: str,
+        sequence: int | None,
+        timeout: float,
+        bus: object = None,
     ) -> None:
         self.name = name
         self.outcome: TransactionCommitted | None = None
         """What the broker said to the commit: where the batches are."""
+        self._bus = bus  # which must live as long
         self._line = line
         self._catalogue = catalogue
         self._sequence = sequence
@@ -148,7 +155,7 @@ class AsyncTransaction:
         if self._nothing_to_do():
             return
         given = Given(
-            values if isinstance(values, list | tuple) else list(values),
+            values if isinstance(values, list | tuple) else listed(values, "values"),
             keys,
             headers,
             timestamps,

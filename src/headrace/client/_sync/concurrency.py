@@ -1,5 +1,6 @@
 """Waiting, waking and doing things later, with threads. `_async/concurrency.py` has the same names for asyncio."""
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from sys import is_finalizing
 from typing import Any, Generic, TypeVar
 
 from headrace.client.handlers import Handler, check_returned
@@ -184,8 +186,16 @@ class Timers:
         with self._changed:
             self._closed = True
             self._changed.notify()
+            self._heap.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """Call this soon, but not now: for finalizers, which may come at any moment, whatever their thread holds."""
+        if is_finalizing():
+            return  # the program ends, and a thread that is started now never runs
+        with contextlib.suppress(RuntimeError):  # the program is about to end
+            threading.Thread(target=call, name="headrace-finalizer", daemon=True).start()
 
     def disown(self) -> None:
         """In a forked child: what was to be called is called in the parent."""
@@ -233,6 +243,11 @@ def spawn(name: str, work: Callable[..., None], *args: Any) -> Task:
 
 def breathe() -> None:
     """Let others have their turn: threads have it anyway."""
+
+
+def run_detached(call: Callable[[], None]) -> None:
+    """Do something that takes a while."""
+    call()
 
 
 def run_blocking(call: Callable[[], None]) -> None:

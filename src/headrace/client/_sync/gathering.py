@@ -14,6 +14,7 @@ from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, codec_of, durability_of
+from headrace.client.times import checked_count, checked_seconds
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
@@ -46,12 +47,17 @@ class Gathering:
         after_ack: Sequence[AfterAck] = (),
         timeout: float = 30.0,
         on_close: Callable[[Any], None] | None = None,
+        bus: object = None,
     ) -> None:
-        if batch_bytes < 1 or batch_count < 1 or buffer_bytes < 1 or linger < 0:
-            raise InvalidArgument("batch_bytes, batch_count and buffer_bytes are 1 at least, linger is not negative")
+        for name, count in (("batch_bytes", batch_bytes), ("batch_count", batch_count), ("buffer_bytes", buffer_bytes)):
+            checked_count(count, name)
+        checked_seconds(linger, "linger")
+        checked_seconds(timeout, "timeout", 0.001)
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic
+        self.bus = bus
+        """What must live as long as the producer does."""
         self._catalogue = catalogue
         self._timers = timers
         self._linger = linger
@@ -118,6 +124,8 @@ class Gathering:
         if shape is None:
             deadline = now() + self._timeout
             shape = self._catalogue.get(topic, deadline)
+        if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
+            raise InvalidArgument(f"expected_offset is an offset, not {expected_offset!r}")
         if number is None:
             if expected_offset is not None and shape.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")

@@ -133,6 +133,7 @@ class Intake:
         for reader in list(self.readers.values()):
             self.drop(reader)
         self._ready.clear()
+        self._current = self._link = None
 
     def _pass_over(self, reader: Reader, error: CorruptBatch) -> None:
         """Go on behind damaged messages; raises if the program wants to hear of them in that way.

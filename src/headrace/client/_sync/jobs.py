@@ -83,6 +83,10 @@ class Jobs:
             self._give_back_current("")
             self._prefetch.abandon()
 
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True) and self._begun:
+            self._bus.timers.aside(self.abandon)
+
     def __enter__(self) -> "Jobs":
         self._entered = True
         return self

@@ -71,7 +71,7 @@ class Link(Exchange):
         deadline = time.monotonic() + timeout
         try:
             link = cls(_connected(target, timeout), on_lost)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
             raise ConnectionFailed(unreachable(target, error)) from error
         link.clock = clock
         try:

@@ -1,6 +1,7 @@
 """Leasing ahead: messages that are there when they are wanted, and at the moment they are due."""
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from headrace.client import forking
@@ -53,7 +54,8 @@ class Prefetch:
     ) -> None:
         self.monitor = Monitor()
         self.stopped = False
-        self._bus = bus
+        self._bus = weakref.ref(bus)  # a connection of the bus has this one
+        self._timers = bus.timers
         self._settling = settling
         self._clock = settling.clock
         self._appetite = appetite
@@ -86,7 +88,9 @@ class Prefetch:
         """Lease the first messages."""
         self._clock.in_use = True
         forking.register(self)
-        self._line = self._bus.consuming_line()
+        bus = self._bus()
+        assert bus is not None, "whoever asks has the bus"
+        self._line = bus.consuming_line()
         self._line.measure_clock()
         self._line.listen(self)
 
@@ -307,7 +311,7 @@ class Prefetch:
                 if not error.retryable:
                     logger.warning("nothing can be leased from %s: %s", self._settling.topic, error)
                 self._pausing = True
-                self._bus.timers.later(self._backoff.next_s(), self._go_on)
+                self._timers.later(self._backoff.next_s(), self._go_on)
             else:
                 self._error = error
                 self.monitor.notify()

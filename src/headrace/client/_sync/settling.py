@@ -13,7 +13,7 @@ from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes
 from headrace.client.hand import NEVER_US, Hand
 from headrace.client.jobs import Job, holding_of, holdings_of, in_requests
-from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError
+from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Settlement
 from headrace.model.requests import Words
 from headrace.wire.native import Kind
@@ -107,6 +107,14 @@ class Settling:
     def disown(self) -> None:
         """In a forked child: what is held, and what was said and not answered yet, is the parent's."""
         self._begin()
+
+    def close(self) -> None:
+        """Extend nothing any more."""
+        with self._guard:
+            if self._renewing is not None:
+                self._renewing.cancel()
+            self._renewing = None
+            self.hand = Hand()
 
     # Acknowledging.
 
@@ -227,7 +235,10 @@ class Settling:
             spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, False)
         else:
             tell = partial(self._told, kind, head, settled, watched, after, deadline)
-            link.queue_request(kind, head, b"", tell, timeout)
+            try:
+                link.queue_request(kind, head, b"", tell, timeout)
+            except InvalidArgument as error:  # nothing was sent, and no answer will come
+                self._over(kind, settled, watched, after, error)
         return settled
 
     def _told(

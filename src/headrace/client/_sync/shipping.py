@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from headrace.client._sync.catalogue import Catalogue
-from headrace.client._sync.concurrency import Monitor, Timers, now
+from headrace.client._sync.concurrency import Monitor, Timer, Timers, now
 from headrace.client._sync.line import Line
 from headrace.client._sync.link import Link
 from headrace.client.backoff import Backoff
@@ -71,6 +71,7 @@ class Shipping:
         self._failed: list[Parcel] = []
         self._backoff = Backoff()
         self._sweeping = False
+        self._sweeper: Timer | None = None
 
     def disown(self) -> None:
         """In a forked child: what is under way is the parent's to deliver, under the parent's identity."""
@@ -130,7 +131,7 @@ class Shipping:
             self._launch(lane)
         if not self._sweeping:
             self._sweeping = True
-            self._timers.later(_SWEEP_S, self._sweep)
+            self._sweeper = self._timers.later(_SWEEP_S, self._sweep)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call this after what is going on now, so that what others publish at the same time goes with it."""
@@ -164,6 +165,9 @@ class Shipping:
         """Give up what is left; returns how many messages that were."""
         with self.monitor.guard:
             self.closed = True
+            self._on_room = _no_room
+            if self._sweeper is not None:
+                self._sweeper.cancel()
             parcels = [parcel for lane in self.lane_at.values() for parcel in [*lane.flying, *lane.waiting]]
             self.lane_at.clear()
             self.monitor.notify()
@@ -299,14 +303,17 @@ class Shipping:
                         self._release(parcel)
                 late += expired
             self._sweeping = not self.closed and not all(lane.idle for lane in self.lane_at.values())
-            if self._sweeping:
-                self._timers.later(_SWEEP_S, self._sweep)
+            self._sweeper = self._timers.later(_SWEEP_S, self._sweep) if self._sweeping else None
             if late:
                 self.monitor.notify()
         for parcel in late:
             took_too_long = Timeout("the broker did not acknowledge the message in time; it may still do so")
             error = parcel.last_error
             self._give_up(parcel, took_too_long if error is None or parcel.abandoned else error)
+
+
+def _no_room(_lane: Lane) -> None:
+    """A producer that is closed has nothing to send."""
 
 
 def _told(callback: Any, *what: Any) -> None:

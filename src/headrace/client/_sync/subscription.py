@@ -1,6 +1,7 @@
 """Receiving: messages and batches of topics, alone or as a member of a group."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, spot_at
 from headrace.client.wishes import check_wish
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -56,7 +57,14 @@ class Subscription:
         session_timeout: float,
         prefetch_bytes: int,
     ) -> None:
+        self._closed = True  # until all is well
+        self._line: Line | None = None
         check_wish(topics, patterns, group, start, partitions, commit, on_out_of_range, on_corrupt)
+        checked_seconds(session_timeout, "session_timeout", 0.001)
+        checked_seconds(commit_interval, "commit_interval", 0.001)
+        checked_count(prefetch_bytes, "prefetch_bytes")
+        if timeout is not None:
+            checked_seconds(timeout, "timeout")
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -80,7 +88,7 @@ class Subscription:
         terms = (self._prefetch_bytes, self._on_out_of_range, self._on_corrupt)
         self._intake = Intake(self._bus.timers, *terms)
         self._guard = self._intake.monitor.guard
-        self._line: Line | None = None
+        self._line = None
         self._membership: Membership | None = None
         self._discovery: Discovery | None = None
         self._beginning = Lock()
@@ -316,6 +324,10 @@ class Subscription:
             self.stop()
             self._let_go()
 
+    def __del__(self) -> None:
+        if not self._closed and self._line is not None:
+            self._bus.timers.aside(self.abandon)  # or the group would wait for a member that reads nothing
+
     def __enter__(self) -> "Subscription":
         self._entered = True
         self.begin()
@@ -441,7 +453,14 @@ class Subscription:
             raise MemberFenced(f"{', '.join(lost)} went to other members before it was committed")
 
     def _commit_later(self) -> None:
-        self._timer = self._bus.timers.later(self._commit_interval, self._commit_now)
+        itself = weakref.ref(self)  # a timer must not keep alive what nobody reads any more
+
+        def commit() -> None:
+            subscription = itself()
+            if subscription is not None:
+                subscription._commit_now()
+
+        self._timer = self._bus.timers.later(self._commit_interval, commit)
 
     def _commit_now(self) -> None:
         if not self._closed and self._membership is not None:

@@ -1,5 +1,6 @@
 """Leasing messages by hand: what several ask for in the same moment is asked for together."""
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,8 @@ class Taking:
     """Leases messages of one subscription, for all of a bus's users who do it by hand."""
 
     def __init__(self, bus: "Bus", settling: Settling) -> None:
-        self._bus = bus
+        self._bus = weakref.ref(bus)  # the bus has this one
+        self._timers = bus.timers
         self._settling = settling
         self._begin()
 
@@ -66,11 +68,13 @@ class Taking:
 
         If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
         """
-        if not 0 < wanted <= LEASE_MESSAGES_MAX:
-            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted}")
+        if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted!r}")
         began, line = now(), self._line
         if line is None:
-            line = self._line = self._bus.consuming_line()
+            bus = self._bus()
+            assert bus is not None, "whoever asks has the bus"
+            line = self._line = bus.consuming_line()
         again_until = began + wait_ms / 1000
         ask = Ask(wanted, again_until, again_until + line.timeout)
         self._put((lease_ms, wait_ms, bytes_max, extend), ask)
@@ -93,7 +97,7 @@ class Taking:
                 self._asks[terms] = [ask]
                 link = self._line.link
                 if link is None or link.closed:
-                    self._bus.timers.soon(partial(self._send, terms))
+                    self._timers.soon(partial(self._send, terms))
                 else:
                     link.before_flush(partial(self._send, terms))
             else:
@@ -130,7 +134,10 @@ class Taking:
             timeout = max(ask.deadline for ask in asks) - now()
             tell = partial(self._told, terms, asks, head)
             # Messages have bytes of their own: the answer's need not last.
-            link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
+            try:
+                link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
+            except InvalidArgument as error:  # nothing was sent, and no answer will come
+                self._over(terms, asks, error, b"")
 
     def _told(self, terms: _Terms, asks: list[Ask], head: Lease, answer: Any, body: Bytes) -> None:
         if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < max(ask.deadline for ask in asks):
