@@ -221,8 +221,8 @@ def run_detached(call: Callable[[], None]) -> None:
 
 
 async def run_blocking(call: Callable[[], None]) -> None:
-    """Do something that takes a while and knows nothing of loops."""
-    await asyncio.to_thread(call)
+    """Do something that takes a while and knows nothing of loops; it is done also if who waits for it is cancelled."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, call))
 
 
 class HandlerExecutor:
