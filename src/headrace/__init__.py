@@ -221,5 +221,12 @@ async def open_async(
     from headrace.server import EmbeddedServer
 
     # Opening and closing wait for the disk, and must not keep the loop waiting with them.
-    server = await asyncio.to_thread(EmbeddedServer, path, **settings)
+    opening = asyncio.ensure_future(asyncio.to_thread(EmbeddedServer, path, **settings))
+    try:
+        server = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening])  # a thread cannot be interrupted: what it opens is closed again
+        if opening.exception() is None:
+            await asyncio.to_thread(opening.result().close)
+        raise
     return await attach_async(server, server.close, name=name, timeout=timeout)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.broker.settings import BrokerSettings
-from headrace.model.errors import Closed, DiskFull, HeadraceError, InvalidArgument, LogInUse
+from headrace.client.forking import detach
+from headrace.model.errors import Closed, DiskFull, Forked, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
 from headrace.storage.ownership import LOCK_NAME
 from headrace.wire.native import DEFAULT_PORT
@@ -269,9 +270,13 @@ class Server:
         self.socket_path = path
 
     def disown(self) -> None:
-        """In a forked child: the data belongs to the parent."""
+        """In a forked child: data and connections belong to the parent, and must not stay open when it ends."""
         if self._lock is not None:
             self._lock.disown()
+        if "gateway" in self.__dict__:
+            for descriptor in self.gateway.descriptors():
+                if descriptor >= 0:
+                    detach(descriptor)
 
     def _tick(self) -> None:
         assert self._broker is not None
@@ -454,15 +459,19 @@ class EmbeddedServer:
         self._forked = False
         self._attaching: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        self._raise_failure()
         _embedded.add(self)
+        try:
+            self._thread.start()
+            self._started.wait()
+            self._raise_failure()
+        except BaseException:
+            self._abandon()
+            raise
 
     def connect(self) -> socket.socket:
         """One end of a new connection."""
         if self._forked:
-            raise LogInUse("the broker belongs to the process that this one was forked off")
+            raise Forked("the embedded broker belongs to the process that this one was forked off")
         if self._closed:
             raise Closed("the broker is closed")
         near, far = socket.socketpair()
@@ -481,6 +490,13 @@ class EmbeddedServer:
             self._thread.join()
         self._raise_failure()
 
+    def _abandon(self) -> None:
+        """Nobody will have it: let it end, without waiting for it."""
+        self._closed = True
+        _embedded.discard(self)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
+
     def disown(self) -> None:
         """In a forked child: this is the parent's."""
         self._forked = True
@@ -492,6 +508,9 @@ class EmbeddedServer:
             raise self._failure
 
     def _attach(self, end: socket.socket) -> None:
+        if self._stop.is_set():
+            end.close()
+            return
         task = self._loop.create_task(self._server.gateway.attach(end))
         self._attaching.add(task)  # or nobody would hold it
         task.add_done_callback(self._attaching.discard)
@@ -509,6 +528,8 @@ class EmbeddedServer:
         await self._server.start()
         self._started.set()
         await self._stop.wait()
+        if self._attaching:  # they are closed with all others, and not in the middle of it
+            await asyncio.wait(self._attaching)
         await self._server.stop()
 
 

@@ -42,6 +42,8 @@ def parse_address(text: str) -> Address:
     >>> str(parse_address("headrace+unix:///run/headrace.sock"))
     'headrace+unix:///run/headrace.sock'
     """
+    if not isinstance(text, str):
+        raise InvalidArgument(f"an address is text, not {text!r}; write {_EXAMPLES}")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

@@ -17,7 +17,7 @@ class Backoff:
     def next_s(self) -> float:
         """How many seconds to wait now: between half of what it may be and all of it."""
         wait_s = self._next_s
-        self._next_s = min(2 * wait_s, self._last_s)
+        self._next_s = min(max(2 * wait_s, FIRST_S), self._last_s)
         return wait_s * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:

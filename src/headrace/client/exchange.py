@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from headrace.client.clock import Clock, monotonic_us
-from headrace.model.errors import ConnectionFailed, HeadraceError, ProtocolError, Timeout
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.requests import Assignment, Words
 from headrace.wire.frames import Frame, frame
 from headrace.wire.native import Delivery, Kind, Ping, Pong, StreamOpen, Welcome, decode, decode_answer
@@ -39,8 +39,52 @@ class StreamReader(Protocol):
         """No more will come."""
 
 
-_Asked = tuple[Kind, Callback, float | None, bool]
-"""What was asked, who is told, when that is too late, and whether the answer's body must last."""
+_Asked = tuple[Kind, Callback, float | None, bool, Callback | None]
+"""What was asked, who is told, when that is too late, whether the answer's body must last, and who is told then."""
+
+
+class Settleable(Protocol):
+    """Where an answer is put."""
+
+    done: bool
+    value: Any
+    error: HeadraceError | None
+
+    def settle(self, value: Any) -> None: ...
+
+    def fail(self, error: HeadraceError) -> None: ...
+
+
+class Awaited:
+    """An answer that somebody waits for; one that comes when nobody does any more is given to `late`, once."""
+
+    def __init__(self, outcome: Settleable, late: Callback | None) -> None:
+        self._outcome = outcome
+        self._late = [] if late is None else [late]
+        self._gone = False
+
+    def told(self, answer: Any, body: Bytes) -> None:
+        """It came."""
+        if isinstance(answer, HeadraceError):
+            self._outcome.fail(answer)
+        else:
+            self._outcome.settle((answer, body))
+        if self._gone:
+            self._give_back()
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._gone = True
+        if self._outcome.done:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            late = self._late.pop()
+        except IndexError:  # nobody wants it, or another thread was quicker
+            return
+        if self._outcome.error is None:
+            late(*self._outcome.value)
 
 
 class Exchange:
@@ -83,18 +127,25 @@ class Exchange:
         timeout: float | None = None,
         reader: StreamReader | None = None,
         lasting: bool = True,
+        late: Callback | None = None,
     ) -> int:
         """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard.
 
-        With `lasting=False` the body of the answer is good only until the callback returns, and is not copied.
+        With `lasting=False` the body of the answer is good only until the callback returns, and is not copied. An
+        answer that comes after the time-out was told goes to `late`.
         """
         number = self._number()
+        try:
+            framed = frame(kind, number, head, len(body))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error}") from error
         if reader is not None:
             self._streams[number] = reader
         self._said = True
-        self._asked[number] = (kind, callback, None if timeout is None else time.monotonic() + timeout, lasting)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._asked[number] = (kind, callback, deadline, lasting, late)
         if not self.closed:
-            self.write(frame(kind, number, head, len(body)), body)
+            self.write(framed, body)
         if self.closed and self._asked.pop(number, None) is not None:
             self._streams.pop(number, None)
             self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
@@ -137,7 +188,7 @@ class Exchange:
         self._streams.clear()
         while self._asked:
             try:
-                _, (_, callback, _, _) = self._asked.popitem()
+                _, (_, callback, _, _, _) = self._asked.popitem()
             except KeyError:  # another thread was quicker
                 break
             self._tell(callback, error, b"")
@@ -148,8 +199,10 @@ class Exchange:
         Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
         """
         now = time.monotonic()
-        for number, (kind, callback, deadline, _) in list(self._asked.items()):
+        for number, (kind, callback, deadline, lasting, late) in list(self._asked.items()):
             if deadline is not None and deadline <= now and self._asked.pop(number, None) is not None:
+                if late is not None:
+                    self._asked[number] = (kind, late, None, lasting, None)
                 self._tell(callback, Timeout(f"no answer to {kind.name} in time; it may still happen"), b"")
         self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
         self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
@@ -189,7 +242,7 @@ class Exchange:
             if number == 0 and how == _FAILURE:
                 decode_answer(Kind.PING, how, head)  # about the connection as a whole: raises
             return  # too late: it was given up
-        kind, callback, _, lasting = asked
+        kind, callback, _, lasting, _ = asked
         answer: Any
         try:
             answer = decode_answer(kind, how, head)

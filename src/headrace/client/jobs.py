@@ -7,7 +7,14 @@ from typing import Any
 from headrace.client.exchange import Bytes
 from headrace.client.results import Received
 from headrace.model.batch import Batch, parse
-from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder, ProtocolError
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    LeaseExpired,
+    MessageGone,
+    NotLeaseHolder,
+    ProtocolError,
+)
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
 from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.offsets import gathered
@@ -160,6 +167,13 @@ def holdings_of(jobs: Sequence[Job]) -> list[Holding]:
     known = jobs.holdings if type(jobs) is LeasedJobs else None
     if known is not None:
         return known
+    try:
+        return _holdings_by_token(jobs)
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgument("only leased messages can be settled: a Job, or a list of them") from error
+
+
+def _holdings_by_token(jobs: Sequence[Job]) -> list[Holding]:
     if len({job.lease for job in jobs}) == 1 and len({job.partition for job in jobs}) == 1:  # nearly always
         return [holding_of(jobs[0].partition, jobs[0].lease, [job.offset for job in jobs])]
     found: dict[tuple[int, int], list[int]] = {}

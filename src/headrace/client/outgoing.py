@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headrace.client import forking
 from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds
 from headrace.model.batch import Batch, Columns, Producer, encode
@@ -69,6 +70,7 @@ class Parcel:
         "deadline",
         "durability",
         "expected_offset",
+        "forks",
         "last_error",
         "observed",
         "outcome",
@@ -100,12 +102,18 @@ class Parcel:
         self.uncertain = False
         """It was sent, and no answer has said what became of it."""
         self.last_error: HeadraceError | None = None
+        self.forks = forking.count
         self._columns = Columns(self.values)
 
     @property
     def unobserved(self) -> int:
         """Of how many messages nobody wants to know what became of them."""
         return max(self.count - self.observed, 0)
+
+    def check_process(self) -> None:
+        """Raise Forked where its outcome will never be known: in a child that was forked off since."""
+        if not self.outcome.done:
+            forking.check(self.forks, "a message that was sent")
 
     def add(self, message: Outgoing, value: bytes | None, bytes_max: int) -> int:
         """Add a message whose value is serialized, unless it is too large; returns its place in the batch."""
@@ -187,10 +195,18 @@ def checked_key(key: Any) -> bytes | None:
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, str):
-        return key.encode()
+        return encoded_key(key)
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     raise InvalidArgument(f"a key is bytes or text, not {type(key).__name__}")
+
+
+def encoded_key(key: str) -> bytes:
+    """A key that is text, as UTF-8."""
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"key {key!r} is no text that UTF-8 can hold: {error}") from error
 
 
 def checked_keys(keys: Sequence[Any]) -> list[bytes | None]:
@@ -204,6 +220,8 @@ def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     """Headers as they are sent."""
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(f"headers are a mapping of names to text or bytes, not {headers!r}")
     checked = {}
     for name, text in headers.items():
         try:

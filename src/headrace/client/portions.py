@@ -58,6 +58,8 @@ class Given(NamedTuple):
 
     def _check_lengths(self) -> None:
         for name, column in zip(self._fields[1:], self[1:], strict=True):
+            if column is not None and not isinstance(column, Sequence):
+                raise InvalidArgument(f"{name} are one for each value, such as a list, not {column!r}")
             if column is not None and len(column) != len(self.values):
                 raise InvalidArgument(f"there are {len(column)} {name} for {len(self.values)} values")
 

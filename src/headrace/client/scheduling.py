@@ -49,7 +49,7 @@ def parse_id(text: str) -> MessageName:
     >>> parse_id("reminders/0/17").topic_id
     0
     """
-    place, at, topic_id = text.partition("@")
+    place, at, topic_id = str(text).partition("@")
     topic, *numbers = place.rsplit("/", 2)
     numbers += [topic_id] if at else ["0"]
     if topic and len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):

@@ -54,6 +54,10 @@ def selection(
     """A selection of messages; says what is wrong with it."""
     if status not in STATUSES:
         raise InvalidArgument(f"a status is 'waiting', 'ready', 'leased' or 'dead', not {status!r}")
+    try:
+        chosen = [MessageId(message.partition, message.offset) for message in messages]
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgument("messages are several that have a partition and an offset") from error
     return Selection(
         status,
         None if due_from is None else microseconds(due_from),
@@ -61,7 +65,7 @@ def selection(
         checked_key(key),
         owner,
         checked_headers(headers) or {},
-        [MessageId(message.partition, message.offset) for message in messages],
+        chosen,
     )
 
 

@@ -40,4 +40,6 @@ def durability_of(given: Durability | str | None) -> int:
         if given.upper() not in Durability.__members__:
             raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {given!r}")
         return Durability[given.upper()].value
-    return Durability(given).value
+    if not isinstance(given, Durability):
+        raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {given!r}")
+    return given.value

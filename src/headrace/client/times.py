@@ -1,10 +1,17 @@
 """Points in time as users give them, and as the protocol says them."""
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+
+T = TypeVar("T")
+
+SECONDS_MAX = 1e8
+"""Three years: longer than anybody waits, and as much as every system can wait for."""
+COUNT_MAX = 1 << 53
 
 Moment = datetime | int
 """An aware datetime, or microseconds since 1970."""
@@ -48,6 +55,32 @@ def _bounded(time_us: int) -> int:
     )
 
 
+def checked_seconds(seconds: float, what: str, least: float = 0.0) -> float:
+    """A number of seconds that can be counted.
+
+    >>> checked_seconds(1.5, "timeout")
+    1.5
+    """
+    if type(seconds) in (int, float) and least <= seconds <= SECONDS_MAX:
+        return seconds
+    raise InvalidArgument(f"{what} is a number of seconds from {least:g} to {SECONDS_MAX:g}, not {seconds!r}")
+
+
+def checked_count(count: int, what: str, most: int = COUNT_MAX) -> int:
+    """A whole number, 1 at least."""
+    if type(count) is int and 1 <= count <= most:
+        return count
+    raise InvalidArgument(f"{what} is a whole number from 1 to {most}, not {count!r}")
+
+
+def listed(values: Iterable[T], what: str) -> list[T]:
+    """What somebody gave as several, as a list."""
+    try:
+        return list(values)
+    except TypeError as error:
+        raise InvalidArgument(f"{what} are several, such as a list, not {values!r}") from error
+
+
 def spot_in_time(at: When) -> Spot:
     """Earliest, latest, or a time; a number counts microseconds."""
     if isinstance(at, str):
@@ -61,7 +94,7 @@ def spot_at(start: Start) -> Spot:
         return _named(start)
     if isinstance(start, datetime):
         return Spot("time", microseconds(start))
-    if type(start) is int and start >= 0:
+    if type(start) is int and 0 <= start < 1 << 63:
         return Spot("offset", start)
     raise InvalidArgument(f"begin at 'earliest', 'latest', a datetime or an offset, not {start!r}")
 

@@ -25,6 +25,8 @@ def check_wish(
         raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
     if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
         raise InvalidArgument(f"on_corrupt is 'raise', 'skip' or a callable, not {on_corrupt!r}")
+    if any(type(number) is not int for number in partitions or ()):
+        raise InvalidArgument(f"partitions are numbers, not {partitions!r}")
     if group is not None and partitions is not None:
         raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
     if isinstance(start, Mapping):

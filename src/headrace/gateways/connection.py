@@ -86,6 +86,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether something is still to be answered, other than fetches that wait for what may never come."""
         return self._unanswered > len(self._fetches) or bool(self._backlog)
 
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; -1 once that is closed."""
+        return int(self._transport.get_extra_info("socket").fileno())
+
     # What the transport tells.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -66,7 +66,7 @@ class NativeGateway:
         self.ignores_requests = False
         """Whether what clients send is thrown away, because the end is near."""
         self._loop = loop
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.Server] = []
         self._socket_paths: list[str] = []
         self._connections: set[Connection] = set()
         self._refused: set[Connection] = set()
@@ -142,6 +142,11 @@ class NativeGateway:
         """End all connections now."""
         for connection in [*self._connections, *self._refused]:
             connection.abort()
+
+    def descriptors(self) -> list[int]:
+        """Of everything that it listens on and is connected to."""
+        listening = [each.fileno() for server in self._servers for each in server.sockets]
+        return [*listening, *(connection.descriptor for connection in [*self._connections, *self._refused])]
 
     # What connections say.
 

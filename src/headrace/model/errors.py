@@ -380,6 +380,12 @@ class Closed(HeadraceError):
     code = "closed"
 
 
+class Forked(HeadraceError):
+    """It belongs to the process that this one was forked off; make a new one in this process."""
+
+    code = "forked"
+
+
 class InternalError(HeadraceError):
     """The broker failed in a way that nobody foresaw; its log has the details."""
 

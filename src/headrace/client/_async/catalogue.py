@@ -33,14 +33,17 @@ class AsyncCatalogue:
             self._line.link.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", tell)
         return shape
 
-    async def get(self, topic: str) -> Shape:
+    async def get(self, topic: str, deadline: float | None = None) -> Shape:
         """The shape of a topic, which the broker may make now if there is none."""
         shape = self.known(topic)
         if shape is None:
+            if deadline is None:
+                deadline = now() + self._line.timeout
             async with self._lock:
                 shape = self._known.get(topic)
                 if shape is None:
-                    info, _ = await self._line.request(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create=True))
+                    head = TopicDescribe(topic, create=True)
+                    info, _ = await self._line.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
                     shape = self.learn(topic, info)
         return shape
 
@@ -54,6 +57,10 @@ class AsyncCatalogue:
     def forget(self, topic: str) -> None:
         """The topic is not what it was."""
         self._known.pop(topic, None)
+
+    def disown(self) -> None:
+        """In a forked child: ask anew, which makes the connection."""
+        self._known, self._asked, self._lock = {}, {}, Lock()
 
     def _described(self, topic: str, answer: Any, _body: Bytes) -> None:
         if isinstance(answer, TopicInfo):

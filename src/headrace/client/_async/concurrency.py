@@ -1,6 +1,7 @@
 """Waiting, waking and doing things later, with asyncio. `_sync/concurrency.py` has the same names for threads."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -24,6 +25,10 @@ Lock = asyncio.Lock
 
 ENDS_TASKS = (asyncio.CancelledError,)
 """Errors that end a task, and must not be taken for one of its work's."""
+
+
+FORK_REFUSED = True
+"""A bus cannot go on in a forked child: its event loop stays with the parent."""
 
 
 class Guard:
@@ -176,6 +181,14 @@ class Timers:
         """Call this after what is going on now, so that what others do at the same time can be done in one go."""
         self._loop.call_soon(call)
 
+    def aside(self, call: Callable[[], None]) -> None:
+        """Call this soon, but not now: for finalizers, which may come at any moment, on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that is on it with it
+            self._loop.call_soon_threadsafe(call)
+
+    def disown(self) -> None:
+        """In a forked child: the loop stays with the parent."""
+
     def close(self) -> None:
         """Call nothing any more; the loop's timers that are left find nothing to do."""
 
@@ -202,9 +215,14 @@ async def breathe() -> None:
     await asyncio.sleep(0)
 
 
+def run_detached(call: Callable[[], None]) -> None:
+    """Do something that takes a while and that nobody waits for; on the loop's thread."""
+    asyncio.get_running_loop().run_in_executor(None, call)
+
+
 async def run_blocking(call: Callable[[], None]) -> None:
-    """Do something that takes a while and knows nothing of loops."""
-    await asyncio.to_thread(call)
+    """Do something that takes a while and knows nothing of loops; it is done also if who waits for it is cancelled."""
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, call))
 
 
 class HandlerExecutor:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.client._async.concurrency import Timer, Timers
+from headrace.client._async.concurrency import Timer, Timers, now
 from headrace.client._async.intake import AsyncIntake
 from headrace.client._async.line import AsyncLine
 from headrace.client.exchange import Bytes
@@ -42,15 +42,16 @@ class AsyncDiscovery:
         self._timer: Timer | None = None
         self._closed = False
 
-    async def begin(self, start: Start | Mapping[int, int]) -> None:
+    async def begin(self, start: Start | Mapping[int, int], deadline: float) -> None:
         """Find what there is, and begin to read it."""
         for topic in self._topics:
-            info, _ = await self._line.request(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create=True))
-            await self._begin_topic(info, start, optional=False)
+            head = TopicDescribe(topic, create=True)
+            info, _ = await self._line.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
+            await self._begin_topic(info, start, deadline, optional=False)
         for pattern in self._patterns:
-            found, _ = await self._line.request(Kind.TOPIC_LIST, TopicList(pattern))
+            found, _ = await self._line.request(Kind.TOPIC_LIST, TopicList(pattern), timeout=deadline - now())
             for info in found.topics:
-                await self._begin_topic(info, start, optional=True)
+                await self._begin_topic(info, start, deadline, optional=True)
         self._refresh_later()
 
     def close(self) -> None:
@@ -59,7 +60,9 @@ class AsyncDiscovery:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def _begin_topic(self, info: TopicInfo, start: Start | Mapping[int, int], optional: bool) -> None:
+    async def _begin_topic(
+        self, info: TopicInfo, start: Start | Mapping[int, int], deadline: float, optional: bool
+    ) -> None:
         new = self._new(info)
         if not new:
             return
@@ -69,7 +72,8 @@ class AsyncDiscovery:
         elif (spot := spot_at(start)).kind == "offset":
             offsets = dict.fromkeys(new, spot.value)
         else:
-            answer, _ = await self._line.request(Kind.OFFSETS, Offsets(info.topic, new, spot.kind, spot.value))
+            head = Offsets(info.topic, new, spot.kind, spot.value)
+            answer, _ = await self._line.request(Kind.OFFSETS, head, timeout=deadline - now())
             offsets = answer.offsets
         for number in new:
             self._intake.add(info.topic, number, offsets[number], optional=optional)

@@ -90,6 +90,8 @@ class AsyncHandling:
             return
         try:
             await self._executor.call(self._wanted.handler, opened)
+            if self._prefetch.disowned:
+                return  # in a child that the handler forked off: the parent says what became of the message
         except Reject as verdict:
             words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
             self._said.add(self._settling.send(Kind.REJECT, words, watched=False))

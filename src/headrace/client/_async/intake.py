@@ -126,9 +126,14 @@ class AsyncIntake:
     def close(self) -> None:
         """Read nothing any more."""
         self.stop()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all partitions, and what was received of them."""
         for reader in list(self.readers.values()):
             self.drop(reader)
         self._ready.clear()
+        self._current = self._link = None
 
     def _pass_over(self, reader: Reader, error: CorruptBatch) -> None:
         """Go on behind damaged messages; raises if the program wants to hear of them in that way.

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from headrace.client import forking
 from headrace.client._async.concurrency import now
 from headrace.client._async.prefetch import WAIT_S, AsyncPrefetch
 from headrace.client._async.settling import AsyncSaid, AsyncSettling
@@ -49,6 +50,7 @@ class AsyncJobs:
         self._begun = False
         self._entered = False
         self._closed = False
+        self._forks = forking.count
 
     async def __aiter__(self) -> AsyncIterator[Job]:
         """The messages, each not before it is due."""
@@ -70,8 +72,20 @@ class AsyncJobs:
         self._closed = True
         self._bus.forget(self)
         self._give_back_current("")
+        deadline = now() + self._settling.timeout
         await self._prefetch.close()
-        await self._said.answered(self._settling.timeout)
+        await self._said.answered(deadline - now())
+
+    def abandon(self) -> None:
+        """Do the same without waiting for the broker."""
+        if not self._closed:
+            self._closed = True
+            self._give_back_current("")
+            self._prefetch.abandon()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True) and self._begun:
+            self._bus.timers.aside(self.abandon)
 
     async def __aenter__(self) -> "AsyncJobs":
         self._entered = True
@@ -89,11 +103,12 @@ class AsyncJobs:
     async def _next(self) -> Job | None:
         """The next message; the one before counts as processed now."""
         self._finish_current()
+        forking.check(self._forks, "a series of leased messages")
         if self._closed:
             raise Closed("these jobs are closed; ask the queue for others")
         if not self._begun:
-            self._begun = True
             await self._prefetch.begin()
+            self._begun = True
         deadline = None if self._timeout is None else now() + self._timeout
         while (job := await self._prefetch.take(deadline)) is not None:
             opened = self._unpacking.opened(job)
@@ -103,6 +118,15 @@ class AsyncJobs:
                 return opened
             self._give_back(job, opened)
         return None
+
+    def disown(self) -> None:
+        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        self._current = None
+        self._said = AsyncSaid()
+        if self._begun:
+            self._closed = True
+        else:
+            self._forks = forking.count
 
     def _finish_current(self) -> None:
         job, self._current = self._current, None

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from headrace.client import forking
 from headrace.client._async.concurrency import Outcome
 from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.clock import Clock, monotonic_us
-from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
+from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Awaited, Bytes, Callback, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
 from headrace.wire.frames import Frames, Memory
@@ -36,6 +37,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self._flushing = False
         """The loop will flush."""
         self._gone: Outcome[None] = Outcome()
+        forking.register(self)
 
     @classmethod
     async def open(
@@ -59,29 +61,34 @@ class Link(Exchange, asyncio.BufferedProtocol):
         except TimeoutError as error:
             link.end()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
             link.end()
             raise ConnectionFailed(unreachable(target, error)) from error
-        except HeadraceError:
+        except BaseException:
             link.end()
             raise
         return link
 
-    async def request(self, kind: Kind, head: Words, body: Bytes = b"", timeout: float | None = None) -> Any:
-        """Ask, and wait for the answer and its body."""
+    async def request(
+        self,
+        kind: Kind,
+        head: Words,
+        body: Bytes = b"",
+        timeout: float | None = None,
+        late: Callback | None = None,
+    ) -> Any:
+        """Ask, and wait for the answer and its body; one that comes too late, or after an interrupt, goes to `late`."""
         outcome: Outcome[Any] = Outcome()
-
-        def tell(answer: Any, answer_body: Bytes) -> None:
-            if isinstance(answer, HeadraceError):
-                outcome.fail(answer)
-            else:
-                outcome.settle((answer, answer_body))
-
-        self.request_nowait(kind, head, body, tell)
+        awaited = Awaited(outcome, late)
         try:
+            self.request_nowait(kind, head, body, awaited.told)
             return await outcome.wait(timeout)
-        except Timeout as error:
-            raise Timeout(f"no answer to {kind.name} within {timeout:.3g} s; it may still happen") from error
+        except BaseException as error:
+            awaited.give_up()
+            if isinstance(error, Timeout) and outcome.error is None:
+                told = f"no answer to {kind.name} within {timeout:.3g} s; it may still happen"
+                raise Timeout(told) from error
+            raise
 
     def write(self, head: bytearray, body: Bytes) -> None:
         """Send a frame; those of one turn of the loop go together."""
@@ -116,6 +123,15 @@ class Link(Exchange, asyncio.BufferedProtocol):
         self.end(error)
         if self._transport is not None:
             await self._gone.wait()
+
+    def disown(self) -> None:
+        """In a forked child: close its copy of the connection; that says nothing to the broker."""
+        self.closed = True
+        self._outgoing, self._before_flush = [], []
+        transport, self._transport = self._transport, None
+        connected = None if transport is None else transport.get_extra_info("socket")
+        if connected is not None and connected.fileno() >= 0:
+            forking.detach(connected.fileno())
 
     # What asyncio calls.
 

@@ -8,8 +8,7 @@ from headrace.client._async.line import AsyncLine
 from headrace.client.jobs import PendingMessage, found_messages
 from headrace.client.outgoing import GivenHeaders
 from headrace.client.selecting import UNCHANGED, Placed, edition, selection, span_us
-from headrace.client.times import Moment, microseconds
-from headrace.model.errors import InvalidArgument
+from headrace.client.times import Moment, checked_count, microseconds
 from headrace.model.leasing import (
     EditMatching,
     Find,
@@ -70,6 +69,7 @@ class AsyncPending:
             messages: only these: anything that has a partition and an offset.
             limit: how many at most.
         """
+        checked_count(limit, "limit")
         found: list[PendingMessage] = []
         pages = self.find_pages(
             status=status,
@@ -105,8 +105,7 @@ class AsyncPending:
             status: as for `find`, like all that are not explained here.
             page: how many messages a page has at most.
         """
-        if not 0 < page <= LEASE_MESSAGES_MAX:
-            raise InvalidArgument(f"a page has 1 to {LEASE_MESSAGES_MAX} messages, not {page}")
+        checked_count(page, "page", LEASE_MESSAGES_MAX)
         wanted = selection(status, due_from, due_to, key, owner, headers, messages)
         after = ""
         while True:
@@ -204,6 +203,8 @@ class AsyncPending:
             limit: how many at most; by default all.
         """
         wanted: Selection = selection("dead", due_from, due_to, key, owner, headers, messages)
+        if limit is not None:
+            checked_count(limit, "limit")
         redriven, after = 0, ""
         while limit is None or redriven < limit:
             count = _PAGE if limit is None else min(_PAGE, limit - redriven)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from headrace.client._async.concurrency import breathe
+from headrace.client._async.concurrency import breathe, now
 from headrace.client._async.gathering import AsyncGathering
 from headrace.client._async.sent import AsyncSent, AsyncSentMany
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, WhenSent, checked_key
@@ -12,7 +12,7 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import durability_of
-from headrace.client.times import Moment
+from headrace.client.times import Moment, listed
 from headrace.model.durability import Durability
 
 
@@ -177,7 +177,7 @@ class AsyncProducer(AsyncGathering):
             What can be waited for to get the receipts.
         """
         given = Given(
-            values if isinstance(values, list | tuple) else list(values),
+            values if isinstance(values, list | tuple) else listed(values, "values"),
             keys,
             headers,
             timestamps,
@@ -195,7 +195,7 @@ class AsyncProducer(AsyncGathering):
             self._shipping.flush()
             return AsyncSentMany(list(dict.fromkeys(parcel for parcel, _ in put)))
         checked = given.checked(self._serializer)
-        shape = self._catalogue.known(name) or await self._catalogue.get(name)
+        shape = self._catalogue.known(name) or await self._catalogue.get(name, now() + self._timeout)
         keyless = self._turn(name, shape) if partition is None else partition
         if keys is None or partition is not None:
             plan: dict[int, list[int] | None] = {keyless: None}
@@ -205,7 +205,7 @@ class AsyncProducer(AsyncGathering):
         for number, places in plan.items():
             for portion in portions(checked, places, self._batch_bytes, self._batch_count, shape.message_bytes_max):
                 with self._guard:
-                    await self._shipping.room()
+                    await self._shipping.room(now() + self._timeout)  # each: there may be any number
                     lane = self._lane(name, number, shape)
                     self._seal(lane)  # what was sent before goes before
                     parcel = self._begun(asked)
@@ -260,11 +260,25 @@ class AsyncProducer(AsyncGathering):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
+        self.hurry()
+        await self._shipping.drained(self._timeout if timeout is None else timeout)
+
+    def hurry(self) -> None:
+        """Send what is gathered, and do not wait for the answers."""
         with self._guard:
             for lane in self._shipping.lanes():
                 self._seal(lane)
         self._shipping.flush()
-        await self._shipping.drained(self._timeout if timeout is None else timeout)
+
+    async def close_since(self, began: float) -> None:
+        """Close, with the producer's time-out counted from then on."""
+        await self.close(max(began + self._timeout - now(), 0.001))
+
+    def abandon(self) -> None:
+        """End without waiting for the broker: what it has not acknowledged may have arrived or not."""
+        if not self._shipping.closed:
+            self.hurry()
+            self._shipping.close()
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""

@@ -12,12 +12,13 @@ from headrace.client._async.recurring import AsyncRecurring
 from headrace.client._async.scheduled import AsyncScheduled
 from headrace.client._async.transaction import AsyncTransaction
 from headrace.client.clock import Clock
+from headrace.client.keeping import Kept
 from headrace.client.outgoing import AfterAck, BeforePublish, GivenHeaders
 from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.scheduling import MessageName, moment_of, parse_id
 from headrace.client.serialising import Serializer
-from headrace.client.times import Moment
+from headrace.client.times import Moment, checked_seconds
 from headrace.model.durability import Durability
 from headrace.model.errors import Closed
 from headrace.model.leasing import OWNER_HEADER
@@ -36,7 +37,7 @@ class AsyncPublishing(AsyncRecurring):
         """The broker's clock, as far as it is known here."""
         self._timeout = timeout
         self._closed = False
-        self._producers: list[AsyncProducer] = []
+        self._producers: Kept[AsyncProducer] = Kept()
         self._own_producer: AsyncProducer | None = None
 
     # Publishing.
@@ -187,9 +188,10 @@ class AsyncPublishing(AsyncRecurring):
             before_publish=before_publish,
             after_ack=after_ack,
             timeout=self._timeout if timeout is None else timeout,
-            on_close=self._producers.remove,
+            on_close=self._producers.discard,
+            bus=self,
         )
-        self._producers.append(producer)
+        self._producers.add(producer)
         return producer
 
     def transaction(self, name: str, *, sequence: int | None = None, timeout: float = 60.0) -> AsyncTransaction:
@@ -202,7 +204,8 @@ class AsyncPublishing(AsyncRecurring):
             timeout: after so many seconds the broker aborts it.
         """
         self._check_open()
-        return AsyncTransaction(self._line, self._catalogue, name, sequence, timeout)
+        checked_seconds(timeout, "timeout", 0.001)
+        return AsyncTransaction(self._line, self._catalogue, name, sequence, timeout, self)
 
     # Scheduling.
 
@@ -246,7 +249,7 @@ class AsyncPublishing(AsyncRecurring):
             partition=partition,
         )
         name = MessageName(topic, receipt.partition, receipt.offset, receipt.topic_id)
-        return AsyncScheduled(self._line, self.clock, name, 1, owner).knows(value, headers)
+        return AsyncScheduled(self._line, self.clock, name, 1, owner, self).knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> AsyncScheduled:
         """A handle for a message that was scheduled before; nothing is asked yet.
@@ -257,11 +260,12 @@ class AsyncPublishing(AsyncRecurring):
             version: in which it was seen; by default it is changed whichever it has.
             owner: the producer group in whose name it is changed.
         """
-        return AsyncScheduled(self._line, self.clock, parse_id(id), version, owner)
+        return AsyncScheduled(self._line, self.clock, parse_id(id), version, owner, self)
 
     def _shared_producer(self) -> AsyncProducer:
         if self._own_producer is None:
             self._own_producer = self.producer(linger=0)
+            self._own_producer.bus = None  # the bus has it, and not the other way round
         return self._own_producer
 
     def _check_open(self) -> None:

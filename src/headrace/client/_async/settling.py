@@ -13,7 +13,7 @@ from headrace.client.clock import Clock
 from headrace.client.exchange import Bytes
 from headrace.client.hand import NEVER_US, Hand
 from headrace.client.jobs import Job, holding_of, holdings_of, in_requests
-from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError
+from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Settlement
 from headrace.model.requests import Words
 from headrace.wire.native import Kind
@@ -86,12 +86,15 @@ class AsyncSettling:
         self.topic = topic
         self.subscription = subscription
         self.clock = clock
+        self._line = line
+        self._timers = timers
+        self._begin()
+
+    def _begin(self) -> None:
         self.monitor = Monitor()
         self.hand = Hand()
         """What is extended by itself until it is settled. Only to be looked at with the guard held."""
         self._guard = self.monitor.guard
-        self._line = line
-        self._timers = timers
         self._gathered: AsyncGathered | None = None
         self._soon = False
         self._acks_under_way = 0
@@ -100,6 +103,18 @@ class AsyncSettling:
         self._late_us: list[int] = []
         self._renewing: Timer | None = None
         self._renew_at = 0.0
+
+    def disown(self) -> None:
+        """In a forked child: what is held, and what was said and not answered yet, is the parent's."""
+        self._begin()
+
+    def close(self) -> None:
+        """Extend nothing any more."""
+        with self._guard:
+            if self._renewing is not None:
+                self._renewing.cancel()
+            self._renewing = None
+            self.hand = Hand()
 
     # Acknowledging.
 
@@ -214,28 +229,42 @@ class AsyncSettling:
         """Send a request, with the guard held; `after` is called with the guard when its answer is there."""
         settled: Settled = Outcome() if outcome is None else outcome
         self._open += 1
-        link = self._line.link
-        tell = partial(self._told, kind, head, settled, watched, after)
+        link, timeout = self._line.link, self._line.timeout
+        deadline = now() + timeout
         if link is None or link.closed:
-            spawn("settle", self._repeat, kind, head, settled, watched, after, False)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, False)
         else:
-            link.queue_request(kind, head, b"", tell, self._line.timeout)
+            tell = partial(self._told, kind, head, settled, watched, after, deadline)
+            try:
+                link.queue_request(kind, head, b"", tell, timeout)
+            except InvalidArgument as error:  # nothing was sent, and no answer will come
+                self._over(kind, settled, watched, after, error)
         return settled
 
     def _told(
-        self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, answer: Any, _body: Bytes
+        self,
+        kind: Kind,
+        head: Words,
+        settled: Settled,
+        watched: bool,
+        after: Any,
+        deadline: float,
+        answer: Any,
+        _body: Bytes,
     ) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining):
+        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < deadline:
             lost = isinstance(answer, ConnectionFailed)
-            spawn("settle", self._repeat, kind, head, settled, watched, after, lost)
+            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, lost)
         else:
             self._over(kind, settled, watched, after, answer)
 
-    async def _repeat(self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, lost: bool) -> None:
+    async def _repeat(
+        self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
+    ) -> None:
         """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
         answer: Settlement | HeadraceError
         try:
-            settlement, _ = await self._line.request(kind, head)
+            settlement, _ = await self._line.request(kind, head, timeout=deadline - now())
             if lost:
                 done = _DONE_BEFORE[kind]
                 settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from headrace.client._async.catalogue import AsyncCatalogue
-from headrace.client._async.concurrency import Monitor, Timers, now
+from headrace.client._async.concurrency import Monitor, Timer, Timers, now
 from headrace.client._async.line import AsyncLine
 from headrace.client._async.link import Link
 from headrace.client.backoff import Backoff
@@ -48,10 +48,7 @@ class AsyncShipping:
         after_ack: Sequence[AfterAck],
         on_room: Callable[[Lane], None],
     ) -> None:
-        self.monitor = Monitor()
         self.closed = False
-        self.lane_at: dict[tuple[str, int], Lane] = {}
-        """The lanes there are, by topic and partition."""
         self._line = line
         self._catalogue = catalogue
         self._timers = timers
@@ -60,13 +57,27 @@ class AsyncShipping:
         self._block = block
         self._after_ack = tuple(after_ack)
         self._on_room = on_room
+        self._begin()
+        line.listen(self)
+
+    def _begin(self) -> None:
+        """Begin with an identity that no other process has, and nothing under way."""
+        self.monitor = Monitor()
+        self.lane_at: dict[tuple[str, int], Lane] = {}
+        """The lanes there are, by topic and partition."""
         self._producer_id = secrets.randbits(63) + 16
         self._buffered = 0
         self._spare: list[bytearray] = []
         self._failed: list[Parcel] = []
         self._backoff = Backoff()
         self._sweeping = False
-        line.listen(self)
+        self._sweeper: Timer | None = None
+
+    def disown(self) -> None:
+        """In a forked child: what is under way is the parent's to deliver, under the parent's identity."""
+        self._begin()
+        if not self.closed:
+            self._line.listen(self)
 
     def lane(self, topic: str, partition: int) -> Lane:
         """The lane of a partition."""
@@ -84,15 +95,13 @@ class AsyncShipping:
         """Whether there is room for more, without waiting."""
         return self._buffered < self._buffer_bytes and not self.closed
 
-    async def room(self) -> None:
+    async def room(self, deadline: float) -> None:
         """Wait until there is room for more, or raise Busy; with the guard held."""
         if self.closed:
             raise Closed("the producer is closed")
-        deadline = 0.0
         while self._buffered >= self._buffer_bytes:
             if not self._block:
                 raise Busy(f"the producer holds {self._buffered} bytes that the broker has not acknowledged")
-            deadline = deadline or now() + self._timeout
             if not await self.monitor.wait(deadline - now()):
                 raise Busy(f"the producer's buffer of {self._buffer_bytes} bytes was full for {self._timeout:.3g} s")
             if self.closed:
@@ -122,7 +131,7 @@ class AsyncShipping:
             self._launch(lane)
         if not self._sweeping:
             self._sweeping = True
-            self._timers.later(_SWEEP_S, self._sweep)
+            self._sweeper = self._timers.later(_SWEEP_S, self._sweep)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Call this after what is going on now, so that what others publish at the same time goes with it."""
@@ -156,6 +165,9 @@ class AsyncShipping:
         """Give up what is left; returns how many messages that were."""
         with self.monitor.guard:
             self.closed = True
+            self._on_room = _no_room
+            if self._sweeper is not None:
+                self._sweeper.cancel()
             parcels = [parcel for lane in self.lane_at.values() for parcel in [*lane.flying, *lane.waiting]]
             self.lane_at.clear()
             self.monitor.notify()
@@ -292,14 +304,17 @@ class AsyncShipping:
                         self._release(parcel)
                 late += expired
             self._sweeping = not self.closed and not all(lane.idle for lane in self.lane_at.values())
-            if self._sweeping:
-                self._timers.later(_SWEEP_S, self._sweep)
+            self._sweeper = self._timers.later(_SWEEP_S, self._sweep) if self._sweeping else None
             if late:
                 self.monitor.notify()
         for parcel in late:
             took_too_long = Timeout("the broker did not acknowledge the message in time; it may still do so")
             error = parcel.last_error
             self._give_up(parcel, took_too_long if error is None or parcel.abandoned else error)
+
+
+def _no_room(_lane: Lane) -> None:
+    """A producer that is closed has nothing to send."""
 
 
 def _told(callback: Any, *what: Any) -> None:

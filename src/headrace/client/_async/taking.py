@@ -1,5 +1,6 @@
 """Leasing messages by hand: what several ask for in the same moment is asked for together."""
 
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,14 @@ _Terms = tuple[int, int, int, bool]
 class AsyncAsk:
     """One who wants messages."""
 
-    __slots__ = ("again_until", "gone", "outcome", "wanted")
+    __slots__ = ("again_until", "deadline", "gone", "outcome", "wanted")
 
-    def __init__(self, wanted: int, wait_s: float) -> None:
+    def __init__(self, wanted: int, again_until: float, deadline: float) -> None:
         self.wanted = wanted
-        self.again_until = now() + wait_s
+        self.again_until = again_until
+        """If there is no message before, it is asked again."""
+        self.deadline = deadline
+        """If there is no answer by then, that is told."""
         self.outcome: Outcome[list[Job]] = Outcome()
         self.gone = False
         """It does not want them any more."""
@@ -44,24 +48,35 @@ class AsyncTaking:
     """Leases messages of one subscription, for all of a bus's users who do it by hand."""
 
     def __init__(self, bus: "AsyncBus", settling: AsyncSettling) -> None:
-        self._bus = bus
+        self._bus = weakref.ref(bus)  # the bus has this one
+        self._timers = bus.timers
         self._settling = settling
-        self._guard = settling.monitor.guard
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = self._settling.monitor.guard
         self._line: AsyncLine | None = None
         self._asks: dict[_Terms, list[AsyncAsk]] = {}
         self._under_way: dict[_Terms, int] = {}
+
+    def disown(self) -> None:
+        """In a forked child, after the settling: what was asked for is the parent's."""
+        self._begin()
 
     async def take(self, wanted: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
         """Up to so many messages; none when there are none within the time.
 
         If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
         """
-        if not 0 < wanted <= LEASE_MESSAGES_MAX:
-            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted}")
-        line = self._line
+        if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted!r}")
+        began, line = now(), self._line
         if line is None:
-            line = self._line = await self._bus.consuming_line()
-        ask = AsyncAsk(wanted, wait_ms / 1000)
+            bus = self._bus()
+            assert bus is not None, "whoever asks has the bus"
+            line = self._line = await bus.consuming_line()
+        again_until = began + wait_ms / 1000
+        ask = AsyncAsk(wanted, again_until, again_until + line.timeout)
         self._put((lease_ms, wait_ms, bytes_max, extend), ask)
         try:
             jobs = await ask.outcome.wait()
@@ -82,7 +97,7 @@ class AsyncTaking:
                 self._asks[terms] = [ask]
                 link = self._line.link
                 if link is None or link.closed:
-                    self._bus.timers.soon(partial(self._send, terms))
+                    self._timers.soon(partial(self._send, terms))
                 else:
                     link.before_flush(partial(self._send, terms))
             else:
@@ -116,12 +131,16 @@ class AsyncTaking:
         if link is None or link.closed:
             spawn("lease", self._repeat, terms, asks, head)
         else:
-            timeout = self._line.timeout + wait_ms / 1000
+            timeout = max(ask.deadline for ask in asks) - now()
             tell = partial(self._told, terms, asks, head)
-            link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False)  # messages have bytes of their own
+            # Messages have bytes of their own: the answer's need not last.
+            try:
+                link.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
+            except InvalidArgument as error:  # nothing was sent, and no answer will come
+                self._over(terms, asks, error, b"")
 
     def _told(self, terms: _Terms, asks: list[AsyncAsk], head: Lease, answer: Any, body: Bytes) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining):
+        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < max(ask.deadline for ask in asks):
             spawn("lease", self._repeat, terms, asks, head)
         else:
             self._over(terms, asks, answer, body)
@@ -129,8 +148,11 @@ class AsyncTaking:
     async def _repeat(self, terms: _Terms, asks: list[AsyncAsk], head: Lease) -> None:
         """Ask again over another connection; what the lost answer had, if there was one, comes back later."""
         assert self._line is not None
+        timeout = max(ask.deadline for ask in asks) - now()
+        if head.wait_ms:
+            head.wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
         try:
-            answer, body = await self._line.request(_LEASE, head, timeout=self._line.timeout + head.wait_ms / 1000)
+            answer, body = await self._line.request(_LEASE, head, timeout=timeout, late=self._came_late)
         except HeadraceError as error:
             self._over(terms, asks, error, b"")
         else:
@@ -171,6 +193,17 @@ class AsyncTaking:
                 self._put(terms, ask)
         if at < len(jobs):
             self._give_back(jobs[at:])
+
+    def _came_late(self, answer: Any, body: Bytes) -> None:
+        """Nobody waits for these any more: let others have them."""
+        settling = self._settling
+        if isinstance(answer, Leased) and answer.portions:
+            self._give_back(leased_jobs(settling.topic, settling.subscription, answer, body))
+
+    def give_back(self, jobs: Sequence[Job]) -> None:
+        """Say that these were never looked at, without waiting."""
+        if jobs:
+            self._give_back(jobs)
 
     def _give_back(self, jobs: Sequence[Job]) -> None:
         settling = self._settling

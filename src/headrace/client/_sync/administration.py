@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.client._sync.catalogue import Catalogue
+from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
-from headrace.client.times import Start, When, spot_at, spot_in_time
+from headrace.client.times import Start, When, checked_seconds, listed, spot_at, spot_in_time
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (
@@ -102,10 +103,14 @@ class Administration:
         """
         if (offsets is None) == (before is None):
             raise InvalidArgument("say which messages go: give either offsets or a time")
+        deadline = now() + self._line.timeout
+        if offsets is not None and not isinstance(offsets, Mapping):
+            raise InvalidArgument(f"offsets are partitions to offsets, such as {{0: 1000}}, not {offsets!r}")
         if offsets is None:
             assert before is not None
             offsets = self.offsets(topic, before)
-        answer, _ = self._line.request(Kind.TOPIC_TRIM, TopicTrim(topic, dict(offsets), unread, topic_id))
+        head = TopicTrim(topic, dict(offsets), unread, topic_id)
+        answer, _ = self._line.request(Kind.TOPIC_TRIM, head, timeout=deadline - now())
         first: dict[int, int] = answer.offsets
         return first
 
@@ -119,7 +124,7 @@ class Administration:
             partitions: only these.
         """
         spot = spot_in_time(at)
-        head = Offsets(topic, list(partitions or ()), spot.kind, spot.value)
+        head = Offsets(topic, listed(partitions or (), "partitions"), spot.kind, spot.value)
         answer, _ = self._line.request(Kind.OFFSETS, head)
         offsets: dict[int, int] = answer.offsets
         return offsets
@@ -136,7 +141,7 @@ class Administration:
             bytes_max: how much to read at most, but one batch in any case.
             wait: how many seconds to wait for a message if there is none.
         """
-        head = Fetch(topic, partition, offset, bytes_max, round(wait * 1000))
+        head = Fetch(topic, partition, offset, bytes_max, round(checked_seconds(wait, "wait") * 1000))
         _, body = self._line.request(Kind.FETCH, head, timeout=self._line.timeout + wait)
         batches: list[Batch] = []
         view, position = memoryview(body), 0
@@ -177,7 +182,7 @@ class Administration:
             partitions: only these.
         """
         spot = spot_at(to)
-        head = GroupSeek(group, topic, list(partitions or ()), spot.kind)
+        head = GroupSeek(group, topic, listed(partitions or (), "partitions"), spot.kind)
         if spot.kind == "time":
             head.time_us = spot.value
         else:
@@ -195,7 +200,11 @@ class Administration:
             group: which.
             positions: topics and partitions to the offsets to go on with, such as `{("orders", 0): 1000}`.
         """
-        places = [Place(topic, partition, offset) for (topic, partition), offset in positions.items()]
+        try:
+            places = [Place(topic, partition, offset) for (topic, partition), offset in positions.items()]
+        except (AttributeError, TypeError, ValueError) as error:
+            told = f"positions are topics and partitions to offsets, such as {{('orders', 0): 1000}}, not {positions!r}"
+            raise InvalidArgument(told) from error
         self._line.request(Kind.COMMIT, Commit(group, places))
 
     def info(self) -> BrokerInfo:

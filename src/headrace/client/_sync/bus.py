@@ -1,17 +1,18 @@
 """The bus: what a program has of a broker."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
+from headrace.client import forking
 from headrace.client._sync.catalogue import Catalogue
-from headrace.client._sync.concurrency import Lock, Timers, run_blocking
+from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
 from headrace.client._sync.jobs import Jobs
 from headrace.client._sync.leased import LeasedBlock
 from headrace.client._sync.line import Line
 from headrace.client._sync.link import receive_memory
-from headrace.client._sync.producer import Producer
 from headrace.client._sync.publishing import Publishing
 from headrace.client._sync.queue import Queue
 from headrace.client._sync.settling import Settling
@@ -19,9 +20,10 @@ from headrace.client._sync.subscription import Subscription
 from headrace.client._sync.taking import Taking
 from headrace.client.addresses import DEFAULT_ADDRESS, Nearby, Target, parse_address
 from headrace.client.clock import Clock
+from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
-from headrace.client.times import Start
+from headrace.client.times import Start, checked_seconds, listed
 from headrace.model.errors import HeadraceError
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
@@ -36,6 +38,8 @@ class Bus(Publishing):
     """
 
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
+        self._closed = True  # until all is well
+        checked_seconds(timeout, "timeout", 0.001)
         timers, clock = Timers(), Clock()
         self._target = target
         self._hello = Hello(client="headrace-python", name=name)
@@ -45,8 +49,9 @@ class Bus(Publishing):
         self._on_close = on_close
         self._consuming: Line | None = None
         self._consuming_lock = Lock()
-        self._receiving: list[Subscription | Jobs] = []
+        self._receiving: Kept[Subscription | Jobs] = Kept()
         self._leasing: dict[tuple[str, str], tuple[Settling, Taking]] = {}
+        forking.register(self)
 
     # Receiving.
 
@@ -103,9 +108,9 @@ class Bus(Publishing):
             self,
             topics,
             group=group,
-            patterns=[pattern] if isinstance(pattern, str) else list(pattern or ()),
+            patterns=[pattern] if isinstance(pattern, str) else listed(pattern or (), "patterns"),
             start=start,
-            partitions=partitions,
+            partitions=None if partitions is None else listed(partitions, "partitions"),
             commit=commit,
             commit_interval=commit_interval,
             deserializer=deserializer,
@@ -163,6 +168,7 @@ class Bus(Publishing):
     def connect(self, wait: float = 0.0) -> None:
         """Make the first connection; `headrace.connect` has done it."""
         try:
+            checked_seconds(wait, "wait")
             self._line.connect(wait)
         except BaseException:
             self.close()
@@ -170,11 +176,13 @@ class Bus(Publishing):
 
     def consuming_line(self) -> Line:
         """The connection for deliveries, made now if there is none."""
+        deadline = now() + self._timeout
         with self._consuming_lock:
             self._check_open()
+            self._line.check_open()
             if self._consuming is None:
                 line = Line(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
-                line.connect(self._timeout)  # the broker may just be starting again
+                line.connect(deadline - now())  # the broker may just be starting again
                 self._consuming = line
             return self._consuming
 
@@ -188,12 +196,28 @@ class Bus(Publishing):
 
     def keep(self, part: Subscription | Jobs) -> None:
         """Close this one with the bus."""
-        self._receiving.append(part)
+        self._receiving.add(part)
 
     def forget(self, part: Subscription | Jobs) -> None:
         """This one is closed."""
-        if part in self._receiving:
-            self._receiving.remove(part)
+        self._receiving.discard(part)
+
+    def disown(self) -> None:
+        """In a forked child: begin anew, and leave to the parent what is under way."""
+        self.timers.disown()
+        self.clock.in_use = False
+        self._line.disown()
+        self._catalogue.disown()
+        if self._consuming is not None:
+            self._consuming.disown()
+        self._consuming, self._consuming_lock = None, Lock()
+        for part in self._receiving.alive():
+            part.disown()
+        for producer in self._producers.alive():
+            producer.disown()
+        for settling, taking in self._leasing.values():
+            settling.disown()
+            taking.disown()
 
     def close(self) -> None:
         """Close producers and subscriptions, and end the connections.
@@ -203,23 +227,65 @@ class Bus(Publishing):
         if self._closed:
             return
         self._closed = True
+        try:
+            failed = self._close_parts(now())
+        finally:  # also when it is interrupted: nothing may go on that nobody can end any more
+            self._abandon_parts()
+            self._close_lines([line for line in (self._consuming, self._line) if line is not None])
+        if failed is not None:
+            raise failed
+
+    def _close_lines(self, lines: list[Line]) -> None:
+        for line in lines:  # all of them before anything is waited for
+            line.end()
+        try:
+            for line in lines:
+                line.close()
+            self.timers.close()
+        finally:
+            if self._on_close is not None:
+                run_blocking(self._on_close)
+
+    def _close_parts(self, began: float) -> HeadraceError | None:
+        """Let all parts finish, at the same time; returns what the first has failed with."""
         failed: HeadraceError | None = None
-        parts: list[Subscription | Jobs | Producer] = [*self._receiving, *self._producers]
-        for part in parts:
+        for producer in self._producers.alive():
+            producer.hurry()
+        for part in self._receiving.alive():
             try:
                 part.close()
             except HeadraceError as error:
                 failed = failed or error
+        for producer in self._producers.alive():
+            try:
+                producer.close_since(began)
+            except HeadraceError as error:
+                failed = failed or error
         for settling, _ in self._leasing.values():
-            settling.answered()
+            settling.answered(began + self._timeout - now())
+        return failed
+
+    def _abandon_parts(self) -> None:
+        for part in [*self._receiving.alive(), *self._producers.alive()]:
+            part.abandon()
+        for settling, _ in self._leasing.values():
+            settling.close()
+
+    def _abandon(self) -> None:
+        """Close without waiting for the broker."""
+        self._abandon_parts()
         for line in (self._consuming, self._line):
             if line is not None:
-                line.close()
+                line.end()
         self.timers.close()
         if self._on_close is not None:
-            run_blocking(self._on_close)
-        if failed is not None:
-            raise failed
+            run_detached(self._on_close)
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True):
+            self._closed = True
+            self.timers.aside(self._abandon)
+            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> "Bus":
         return self

@@ -1,13 +1,16 @@
 """Waiting, waking and doing things later, with threads. `_async/concurrency.py` has the same names for asyncio."""
 
+import contextlib
 import heapq
 import itertools
 import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from sys import is_finalizing
 from typing import Any, Generic, TypeVar
 
 from headrace.client.handlers import Handler, check_returned
@@ -30,8 +33,20 @@ ENDS_TASKS = (KeyboardInterrupt, SystemExit)
 _SIGNALS_S = 0.5
 """How long the main thread sleeps: Python hears of a signal when it goes on, and is not woken if another took it."""
 
+FORK_REFUSED = False
+"""A bus goes on in a forked child, with connections and threads of its own."""
+
 _outcomes = threading.Lock()
 """Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
+
+
+def _free_outcomes() -> None:
+    """In a forked child: another thread may have held it."""
+    global _outcomes
+    _outcomes = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_outcomes)
 
 
 class Pending:
@@ -171,15 +186,30 @@ class Timers:
         with self._changed:
             self._closed = True
             self._changed.notify()
+            self._heap.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """Call this soon, but not now: for finalizers, which may come at any moment, whatever their thread holds."""
+        if is_finalizing():
+            return  # the program ends, and a thread that is started now never runs
+        with contextlib.suppress(RuntimeError):  # the program is about to end
+            threading.Thread(target=call, name="headrace-finalizer", daemon=True).start()
+
+    def disown(self) -> None:
+        """In a forked child: what was to be called is called in the parent."""
+        self._changed = threading.Condition()
+        self._heap = []
+        self._thread = None
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (not self._heap or self._heap[0][0] > now()):
+                ours = self._thread is threading.current_thread()  # not so in a child that a callback has forked
+                while ours and not self._closed and (not self._heap or self._heap[0][0] > now()):
                     self._changed.wait(self._heap[0][0] - now() if self._heap else None)
-                if self._closed:
+                if self._closed or not ours:
                     return
                 timer = heapq.heappop(self._heap)[2]
             call = timer.call
@@ -213,6 +243,11 @@ def spawn(name: str, work: Callable[..., None], *args: Any) -> Task:
 
 def breathe() -> None:
     """Let others have their turn: threads have it anyway."""
+
+
+def run_detached(call: Callable[[], None]) -> None:
+    """Do something that takes a while."""
+    call()
 
 
 def run_blocking(call: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, codec_of, durability_of
+from headrace.client.times import checked_count, checked_seconds
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
@@ -46,12 +47,17 @@ class Gathering:
         after_ack: Sequence[AfterAck] = (),
         timeout: float = 30.0,
         on_close: Callable[[Any], None] | None = None,
+        bus: object = None,
     ) -> None:
-        if batch_bytes < 1 or batch_count < 1 or buffer_bytes < 1 or linger < 0:
-            raise InvalidArgument("batch_bytes, batch_count and buffer_bytes are 1 at least, linger is not negative")
+        for name, count in (("batch_bytes", batch_bytes), ("batch_count", batch_count), ("buffer_bytes", buffer_bytes)):
+            checked_count(count, name)
+        checked_seconds(linger, "linger")
+        checked_seconds(timeout, "timeout", 0.001)
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic
+        self.bus = bus
+        """What must live as long as the producer does."""
         self._catalogue = catalogue
         self._timers = timers
         self._linger = linger
@@ -74,7 +80,6 @@ class Gathering:
             after_ack=after_ack,
             on_room=self._seal,
         )
-        self._guard = self._shipping.monitor.guard
         self._sticky: dict[str, int] = {}
         self._first_turn = secrets.randbits(32)
         """Producers begin with different partitions, so that those that send little do not all send to the first."""
@@ -82,6 +87,15 @@ class Gathering:
         """Bytes go as they are."""
         self._at_once = self._plain and not linger
         """And do not wait for others."""
+        self._begin()
+
+    def disown(self) -> None:
+        """In a forked child: what is gathered is the parent's to deliver."""
+        self._shipping.disown()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = self._shipping.monitor.guard
         self._lingering = False
         self._urgent: list[Lane] = []
         # A batch that takes messages with nothing but a value, as they are, and its lane.
@@ -106,16 +120,23 @@ class Gathering:
         value, topic, number = message.value, message.topic, message.partition
         if type(value) is not bytes or self._serializer is not to_bytes:
             value = serialized(self._serializer, value)
-        shape = self._catalogue.known(topic) or self._catalogue.get(topic)
+        shape, deadline = self._catalogue.known(topic), None
+        if shape is None:
+            deadline = now() + self._timeout
+            shape = self._catalogue.get(topic, deadline)
+        if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
+            raise InvalidArgument(f"expected_offset is an offset, not {expected_offset!r}")
         if number is None:
             if expected_offset is not None and shape.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
             key = message.key
             number = self._turn(topic, shape) if key is None else self._partitioner(key, shape.partitions)
         with self._guard:
-            self._shipping.room()
+            if not self._shipping.open:
+                deadline = deadline or now() + self._timeout
+                self._shipping.room(deadline)
             lane = self._lane(topic, number, shape)
-            parcel = self._gathering(lane, durability, alone=expected_offset is not None)
+            parcel = self._gathering(lane, durability, deadline, alone=expected_offset is not None)
             place = parcel.add(message, value, shape.message_bytes_max)
             if callback is not None:
                 parcel.callbacks = [*(parcel.callbacks or ()), (place, callback)]
@@ -176,18 +197,18 @@ class Gathering:
         if parcel is self._open and not parcel.plain:
             self._open = None
 
-    def _gathering(self, lane: Lane, durability: int, alone: bool) -> Parcel:
+    def _gathering(self, lane: Lane, durability: int, deadline: float | None, alone: bool) -> Parcel:
         parcel = lane.gathering
         if parcel is not None and (alone or parcel.durability != durability):
             self._seal(lane)
             parcel = None
         if parcel is None:
-            parcel = lane.gathering = self._begun(durability)
+            parcel = lane.gathering = self._begun(durability, deadline)
         return parcel
 
-    def _begun(self, durability: int) -> Parcel:
+    def _begun(self, durability: int, deadline: float | None = None) -> Parcel:
         outcome: Outcome[Receipt] = Outcome()
-        return Parcel(outcome, now() + self._timeout, durability)
+        return Parcel(outcome, now() + self._timeout if deadline is None else deadline, durability)
 
     def _seal(self, lane: Lane) -> None:
         """Let a lane's messages go, without waiting for more."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from headrace.client import forking
 from headrace.client._sync.settling import Settling
 from headrace.client.jobs import Job
 from headrace.client.unpacking import told
@@ -30,14 +31,20 @@ class LeasedBlock:
         self._ack = ack
         self._release = release
         self._jobs: list[Job] = []
+        self._forks = forking.count
 
     def __enter__(self) -> list[Job]:
+        self._forks = forking.count
         self._jobs = self._take()
         return list(self._jobs)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            forking.check(self._forks, "a block of leased messages")
+        elif self._forks != forking.count:
+            return  # the parent says what became of them
         with self._settling.monitor.guard:
             left = self._settling.hand.held(self._jobs)
         refused = []

@@ -5,14 +5,16 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from headrace.client import forking
 from headrace.client._sync.concurrency import Outcome, logger
 from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.clock import Clock, monotonic_us
-from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Bytes, Exchange
+from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Awaited, Bytes, Callback, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Words
 from headrace.wire.frames import Frames, Memory
@@ -50,7 +52,9 @@ class Link(Exchange):
         self._polls_out = False
         """Whether the thread that listens is to wake up when there is room."""
         self._ending: HeadraceError | None = None
+        self._disowned = False
         self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
+        forking.register(self)
 
     @classmethod
     def open(
@@ -64,39 +68,45 @@ class Link(Exchange):
     ) -> "Link":
         """Connect and say hello; raises ConnectionFailed."""
         del memory  # each connection has a thread, and memory of its own
+        deadline = time.monotonic() + timeout
         try:
             link = cls(_connected(target, timeout), on_lost)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
             raise ConnectionFailed(unreachable(target, error)) from error
         link.clock = clock
-        link._thread.start()
         try:
+            link._thread.start()
             asked_us = monotonic_us()
-            link.welcome, _ = link.request(Kind.HELLO, hello, b"", timeout)
+            link.welcome, _ = link.request(Kind.HELLO, hello, b"", max(deadline - time.monotonic(), 0.001))
             clock.sample(asked_us, link.welcome.time_us, monotonic_us())
         except Timeout as error:
             link.close()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
-        except HeadraceError:
-            link.close()
+        except BaseException:
+            link.end()
             raise
         return link
 
-    def request(self, kind: Kind, head: Words, body: Bytes = b"", timeout: float | None = None) -> Any:
-        """Ask, and wait for the answer and its body."""
+    def request(
+        self,
+        kind: Kind,
+        head: Words,
+        body: Bytes = b"",
+        timeout: float | None = None,
+        late: Callback | None = None,
+    ) -> Any:
+        """Ask, and wait for the answer and its body; one that comes too late, or after an interrupt, goes to `late`."""
         outcome: Outcome[Any] = Outcome()
-
-        def tell(answer: Any, answer_body: Bytes) -> None:
-            if isinstance(answer, HeadraceError):
-                outcome.fail(answer)
-            else:
-                outcome.settle((answer, answer_body))
-
-        self.request_nowait(kind, head, body, tell)
+        awaited = Awaited(outcome, late)
         try:
+            self.request_nowait(kind, head, body, awaited.told)
             return outcome.wait(timeout)
-        except Timeout as error:
-            raise Timeout(f"no answer to {kind.name} within {timeout:.3g} s; it may still happen") from error
+        except BaseException as error:
+            awaited.give_up()
+            if isinstance(error, Timeout) and outcome.error is None:
+                told = f"no answer to {kind.name} within {timeout:.3g} s; it may still happen"
+                raise Timeout(told) from error
+            raise
 
     def write(self, head: bytearray, body: Bytes) -> None:
         """Queue a frame."""
@@ -130,6 +140,16 @@ class Link(Exchange):
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def disown(self) -> None:
+        """In a forked child: close its copies of the descriptors; that says nothing to the broker."""
+        self._disowned = True
+        was_closed, self.closed = self.closed, True
+        self._socket.close()
+        if not was_closed:  # else the thread was closing them in the moment of the fork
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
     def _run(self) -> None:
         try:
             ending = self._listen()
@@ -138,6 +158,8 @@ class Link(Exchange):
         except Exception as error:  # noqa: BLE001  # whatever it is, all who wait must be told
             logger.error("a connection to the broker failed", exc_info=error)
             ending = _broken(error)
+        if self._disowned:  # a callback has forked: the descriptors may be somebody else's by now
+            return
         with self._ending_lock, self._sending:
             self.closed = True
             self._socket.close()
@@ -237,13 +259,36 @@ def _connected(target: Target, timeout: float) -> socket.socket:
         try:
             connected.settimeout(timeout)
             connected.connect(target.path)
-        except OSError:
+        except BaseException:
             connected.close()
             raise
         return connected
-    connected = socket.create_connection((target.host, target.port), timeout)
+    connected = _connected_to_host(target.host, target.port, timeout)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected
+
+
+def _connected_to_host(host: str, port: int, timeout: float) -> socket.socket:
+    """A connection to the first address of a host that answers; all of them together have so much time."""
+    deadline = time.monotonic() + timeout
+    failed = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connected = None
+        try:
+            connected = socket.socket(family, kind, protocol)
+            connected.settimeout(max(deadline - time.monotonic(), 0.001))
+            connected.connect(address)
+        except OSError as error:
+            failed = error
+            if connected is not None:
+                connected.close()
+        except BaseException:
+            if connected is not None:
+                connected.close()
+            raise
+        else:
+            return connected
+    raise failed
 
 
 def _broken(reason: BaseException | str) -> ConnectionFailed:

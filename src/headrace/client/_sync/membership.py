@@ -109,9 +109,9 @@ class Membership:
     def leave(self, done: Callable[[Any, Bytes], None]) -> None:
         """Take part no longer."""
         with self._guard:
-            self._left = True
+            before, self._left = self._left, True
             link = self._link
-        if link is None or link.closed:
+        if before or link is None or link.closed:
             done(None, b"")
             return
         link.members.pop((self.group, self.member), None)

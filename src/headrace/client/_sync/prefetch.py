@@ -1,8 +1,10 @@
 """Leasing ahead: messages that are there when they are wanted, and at the moment they are due."""
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from headrace.client import forking
 from headrace.client._sync.concurrency import Monitor, Outcome, breathe, now
 from headrace.client._sync.line import Line
 from headrace.client._sync.link import Link
@@ -52,7 +54,8 @@ class Prefetch:
     ) -> None:
         self.monitor = Monitor()
         self.stopped = False
-        self._bus = bus
+        self._bus = weakref.ref(bus)  # a connection of the bus has this one
+        self._timers = bus.timers
         self._settling = settling
         self._clock = settling.clock
         self._appetite = appetite
@@ -78,11 +81,16 @@ class Prefetch:
         self._pausing = False
         self._too_late = False
         """What comes from now on is given back."""
+        self.disowned = False
+        """The messages are those of the process that this one was forked off."""
 
     def begin(self) -> None:
         """Lease the first messages."""
         self._clock.in_use = True
-        self._line = self._bus.consuming_line()
+        forking.register(self)
+        bus = self._bus()
+        assert bus is not None, "whoever asks has the bus"
+        self._line = bus.consuming_line()
         self._line.measure_clock()
         self._line.listen(self)
 
@@ -107,13 +115,14 @@ class Prefetch:
 
     def give_back(self) -> None:
         """Give back what was not taken, after `stop`."""
-        self._withdraw()
-        with self.monitor.guard:
-            self._too_late = True
-            jobs = self._stock.empty()
-        for settled in self._give_back(jobs):
+        deadline = now() + self._settling.timeout
+        try:
+            self._withdraw()
+        finally:
+            given_back = self._give_back_all()
+        for settled in given_back:
             try:
-                settled.wait(self._settling.timeout)
+                settled.wait(max(deadline - now(), 0.001))
             except HeadraceError as error:
                 logger.warning("messages of %s were not given back: %s", self._settling.topic, error)
 
@@ -122,9 +131,33 @@ class Prefetch:
         self.stop()
         if self._line is not None:
             self._line.forget(self)
-        self.give_back()
-        with self._settling.monitor.guard:
-            self._settling.hand.forget(self._tokens)
+        try:
+            self.give_back()
+        finally:
+            with self._settling.monitor.guard:
+                self._settling.hand.forget(self._tokens)
+
+    def abandon(self) -> None:
+        """Do the same without waiting for the broker."""
+        self.stop()
+        link, settling = self._link, self._settling
+        if self._line is not None:
+            self._line.forget(self)
+        if self._asking and link is not None:
+            head = LeaseStop(settling.topic, settling.subscription)
+            link.request_nowait(Kind.LEASE_STOP, head, b"", _unheard, _WITHDRAW_S)
+        self._give_back_all()
+        with settling.monitor.guard:
+            settling.hand.forget(self._tokens)
+
+    def disown(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.monitor = Monitor()
+        self.stopped = self.disowned = True
+        self._stock = Stock()
+        self._tokens = set()
+        self._line = self._link = self._error = None
+        self._asking = False
 
     # What the line tells.
 
@@ -148,13 +181,14 @@ class Prefetch:
                 raise error
             if self.stopped:
                 return None
+            if self._at_a_stretch >= _STRETCH_MAX:  # before one is taken: who is cancelled here has none
+                self._at_a_stretch = 0
+                breathe()
+                continue
             job = self._next()
             self._ask()
             if job is not None:
                 self._at_a_stretch += 1
-                if self._at_a_stretch >= _STRETCH_MAX:
-                    self._at_a_stretch = 0
-                    breathe()
                 return job
             self._at_a_stretch = 0
             left_s = None if deadline is None else deadline - now()
@@ -215,7 +249,7 @@ class Prefetch:
         def told(answer: Any, body: Bytes) -> None:
             self._leased(link, messages - ready, answer, body)
 
-        link.queue_request(Kind.LEASE, head, b"", told, wait_s + self._settling.timeout)
+        link.queue_request(Kind.LEASE, head, b"", told, wait_s + self._settling.timeout, late=self._came_late)
 
     def _leased(self, link: Link, asked: int, answer: Leased | HeadraceError, body: Bytes) -> None:
         try:
@@ -241,6 +275,15 @@ class Prefetch:
         self._flush()
         if late:
             self._give_back(jobs)
+
+    def _came_late(self, answer: Any, body: Bytes) -> None:
+        """This was given up, and others have been asked for in its place."""
+        settling = self._settling
+        if isinstance(answer, Leased) and answer.portions:
+            jobs = leased_jobs(settling.topic, settling.subscription, answer, body)
+            for part in in_requests(holdings_of(jobs)):
+                head = Release(settling.topic, part, 0, undelivered=True, subscription=settling.subscription)
+                settling.send(Kind.RELEASE, head, watched=False)
 
     def _unpacked(self, answer: Leased | HeadraceError, body: Bytes) -> list[Job]:
         if isinstance(answer, HeadraceError):
@@ -268,7 +311,7 @@ class Prefetch:
                 if not error.retryable:
                     logger.warning("nothing can be leased from %s: %s", self._settling.topic, error)
                 self._pausing = True
-                self._bus.timers.later(self._backoff.next_s(), self._go_on)
+                self._timers.later(self._backoff.next_s(), self._go_on)
             else:
                 self._error = error
                 self.monitor.notify()
@@ -294,6 +337,13 @@ class Prefetch:
                     if not self.monitor.wait(deadline - now()):
                         break
 
+    def _give_back_all(self) -> "list[Outcome[Any]]":
+        """Give back what was not taken, and from now on what comes."""
+        with self.monitor.guard:
+            self._too_late = True
+            jobs = self._stock.empty()
+        return self._give_back(jobs)
+
     def _give_back(self, jobs: list[Job]) -> "list[Outcome[Any]]":
         """Say that these were never looked at."""
         settling = self._settling
@@ -312,3 +362,7 @@ class Prefetch:
         link = self._link
         if link is not None:
             link.flush()
+
+
+def _unheard(_answer: Any, _body: Bytes) -> None:
+    """The answer to something that nobody waits for."""

@@ -12,12 +12,13 @@ from headrace.client._sync.recurring import Recurring
 from headrace.client._sync.scheduled import Scheduled
 from headrace.client._sync.transaction import Transaction
 from headrace.client.clock import Clock
+from headrace.client.keeping import Kept
 from headrace.client.outgoing import AfterAck, BeforePublish, GivenHeaders
 from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.scheduling import MessageName, moment_of, parse_id
 from headrace.client.serialising import Serializer
-from headrace.client.times import Moment
+from headrace.client.times import Moment, checked_seconds
 from headrace.model.durability import Durability
 from headrace.model.errors import Closed
 from headrace.model.leasing import OWNER_HEADER
@@ -34,7 +35,7 @@ class Publishing(Recurring):
         """The broker's clock, as far as it is known here."""
         self._timeout = timeout
         self._closed = False
-        self._producers: list[Producer] = []
+        self._producers: Kept[Producer] = Kept()
         self._own_producer: Producer | None = None
 
     # Publishing.
@@ -185,9 +186,10 @@ class Publishing(Recurring):
             before_publish=before_publish,
             after_ack=after_ack,
             timeout=self._timeout if timeout is None else timeout,
-            on_close=self._producers.remove,
+            on_close=self._producers.discard,
+            bus=self,
         )
-        self._producers.append(producer)
+        self._producers.add(producer)
         return producer
 
     def transaction(self, name: str, *, sequence: int | None = None, timeout: float = 60.0) -> Transaction:
@@ -200,7 +202,8 @@ class Publishing(Recurring):
             timeout: after so many seconds the broker aborts it.
         """
         self._check_open()
-        return Transaction(self._line, self._catalogue, name, sequence, timeout)
+        checked_seconds(timeout, "timeout", 0.001)
+        return Transaction(self._line, self._catalogue, name, sequence, timeout, self)
 
     # Scheduling.
 
@@ -244,7 +247,7 @@ class Publishing(Recurring):
             partition=partition,
         )
         name = MessageName(topic, receipt.partition, receipt.offset, receipt.topic_id)
-        return Scheduled(self._line, self.clock, name, 1, owner).knows(value, headers)
+        return Scheduled(self._line, self.clock, name, 1, owner, self).knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> Scheduled:
         """A handle for a message that was scheduled before; nothing is asked yet.
@@ -255,11 +258,12 @@ class Publishing(Recurring):
             version: in which it was seen; by default it is changed whichever it has.
             owner: the producer group in whose name it is changed.
         """
-        return Scheduled(self._line, self.clock, parse_id(id), version, owner)
+        return Scheduled(self._line, self.clock, parse_id(id), version, owner, self)
 
     def _shared_producer(self) -> Producer:
         if self._own_producer is None:
             self._own_producer = self.producer(linger=0)
+            self._own_producer.bus = None  # the bus has it, and not the other way round
         return self._own_producer
 
     def _check_open(self) -> None:

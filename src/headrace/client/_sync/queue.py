@@ -14,7 +14,7 @@ from headrace.client._sync.taking import Taking
 from headrace.client.jobs import Job, holdings_of, in_requests, refusal_error
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Moment, microseconds
+from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
 from headrace.client.unpacking import Unpacking
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
@@ -111,8 +111,9 @@ class Queue(Pending):
         """
         if ack not in ("auto", "manual"):
             raise InvalidArgument(f"ack is 'auto' or 'manual', not {ack!r}")
-        if prefetch < 1:
-            raise InvalidArgument(f"prefetch must be 1 at least, not {prefetch}")
+        checked_count(prefetch, "prefetch")
+        if timeout is not None:
+            checked_seconds(timeout, "timeout")
         jobs = Jobs(
             self._bus,
             self._settling,
@@ -201,6 +202,8 @@ class Queue(Pending):
             reason: why, for the dead letter, should it come to that.
             state: a few bytes for whoever gets the message next.
         """
+        if not isinstance(state, bytes | bytearray | memoryview):
+            raise InvalidArgument(f"a state is bytes, not {state!r}")
         if delay is not None and until is not None:
             raise InvalidArgument("give messages back for some time or until some time, not both")
         delay_ms = None if delay is None else span_ms(delay, "delay")
@@ -246,8 +249,12 @@ class Queue(Pending):
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
                 self._settling.handed_over(job, now_us if now_us > job.due else job.due)
         opened, failed = self._unpacking.opened_all(jobs)
-        for job, reason in failed:
-            self.release([job], reason=reason)
+        try:
+            for job, reason in failed:
+                self.release([job], reason=reason)
+        except BaseException:
+            self._taking.give_back(opened)
+            raise
         return opened
 
     def _parts(self, jobs: Job | Sequence[Job]) -> list[list[Holding]]:

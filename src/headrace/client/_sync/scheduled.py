@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
 from headrace.client.clock import Clock
 from headrace.client.jobs import found_messages
@@ -27,11 +28,20 @@ class Scheduled:
     settled or deleted, and NotOwner that it belongs to another producer group. Nothing is changed then.
     """
 
-    def __init__(self, line: Line, clock: Clock, name: MessageName, version: int | None, owner: str) -> None:
+    def __init__(
+        self,
+        line: Line,
+        clock: Clock,
+        name: MessageName,
+        version: int | None,
+        owner: str,
+        bus: object = None,
+    ) -> None:
         self.topic, self.partition, self.offset, self.topic_id = self._name = name
         self.version = version
         """The version in which the message was seen last; None changes it whichever it has."""
         self.owner = owner
+        self._bus = bus  # which must live as long
         self._line = line
         self._clock = clock
         self._content: tuple[bytes | None, GivenHeaders | None] | None = None
@@ -57,7 +67,8 @@ class Scheduled:
             at: a datetime, or microseconds since 1970;
             in_: or so many seconds from now on.
         """
-        self._edit(self.version, due=moment_of(at, in_, self._clock.now_us()))
+        due = moment_of(at, in_, self._clock.now_us())
+        self._edit(self.version, now() + self._line.timeout, due=due)
 
     def update(
         self,
@@ -79,18 +90,18 @@ class Scheduled:
         """
         due = None if at is None and in_ is None else moment_of(at, in_, self._clock.now_us())
         replaces = value is not UNCHANGED or headers is not UNCHANGED
-        version = self.version
+        version, deadline = self.version, now() + self._line.timeout
         if (value is UNCHANGED) != (headers is UNCHANGED):  # the two are replaced together
-            version, known_value, known_headers = self._known()
+            version, known_value, known_headers = self._known(deadline)
             value = known_value if value is UNCHANGED else value
             headers = known_headers if headers is UNCHANGED else headers
-        self._edit(version, value=value, headers=headers, priority=priority, due=due)
+        self._edit(version, deadline, value=value, headers=headers, priority=priority, due=due)
         if replaces:
             self._content = (value, headers)
 
     def cancel(self) -> None:
         """Delete it. Said again, after an answer was lost perhaps, it is deleted all the same."""
-        self._edit(self.version, delete=True)
+        self._edit(self.version, now() + self._line.timeout, delete=True)
 
     def look(self, subscription: str | None = None) -> "PendingMessage":
         """The message as it is now.
@@ -99,32 +110,36 @@ class Scheduled:
             subscription: as this leased subscription of its topic has it; by default any that it has, and if it has
                 none, as a new one would have it.
         """
+        return self._look(subscription, now() + self._line.timeout)
+
+    def _look(self, subscription: str | None, deadline: float) -> "PendingMessage":
         if subscription is None:
-            answer, _ = self._line.request(Kind.SUBSCRIPTION_LIST, SubscriptionList(self.topic))
+            head = SubscriptionList(self.topic)
+            answer, _ = self._line.request(Kind.SUBSCRIPTION_LIST, head, timeout=deadline - now())
             names = [info.subscription for info in answer.subscriptions]
             subscription = names[0] if names and DEFAULT_SUBSCRIPTION not in names else DEFAULT_SUBSCRIPTION
         wanted = Selection(messages=[MessageId(self.partition, self.offset)])
-        answer, body = self._line.request(Kind.FIND, self._find(wanted, subscription))
+        find = Find(self.topic, wanted, subscription, 1, topic_id=self.topic_id)
+        answer, body = self._line.request(Kind.FIND, find, timeout=deadline - now())
         found = found_messages(self.topic, answer, body)
         if not found:
             raise MessageGone(f"{self.id} is settled, deleted or unknown")
         return found[0]
 
-    def _find(self, wanted: Selection, subscription: str) -> Find:
-        return Find(self.topic, wanted, subscription, 1, topic_id=self.topic_id)
-
-    def _known(self) -> tuple[int, bytes | None, GivenHeaders | None]:
+    def _known(self, deadline: float) -> tuple[int, bytes | None, GivenHeaders | None]:
         """A version, and its value and headers; the handle's, or else the one there is."""
         if self._content is not None and self.version is not None:
             return self.version, *self._content
-        found = self.look()
+        found = self._look(None, deadline)
         return self.version or found.version, found.value, found.headers
 
-    def _edit(self, version: int | None, **changes: Any) -> None:
+    def _edit(self, version: int | None, deadline: float, **changes: Any) -> None:
         change, body = edition(owner=self.owner, **changes)
         message = MessageId(self.partition, self.offset, version)
         head = Edit(self.topic, [message], change, self.owner, self.topic_id)
-        answer, _ = self._line.request(Kind.EDIT, head, body, repeat=version is None or change.delete)
+        answer, _ = self._line.request(
+            Kind.EDIT, head, body, timeout=deadline - now(), repeat=version is None or change.delete
+        )
         outcome: Outcome = answer.outcomes[0]
         if outcome.outcome != "applied":
             raise edit_error(self.id, outcome)

@@ -31,6 +31,7 @@ class Sent(Pending):
         if not self._asked:
             self._asked = True
             self.parcel.observed += 1
+        self.parcel.check_process()
         receipt: Receipt = self.parcel.outcome.wait(timeout)
         return receipt_at(receipt, self.place)
 
@@ -57,6 +58,7 @@ class SentMany(Pending):
         deadline = None if timeout is None else now() + timeout
         for parcel in self._parcels:
             parcel.observed = parcel.count
+            parcel.check_process()
         if len(self._parcels) == 1:
             return [self._parcels[0].outcome.wait(timeout)]
         return merged([parcel.outcome.wait(None if deadline is None else deadline - now()) for parcel in self._parcels])

@@ -1,10 +1,12 @@
 """Receiving: messages and batches of topics, alone or as a member of a group."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace.client import forking
 from headrace.client._sync.concurrency import Lock, Outcome, Timer, now
 from headrace.client._sync.discovery import Discovery
 from headrace.client._sync.intake import Intake
@@ -16,7 +18,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, spot_at
 from headrace.client.wishes import check_wish
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -55,7 +57,14 @@ class Subscription:
         session_timeout: float,
         prefetch_bytes: int,
     ) -> None:
+        self._closed = True  # until all is well
+        self._line: Line | None = None
         check_wish(topics, patterns, group, start, partitions, commit, on_out_of_range, on_corrupt)
+        checked_seconds(session_timeout, "session_timeout", 0.001)
+        checked_seconds(commit_interval, "commit_interval", 0.001)
+        checked_count(prefetch_bytes, "prefetch_bytes")
+        if timeout is not None:
+            checked_seconds(timeout, "timeout")
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -67,15 +76,23 @@ class Subscription:
         self._opening = Opening(deserializer_of(deserializer), on_error)
         self._timeout = timeout
         self._session_s = session_timeout
-        self._intake = Intake(bus.timers, prefetch_bytes, on_out_of_range, on_corrupt)
+        self._prefetch_bytes = prefetch_bytes
+        self._on_out_of_range = on_out_of_range
+        self._on_corrupt = on_corrupt
+        self._entered = False
+        self._closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._forks = forking.count
+        terms = (self._prefetch_bytes, self._on_out_of_range, self._on_corrupt)
+        self._intake = Intake(self._bus.timers, *terms)
         self._guard = self._intake.monitor.guard
-        self._line: Line | None = None
+        self._line = None
         self._membership: Membership | None = None
         self._discovery: Discovery | None = None
         self._beginning = Lock()
         self._begun = False
-        self._entered = False
-        self._closed = False
         self._timer: Timer | None = None
         # What is being handed out: a batch's partition, its messages, and where the partition is when they are done.
         self._reader: Reader | None = None
@@ -157,9 +174,11 @@ class Subscription:
         try:
             runner.run(self.stop, stop_on_signals)
         finally:
-            if self._auto_commit and self._membership is not None:
-                self._commit_done()
-            self._over()
+            try:
+                if self._auto_commit and self._membership is not None:
+                    self._commit_done()
+            finally:
+                self._over()
 
     def stop(self) -> None:
         """End the iteration, or the run, after what is being processed now; may be called from anywhere."""
@@ -191,6 +210,7 @@ class Subscription:
             upto: of its partition, everything up to this message or batch, itself included; by default everything that
                 was handed out, the present message included.
         """
+        forking.check(self._forks, "a subscription")
         if self._membership is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
         with self._guard:
@@ -215,13 +235,14 @@ class Subscription:
         """
         self.begin()
         assert self._line is not None
-        spot = spot_at(to)
+        deadline, spot = now() + self._line.timeout, spot_at(to)
         for name, number in list(self._intake.readers):
             if topic not in (None, name) or (partitions is not None and number not in partitions):
                 continue
             offset = spot.value
             if spot.kind != "offset":
-                answer, _ = self._line.request(Kind.OFFSETS, Offsets(name, [number], spot.kind, spot.value))
+                head = Offsets(name, [number], spot.kind, spot.value)
+                answer, _ = self._line.request(Kind.OFFSETS, head, timeout=deadline - now())
                 offset = answer.offsets[number]
             with self._guard:
                 reader = self._intake.readers.get((name, number))
@@ -237,6 +258,7 @@ class Subscription:
 
         Raises MemberFenced when some of it was taken from this member: what was made of that must not be committed.
         """
+        forking.check(self._forks, "a subscription")
         if self._membership is None or self.group is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
         with self._guard:
@@ -267,9 +289,20 @@ class Subscription:
 
     def begin(self) -> None:
         """Find or join what is to be read, if that has not been done; iterating does it."""
+        forking.check(self._forks, "a subscription")
         if not self._begun:
             with self._beginning:
                 self._begin_once()
+
+    def disown(self) -> None:
+        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        forks, begun = self._forks, self._line is not None
+        if self._reader is not None:
+            self._reader.gone = True
+        self._reset()
+        if begun:
+            self._closed = True
+            self._forks = forks
 
     def close(self) -> None:
         """End: commit what is processed (with automatic commits), and leave the group."""
@@ -277,16 +310,23 @@ class Subscription:
             return
         self._closed = True
         self.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._discovery is not None:
-            self._discovery.close()
-        if self._line is not None and self._membership is not None:
-            self._leave(self._line, self._membership)
-        if self._line is not None:
-            self._line.forget(self._intake)
-        self._intake.close()
-        self._bus.forget(self)
+        try:
+            if self._line is not None and self._membership is not None:
+                self._leave(self._line, self._membership)
+        finally:
+            self._let_go()
+            self._bus.forget(self)
+
+    def abandon(self) -> None:
+        """End without waiting for the broker."""
+        if not self._closed:
+            self._closed = True
+            self.stop()
+            self._let_go()
+
+    def __del__(self) -> None:
+        if not self._closed and self._line is not None:
+            self._bus.timers.aside(self.abandon)  # or the group would wait for a member that reads nothing
 
     def __enter__(self) -> "Subscription":
         self._entered = True
@@ -310,51 +350,70 @@ class Subscription:
             raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
         if self._begun:
             return  # another was quicker
-        self._line = self._bus.consuming_line()
-        if self.group is None:
-            self._begin_alone(self._line)
-        else:
-            self._begin_in_group(self._line, self.group)
+        began = now()
+        line = self._bus.consuming_line()
+        try:
+            self._line = line
+            if self.group is None:
+                self._begin_alone(line, began + line.timeout)
+            else:
+                self._begin_in_group(line, self.group, began + line.timeout)
+        except BaseException:
+            self._let_go()
+            self._line = self._membership = self._discovery = None
+            raise
         self._begun = True
 
-    def _begin_alone(self, line: Line) -> None:
+    def _begin_alone(self, line: Line, deadline: float) -> None:
         self._discovery = Discovery(line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions)
         line.listen(self._intake)
-        self._discovery.begin(self._start)
+        self._discovery.begin(self._start, deadline)
 
-    def _begin_in_group(self, line: Line, group: str) -> None:
+    def _begin_in_group(self, line: Line, group: str, deadline: float) -> None:
         assert not isinstance(self._start, Mapping)
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
         wish = GroupJoin(group, "", list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
-        membership = Membership(self._intake, self._bus.timers, wish, self._auto_commit)
+        membership = self._membership = Membership(self._intake, self._bus.timers, wish, self._auto_commit)
         line.ping_every(self._session_s / 3)
         line.listen(membership)
-        try:
-            membership.joined.wait(line.timeout)
-        except HeadraceError:
-            line.forget(membership)
-            raise
-        self._membership = membership
+        membership.joined.wait(max(deadline - now(), 0.001))
         if self._auto_commit:
             self._commit_later()
 
     def _leave(self, line: Line, membership: Membership) -> None:
+        deadline = now() + line.timeout
         try:
             if self._auto_commit:
                 self._commit_done()
             left: Outcome[None] = Outcome()
             membership.leave(lambda _answer, _body: left.settle(None))
-            left.wait(line.timeout)
+            left.wait(max(deadline - now(), 0.001))
         except HeadraceError as error:
             logger.warning("the group %s was left without a commit: %s", self.group, error)
-        finally:
-            line.forget(membership)
+
+    def _let_go(self) -> None:
+        """Give back what the broker keeps for this subscription, without waiting: member and streams."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._discovery is not None:
+            self._discovery.close()
+        line, membership = self._line, self._membership
+        if membership is not None:
+            if self._auto_commit:
+                membership.commit_nowait(lambda _error: None)
+            membership.leave(lambda _answer, _body: None)
+        if line is not None:
+            line.forget(self._intake)
+            if membership is not None:
+                line.forget(membership)
+        self._intake.clear()
 
     # How it is done.
 
     def _take(self) -> tuple[Reader, ReceivedBatch] | None:
         """The next batch, which is in use from now on."""
+        forking.check(self._forks, "a subscription")
         if self._closed:
             raise Closed("the subscription is closed; use it in `with` to iterate it more than once")
         taken = self._intake.take(None if self._timeout is None else now() + self._timeout)
@@ -394,7 +453,14 @@ class Subscription:
             raise MemberFenced(f"{', '.join(lost)} went to other members before it was committed")
 
     def _commit_later(self) -> None:
-        self._timer = self._bus.timers.later(self._commit_interval, self._commit_now)
+        itself = weakref.ref(self)  # a timer must not keep alive what nobody reads any more
+
+        def commit() -> None:
+            subscription = itself()
+            if subscription is not None:
+                subscription._commit_now()
+
+        self._timer = self._bus.timers.later(self._commit_interval, commit)
 
     def _commit_now(self) -> None:
         if not self._closed and self._membership is not None:

@@ -5,7 +5,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
+from headrace.client import forking
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import Outcome, now
 from headrace.client._sync.line import Line
@@ -16,7 +18,7 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
-from headrace.client.times import Moment
+from headrace.client.times import Moment, listed
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
 from headrace.model.partitioning import by_key
@@ -65,16 +67,26 @@ class Transaction:
     which calls `take_up` with all of it, and commits.
     """
 
-    def __init__(self, line: Line, catalogue: Catalogue, name: str, sequence: int | None, timeout: float) -> None:
+    def __init__(
+        self,
+        line: Line,
+        catalogue: Catalogue,
+        name: str,
+        sequence: int | None,
+        timeout: float,
+        bus: object = None,
+    ) -> None:
         self.name = name
         self.outcome: TransactionCommitted | None = None
         """What the broker said to the commit: where the batches are."""
+        self._bus = bus  # which must live as long
         self._line = line
         self._catalogue = catalogue
         self._sequence = sequence
         self._timeout = timeout
         self._begun: TransactionBegun | None = None
         self._ended = False
+        self._forks = forking.count
         self._gathering: dict[tuple[str, int], Parcel] = {}
         self._under_way: deque[_Staging] = deque()
         self._under_way_bytes = 0
@@ -115,7 +127,8 @@ class Transaction:
         if self._nothing_to_do():
             return
         message = Outgoing(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
-        shape = self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = self._catalogue.get(topic, deadline)
         number = self._partition(shape, partition, message.key)
         _check_partition(topic, number, shape)
         parcel = self._gathering.get((topic, number))
@@ -123,7 +136,7 @@ class Transaction:
             parcel = self._gathering[topic, number] = _parcel()
         parcel.add(message, to_bytes(value), shape.message_bytes_max)
         if parcel.bytes >= _BATCH_BYTES or len(parcel.values) >= _BATCH_COUNT:
-            self._stage(topic, number, shape)
+            self._stage(topic, number, shape, deadline)
 
     def publish_many(
         self,
@@ -142,7 +155,7 @@ class Transaction:
         if self._nothing_to_do():
             return
         given = Given(
-            values if isinstance(values, list | tuple) else list(values),
+            values if isinstance(values, list | tuple) else listed(values, "values"),
             keys,
             headers,
             timestamps,
@@ -151,18 +164,20 @@ class Transaction:
             expires,
         )
         checked = given.checked(to_bytes)
-        shape = self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = self._catalogue.get(topic, deadline)
         keyless = self._partition(shape, partition, None)
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:
             plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
         for number, places in plan.items():
             _check_partition(topic, number, shape)
-            self._stage(topic, number, shape)  # what was published before goes before
+            self._stage(topic, number, shape, deadline)  # what was published before goes before
             for portion in portions(checked, places, _BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max):
                 parcel = self._gathering[topic, number] = _parcel()
                 parcel.fill(portion.columns, portion.size)
-                self._stage(topic, number, shape)
+                deadline = now() + self._line.timeout  # each: there may be any number
+                self._stage(topic, number, shape, deadline)
         self._turn += 1
 
     def commit_positions(self, subscription: Subscription) -> None:
@@ -176,11 +191,13 @@ class Transaction:
 
     def begin(self) -> None:
         """Begin; `with` does it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
-        self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
+        self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head, late=self._begun_late)
 
     def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        forking.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
         self._begun, _ = self._line.request(Kind.TRANSACTION_BEGIN, head)
 
@@ -197,20 +214,24 @@ class Transaction:
         """Stage a batch, whose messages have been checked; returns before the broker has it."""
         if self._nothing_to_do():
             return
-        shape = self._catalogue.get(topic)
+        deadline = now() + self._line.timeout
+        shape = self._catalogue.get(topic, deadline)
         if not 0 <= partition < shape.partitions:
             self._catalogue.forget(topic)  # it may have more by now
-            shape = self._catalogue.get(topic)
+            shape = self._catalogue.get(topic, deadline)
             _check_partition(topic, partition, shape)
-        self._stage(topic, partition, shape)  # what was published before goes before
-        self._send(topic, partition, batch.data)
+        self._stage(topic, partition, shape, deadline)  # what was published before goes before
+        self._send(topic, partition, batch.data, deadline)
 
     def staged(self) -> list[int]:
         """The numbers of all batches that were staged here, once the broker has them."""
+        return self._staged(now() + self._line.timeout)
+
+    def _staged(self, deadline: float) -> list[int]:
         for topic, number in list(self._gathering):
-            self._stage(topic, number, self._catalogue.get(topic))
+            self._stage(topic, number, self._catalogue.get(topic, deadline), deadline)
         while self._under_way:
-            self._settle_oldest()
+            self._settle_oldest(deadline)
         return list(self._stages)
 
     def commit(self, timeout: float | None = None) -> None:
@@ -218,17 +239,18 @@ class Transaction:
         if self._ended or self._nothing_to_do():
             return
         assert self._begun is not None
-        stages = self.staged()
+        deadline = now() + (self._line.timeout if timeout is None else timeout)
+        stages = self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
-        self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=timeout)
+        self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
             self._subscription.positions_committed(places)
 
     def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
-        if self._ended or self._begun is None or self._begun.committed:
+        if self._ended or self._begun is None or self._begun.committed or self._forks != forking.count:
             return
         self._ended = True
         try:
@@ -249,11 +271,29 @@ class Transaction:
             except HeadraceError:
                 self.abort()
                 raise
+            except BaseException:
+                self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
+                raise
         else:
             self.abort()
 
+    def _begun_late(self, answer: Any, _body: Bytes) -> None:
+        """The broker has begun it when nobody waited any more."""
+        if self._begun is None and not answer.committed:
+            self._begun = answer
+            self._abort_nowait()
+
+    def _abort_nowait(self) -> None:
+        """Abort it without waiting for the answer; if that gets lost, the broker does so in the end."""
+        link = self._line.link
+        if not self._ended and self._begun is not None and link is not None and self._forks == forking.count:
+            self._ended = True
+            head = TransactionAbort(self.name, self._begun.epoch)
+            link.request_nowait(Kind.TRANSACTION_ABORT, head, b"", lambda _answer, _body: None)
+
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
+        forking.check(self._forks, "a transaction")
         if self._begun is None:
             raise Closed("the transaction has not begun: use it in `with`")
         if self._ended:
@@ -265,33 +305,34 @@ class Transaction:
             return given
         return self._turn % shape.partitions if key is None else by_key(key, shape.partitions)
 
-    def _stage(self, topic: str, number: int, shape: Shape) -> None:
+    def _stage(self, topic: str, number: int, shape: Shape, deadline: float) -> None:
         """Send what was gathered for a partition."""
         parcel = self._gathering.pop((topic, number), None)
         if parcel is None:
             return
         parcel.encode(time.time_ns() // 1000, shape.codec, NO_PRODUCER, None)
         assert parcel.batch is not None
-        self._send(topic, number, parcel.batch.data)
+        self._send(topic, number, parcel.batch.data, deadline)
 
-    def _send(self, topic: str, number: int, batch: Bytes) -> None:
+    def _send(self, topic: str, number: int, batch: Bytes, deadline: float) -> None:
         assert self._begun is not None
         staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
-        link = self._line.get(now() + self._line.timeout)
+        link = self._line.get(deadline)
         link.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
         while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
-            self._settle_oldest()
+            self._settle_oldest(deadline)
 
-    def _settle_oldest(self) -> None:
+    def _settle_oldest(self, deadline: float) -> None:
         staging = self._under_way.popleft()
         self._under_way_bytes -= len(staging.body)
         try:
-            stage = staging.outcome.wait(self._line.timeout)
+            stage = staging.outcome.wait(max(deadline - now(), 0.001))
         except (ConnectionFailed, Busy, Draining):
             # If the first try did arrive after all it does no harm: the commit names those that count.
-            answer, _ = self._line.request(Kind.TRANSACTION_STAGE, staging.head, staging.body)
+            left_s = deadline - now()
+            answer, _ = self._line.request(Kind.TRANSACTION_STAGE, staging.head, staging.body, timeout=left_s)
             stage = answer.stage
         self._stages.append(stage)
 

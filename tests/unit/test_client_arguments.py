@@ -1,0 +1,114 @@
+"""Arguments that cannot be used and brokers that cannot be reached are told as errors of Headrace; nothing breaks."""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace import errors
+
+NUMBERS: list[Any] = [float("nan"), float("inf"), 10**30, -1, "x", b"", 1.5, timedelta.max, datetime(2030, 1, 1)]
+NAMES: list[Any] = ["\udc80", "a" * 1000, "", 5, b"t", "x\0"]
+
+Use = Callable[[Any, Any], Any]
+
+WITH_NUMBERS: dict[str, Use] = {
+    "publish timestamp": lambda bus, bad: bus.publish("t", b"", timestamp=_unless(bad, -1)),
+    "publish due": lambda bus, bad: bus.publish("t", b"", due=_unless(bad, -1)),
+    "publish priority": lambda bus, bad: bus.publish("t", b"", priority=_unless(bad, -1)),
+    "publish partition": lambda bus, bad: bus.publish("t", b"", partition=bad),
+    "publish expected_offset": lambda bus, bad: bus.publish("t", b"", expected_offset=bad),
+    "publish_many values": lambda bus, bad: bus.publish_many("t", _unless(bad, b"")),
+    "publish_many keys": lambda bus, bad: bus.publish_many("t", [b""], keys=_unless(bad, "x")),
+    "producer linger": lambda bus, bad: bus.producer("t", linger=_unless(bad, 1.5)),
+    "producer batch_bytes": lambda bus, bad: bus.producer("t", batch_bytes=bad),
+    "producer timeout": lambda bus, bad: bus.producer("t", timeout=_unless(bad, 1.5)),
+    "subscribe timeout": lambda bus, bad: bus.subscribe("t", timeout=_unless(bad, 1.5)),
+    "subscribe session_timeout": lambda bus, bad: bus.subscribe("t", session_timeout=_unless(bad, 1.5)),
+    "subscribe partitions": lambda bus, bad: bus.subscribe("t", partitions=_unless(bad, b"")),
+    "subscribe start": lambda bus, bad: bus.subscribe("t", start=bad),
+    "lease max": lambda bus, bad: bus.queue("t").lease(bad),
+    "lease lease": lambda bus, bad: bus.queue("t").lease(1, lease=_unless(bad, 1.5)),
+    "jobs prefetch": lambda bus, bad: bus.queue("t").jobs(bad),
+    "ack": lambda bus, bad: bus.queue("t").ack(_unless(bad, b"")),
+    "ack many": lambda bus, bad: bus.queue("t").ack([bad]),
+    "find limit": lambda bus, bad: bus.queue("t").find(limit=_unless(bad, 10**30)),
+    "find messages": lambda bus, bad: bus.queue("t").find(messages=_unless(bad, b"")),
+    "schedule at": lambda bus, bad: bus.schedule("t", b"", at=_unless(bad, -1)),
+    "schedule in": lambda bus, bad: bus.schedule("t", b"", in_=_unless(bad, 1.5, -1)),
+    "fetch offset": lambda bus, bad: bus.fetch("t", 0, bad),
+    "fetch wait": lambda bus, bad: bus.fetch("t", 0, 0, wait=_unless(bad, 1.5)),
+    "trim": lambda bus, bad: bus.trim_topic("t", bad),
+    "commit": lambda bus, bad: bus.commit("g", bad),
+    "transaction timeout": lambda bus, bad: bus.transaction("x", timeout=_unless(bad, 1.5)),
+}
+WITH_NAMES: dict[str, Use] = {
+    "publish": lambda bus, bad: bus.publish(bad, b""),
+    "lease": lambda bus, bad: bus.queue(bad).lease(),
+    "subscribe": lambda bus, bad: next(iter(bus.subscribe(bad, timeout=0))),
+    "group": lambda bus, bad: next(iter(bus.subscribe("t", group=bad, timeout=0))),
+    "describe": lambda bus, bad: bus.describe_topic(bad),
+    "transaction": lambda bus, bad: bus.transaction(bad).begin(),
+    "cron": lambda bus, bad: bus.cron_add(bad, "t", "@daily"),
+    "compression": lambda bus, bad: bus.producer(compression=bad),
+    "durability": lambda bus, bad: bus.publish("t", b"", durability=bad),
+    "headers": lambda bus, bad: bus.publish("t", b"", headers=bad or 5),
+    "connect": lambda _, bad: headrace.connect(bad),
+    "scheduled": lambda bus, bad: bus.scheduled(bad),
+}
+
+
+def _unless(bad: Any, *fine: Any) -> Any:
+    """What is bad here too."""
+    return "nothing of the kind" if bad in fine else bad
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[headrace.Bus]:
+    with headrace.open(":memory:") as opened:
+        opened.publish("t", b"value")
+        opened.create_subscription("t")
+        yield opened
+
+
+def check(bus: headrace.Bus, use: Use, bad: Any) -> None:
+    with pytest.raises(errors.HeadraceError) as told:
+        use(bus, bad)
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+    assert not bus.publish("t", b"after").duplicate  # it goes on as before
+
+
+@pytest.mark.parametrize("bad", NUMBERS, ids=repr)
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
+    check(bus, WITH_NUMBERS[name], bad)
+
+
+@pytest.mark.parametrize("bad", NAMES, ids=lambda bad: ascii(bad)[:12])
+@pytest.mark.parametrize("name", WITH_NAMES)
+def test_names_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
+    check(bus, WITH_NAMES[name], bad)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "headrace://",
+        "headrace://host:99999",
+        "headrace://" + "a" * 300,
+        "headrace://.",
+        "headrace://127.0.0.1:1",
+        "headrace+unix:///" + "x" * 200,
+        "headrace+unix:///nowhere/at/all",
+        "headrace+unix:///a\0b",
+    ],
+)
+def test_addresses_that_cannot_be_reached(address: str) -> None:
+    with pytest.raises(errors.HeadraceError):
+        headrace.connect(address, timeout=5)
+    with pytest.raises(errors.HeadraceError):
+        asyncio.run(headrace.connect_async(address, timeout=5))
