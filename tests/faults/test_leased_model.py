@@ -21,7 +21,7 @@ from tests.faults.leased_choices import (
     Choices,
 )
 from tests.faults.leased_sight import TOPIC, find
-from tests.faults.leased_world import Id
+from tests.faults.leased_world import Entry, Id
 
 from headrace.engines.leased import contents, leases
 from headrace.model.batch import Columns, encode
@@ -120,12 +120,19 @@ class LeasedOnAFaultyDisk(Choices):
             answer = self.answer(SubscriptionDelete(TOPIC, name))
             assert answer is None or isinstance(answer, SubscriptionNotFound)
             return
-        if any(entry.fate == "dead" for entry in self.world.subscriptions[name].entries.values()):
+        if any(self.is_dead_or_dying(at, entry) for at, entry in self.world.subscriptions[name].entries.items()):
             return  # they would be there again with a new one of the same name
         del self.changed().subscriptions[name]
         counts = self.count([("settings", name)], synced=True)
         self.ask(SubscriptionDelete(TOPIC, name), lambda _: counts())
         self.run()
+
+    def is_dead_or_dying(self, at: Id, entry: Entry) -> bool:
+        """Whether a message is among the dead letters, or may be on its way there because its time is over."""
+        expires_us = self.world.messages[at].expires_us
+        return entry.fate == "dead" or (
+            entry.fate == "pending" and expires_us is not None and expires_us <= self.now_us
+        )
 
     # Messages.
 
