@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,47 @@ def test_a_handler_is_not_called_for_damaged_messages(data: Path) -> None:
         skipping = bus.subscribe(TOPIC, group="billing", timeout=0.5, on_corrupt="skip")
         skipping.run(lambda message: seen.append(message.value))
     assert seen == values([*range(4), *range(6, 10)])
+
+
+def has_dead(queue: headrace.Queue) -> int:
+    """How many dead letters there are."""
+    return queue.stats().dead
+
+
+@pytest.mark.parametrize("discipline", ["fifo", "priority"])
+def test_damaged_messages_are_dead_letters_of_a_leased_subscription(data: Path, discipline: str) -> None:
+    for restart in range(2):
+        with headrace.open(data) as bus:
+            queue = bus.queue(TOPIC)
+            if not restart:
+                bus.create_subscription(TOPIC, discipline=discipline)
+                with bus.lease(TOPIC, max=20, wait=10) as jobs:
+                    assert sorted(job.value for job in jobs) == values([*range(4), *range(6, 10)])
+            wait_for(partial(has_dead, queue))
+            (letter,) = queue.find(status="dead")
+            assert letter.reason == "lost: messages 4 to 5 are damaged in the log"
+            assert letter.value is None
+            assert letter.headers is not None
+            assert (letter.headers["headrace-dead-offset"], letter.headers["headrace-dead-lost"]) == (b"4", b"2")
+            assert queue.redrive() == 0  # there is nothing to put back
+            info = queue.stats()
+            assert (info.ready, info.leased, info.waiting, info.dead) == (0, 0, 0, 1)
+
+
+def test_messages_that_are_damaged_while_they_wait_are_dead_letters(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with headrace.open(directory) as bus:
+        bus.create_topic(TOPIC)
+        bus.create_subscription(TOPIC)
+        for offset in range(0, 10, 2):
+            bus.publish_many(TOPIC, values(range(offset, offset + 2)))
+        assert bus.queue(TOPIC).stats().ready == 10  # all of them are known, and none was read
+        damage_body(directory)
+        got: list[bytes] = []
+        while len(got) < 8:
+            with bus.lease(TOPIC, max=3, wait=10) as jobs:
+                got += [job.value for job in jobs]
+        assert got == values([*range(4), *range(6, 10)])
+        wait_for(partial(has_dead, bus.queue(TOPIC)))
+        (letter,) = bus.queue(TOPIC).find(status="dead")
+        assert letter.reason == "lost: messages 4 to 5 are damaged in the log"

@@ -28,6 +28,9 @@ logger = logging.getLogger("headrace.broker")
 REDRIVE = "redrive"
 """The subscription of a dead letter topic that knows which messages were not put back yet."""
 PREFIX = "headrace-dead-"
+LOST_HEADER = f"{PREFIX}lost"
+"""Of a dead letter without a value: how many messages, from its offset on, are damaged in the log."""
+_LOST_AGAIN_US = 1_000_000
 _BATCH_COUNT = 1000
 _BATCH_BYTES = 8 << 20
 _BURIED_BYTES = 8 << 20
@@ -150,9 +153,40 @@ class DeadLetters:
         topic = self._dead_topic(subscription, now_us)
         columns, there, rest = index.read_some(offsets, _BURIED_BYTES)
         batches = self._letters(subscription, partition, index, columns, there, about, now_us)
+        for damaged in index.damaged_among([one for one in offsets if one not in {*there, *rest}]):
+            batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = Finished(subscription.id, partition, packed([one for one in offsets if one not in left]))
         return self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us), rest
+
+    def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
+        """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
+        index = subscription.indexes[partition]
+
+        def sent(outcome: object) -> None:
+            if isinstance(outcome, HeadraceError) and self._is_there(subscription):
+                logger.warning(
+                    "dead letter of damaged messages not written; trying again  subscription=%s reason=%s",
+                    subscription, outcome,
+                )  # fmt: skip
+                index.lose_later(damaged, now_us + _LOST_AGAIN_US)
+            self.registry.served(subscription)  # others of their keys can be had, or the next try is planned
+
+        try:
+            topic = self._dead_topic(subscription, now_us)
+            letter = self._lost_letter(subscription, partition, damaged, now_us)
+            finished = Finished(subscription.id, partition, packed(damaged))
+            place = topic, partition % topic.settings.partitions
+            self._transactions.carry([(*place, letter)], [finished], now_us).then(sent)
+        except (HeadraceError, OSError) as error:
+            sent(error if isinstance(error, HeadraceError) else explained(error))
+
+    def _lost_letter(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> Batch:
+        """A message without a value that tells which others are lost."""
+        reason = f"lost: {offsets_text(damaged)} are damaged in the log"
+        about = _about(subscription, partition, damaged.start, reason, 0, [], now_us)
+        headers = {**about, LOST_HEADER: b"%d" % len(damaged)}
+        return encode(Columns([None], headers=[headers]), now_us)
 
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
@@ -242,19 +276,7 @@ class DeadLetters:
             reason, holder, counted = about[offset]
             notes = [*index.notes.get(offset, []), Note(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
-            headers.append(
-                {
-                    **own,
-                    f"{PREFIX}reason": reason.encode(),
-                    f"{PREFIX}topic": str(subscription.topic).encode(),
-                    f"{PREFIX}partition": b"%d" % partition,
-                    f"{PREFIX}offset": b"%d" % offset,
-                    f"{PREFIX}subscription": subscription.name.encode(),
-                    f"{PREFIX}deliveries": b"%d" % deliveries,
-                    f"{PREFIX}time": b"%d" % now_us,
-                    f"{PREFIX}history": _history(notes),
-                }
-            )
+            headers.append({**own, **_about(subscription, partition, offset, reason, deliveries, notes, now_us)})
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
 
 
@@ -289,6 +311,33 @@ class _Burial(NamedTuple):
 def dead_topic(subscription: Subscription) -> str:
     """Where a subscription's dead messages go."""
     return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
+
+
+def _about(
+    subscription: Subscription,
+    partition: int,
+    offset: int,
+    reason: str,
+    deliveries: int,
+    notes: list[Note],
+    now_us: int,
+) -> dict[str, bytes]:
+    """The headers that tell what happened to a message."""
+    return {
+        f"{PREFIX}reason": reason.encode(),
+        f"{PREFIX}topic": str(subscription.topic).encode(),
+        f"{PREFIX}partition": b"%d" % partition,
+        f"{PREFIX}offset": b"%d" % offset,
+        f"{PREFIX}subscription": subscription.name.encode(),
+        f"{PREFIX}deliveries": b"%d" % deliveries,
+        f"{PREFIX}time": b"%d" % now_us,
+        f"{PREFIX}history": _history(notes),
+    }
+
+
+def offsets_text(offsets: range) -> str:
+    """Which messages, for people to read."""
+    return f"message {offsets.start}" if len(offsets) == 1 else f"messages {offsets.start} to {offsets.stop - 1}"
 
 
 def _history(notes: list[Note]) -> bytes:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.broker.dead_letters import PREFIX, DeadLetters
+from headrace.broker.dead_letters import LOST_HEADER, PREFIX, DeadLetters
 from headrace.broker.editing import EDITS_TOGETHER, Editing, Edition, checked_edition
 from headrace.broker.later import Later, WithBody, sealed
 from headrace.broker.ledger import Ledger
@@ -167,11 +167,12 @@ class Finding:
         search = Search(dead, selection, request.after, by_time=False)
         while search.goes_on:
             now_us = self._refresh(dead, now_us)
-            for spot, _, _ in search.examine(_TOGETHER):
+            for spot, columns, at in search.examine(_TOGETHER):
                 if len(found) == request.messages_max:
                     search.stop()
                     break
-                found.append(spot)
+                if LOST_HEADER not in headers_of(columns, at):  # else there is nothing to put back
+                    found.append(spot)
                 search.take(spot)
             else:
                 search.advance()

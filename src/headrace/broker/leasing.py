@@ -455,6 +455,8 @@ class Leasing:
             if ended:
                 subscription.expired_leases += len(ended)
                 self._come_back(subscription, partition, index, ended, now_us)
+            for damaged in index.take_lost(now_us):
+                self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
             expired = index.expired(now_us)
             if expired and subscription.settings.expired is Expired.DEAD:
                 self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)

@@ -45,6 +45,8 @@ class TopicView(Subscription):
         for number, index in self.indexes.items():
             index.forget_before(topics.lane(self.topic, number).partition.first_offset)
             index.apply_settled(index.pending.expired(now_us))
+            for damaged in index.take_lost(now_us):
+                index.apply_settled(damaged)
 
 
 class TopicViews:

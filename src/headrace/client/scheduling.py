@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 from headrace.client.selecting import span_us
 from headrace.client.times import Moment, microseconds
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageGone, MessageLeased, NotOwner, StaleVersion
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    MessageGone,
+    MessageLeased,
+    MessageTooLarge,
+    NotOwner,
+    StaleVersion,
+)
 from headrace.model.leasing import Outcome
 
 
@@ -68,4 +76,6 @@ def edit_error(name: str, outcome: Outcome) -> HeadraceError:
         return NotOwner(f"{name} belongs to another producer group; nothing was changed")
     if outcome.outcome == MessageGone.code:
         return MessageGone(f"{name} is settled, deleted or unknown")
+    if outcome.outcome == MessageTooLarge.code:
+        return MessageTooLarge(f"the new value of {name} is too large for its topic, with the headers that it keeps")
     return HeadraceError(f"{name}: {outcome.outcome}")

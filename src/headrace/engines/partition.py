@@ -217,6 +217,11 @@ class Partition:
             else:
                 return
 
+    def damaged_within(self, offsets: range) -> list[range]:
+        """Those of these offsets whose messages were found damaged."""
+        found = (range(max(first, offsets.start), min(end, offsets.stop)) for first, end in self._damaged.items())
+        return sorted((part for part in found if part), key=lambda part: part.start) if self._damaged else []
+
     def damaged_ranges(self) -> list[tuple[int, int]]:
         """The ranges of offsets whose messages were found damaged, and that retention has not removed."""
         return sorted(found for found in self._damaged.items() if found[1] > self.first_offset)

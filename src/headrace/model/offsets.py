@@ -1,6 +1,6 @@
 """Offsets of messages that are spoken of together: most follow each other, and a range is all there is to say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def follow(offsets: Sequence[int]) -> bool:
@@ -36,3 +36,19 @@ def spread(offsets: list[int], following: int) -> Sequence[int]:
         return offsets
     run = range(offsets[-1], offsets[-1] + 1 + following)
     return run if len(offsets) == 1 else [*offsets[:-1], *run]
+
+
+def ranges(offsets: Sequence[int]) -> Iterator[range]:
+    """The offsets, which rise, as ranges.
+
+    >>> list(ranges([3, 4, 5, 8])), list(ranges(range(2, 4))), list(ranges([]))
+    ([range(3, 6), range(8, 9)], [range(2, 4)], [])
+    """
+    if type(offsets) is range:
+        yield from [offsets] if offsets else []
+        return
+    begin = 0
+    for at in range(1, len(offsets) + 1):
+        if at == len(offsets) or offsets[at] != offsets[at - 1] + 1:
+            yield range(offsets[begin], offsets[at - 1] + 1)
+            begin = at

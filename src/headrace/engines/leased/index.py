@@ -24,6 +24,7 @@ from headrace.engines.leased.statuses import (
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns, message_bytes
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
+from headrace.model.offsets import ranges
 from headrace.model.subscription import SubscriptionSettings
 
 _NOTES_KEPT = 5
@@ -88,6 +89,11 @@ class LeasedIndex:
         self._first_offset = 0
         """Nothing before it is there any more, as far as is known."""
         self._intake: Intake | None = None
+        self._partition: Partition | None = None
+        self._lost: list[range] = []
+        """Damaged messages whose dead letters are still to be written."""
+        self._lost_us = 0
+        """When to write them."""
 
     @property
     def statuses(self) -> Statuses:
@@ -115,20 +121,25 @@ class LeasedIndex:
         self._settings = settings
         self.pending.discipline = settings.discipline
         self.pending.edits = edits
+        self._partition = partition
         self._intake = Intake(self.pending, partition, name, ttl_us)
         assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
         self.pending.attach(Contents(partition))
         self.forget_before(partition.first_offset)
         for gone in self._intake.read(list(self.statuses.unsettled()), now_us):
-            self.apply_settled(gone)
-        self._intake.catch_up(end_offset, now_us)
+            self._part_with(gone)
+        self.catch_up(end_offset, now_us)
         self._ahead = self._intake.early
         self._order.alter(settings, now_us)
 
     def catch_up(self, end_offset: int, now_us: int) -> None:
         """Take in what was published since."""
         assert self._intake is not None
+        assert self._partition is not None
+        begin = self.statuses.end
         self._intake.catch_up(end_offset, now_us)
+        for damaged in self._partition.damaged_within(range(begin, end_offset)):
+            self._lose(damaged)
 
     def alter(self, settings: SubscriptionSettings, now_us: int) -> None:
         """Go on with other settings."""
@@ -157,6 +168,48 @@ class LeasedIndex:
         free = (WAITING, READY, RESTING, BLOCKED)
         self.apply_settled([offset for offset in offsets if self.statuses[offset] in free])
 
+    # What is not there any more.
+
+    def _part_with(self, gone: range) -> None:
+        """Settle messages that were removed; those that are damaged are settled when their dead letter is written."""
+        assert self._partition is not None
+        begin = gone.start
+        for damaged in self._partition.damaged_within(gone):
+            self.apply_settled(range(begin, damaged.start))
+            self._lose(damaged)
+            begin = damaged.stop
+        self.apply_settled(range(begin, gone.stop))
+
+    def _advance(self, now_us: int) -> None:
+        """What is due by now has its key kept for it; what could not be read when it was to be ready is parted with."""
+        gone = self.pending.lost
+        self._order.advance(now_us)
+        for damaged in self.damaged_among(gone):
+            self._lose(damaged)
+
+    def _lose(self, damaged: range) -> None:
+        self.leave(damaged)
+        self._lost.append(damaged)
+
+    def damaged_among(self, offsets: Sequence[int]) -> Iterator[range]:
+        """Those of these messages, which are not there, that are damaged."""
+        assert self._partition is not None
+        for part in ranges(sorted(offsets)):
+            yield from self._partition.damaged_within(part)
+
+    def take_lost(self, now_us: int) -> list[range]:
+        """The damaged messages whose dead letters are to be written now."""
+        self._advance(now_us)
+        if self._lost_us > now_us:
+            return []
+        lost, self._lost = self._lost, []
+        return lost
+
+    def lose_later(self, damaged: range, time_us: int) -> None:
+        """The dead letter of damaged messages could not be written: try again then."""
+        self._lost.append(damaged)
+        self._lost_us = time_us
+
     # Handing out.
 
     def take(
@@ -174,7 +227,7 @@ class LeasedIndex:
         """
         entries: Entries = []
         early: set[int] = set()
-        self._order.advance(now_us)
+        self._advance(now_us)
         wanted = count
         while True:
             fresh: Entries = []
@@ -232,8 +285,8 @@ class LeasedIndex:
         others = range(stored[-1].next_offset, chosen[-1] + 1) if stored else chosen
         bytes_left = bytes_max - sum(batch.raw_bytes for batch in stored)
         columns, there, gone, unread = contents.read_some(others, bytes_left, edits)
-        if gone:
-            self.apply_settled(gone)
+        for part in ranges(sorted(gone)):
+            self._part_with(part)
         if unread:
             self.pending.put_back(set(unread), entries)
             entries[:] = [_without(entry, set(unread)) for entry in entries]
@@ -331,7 +384,8 @@ class LeasedIndex:
     def is_due(self, now_us: int) -> bool:
         """Whether a lease, or a message's time, may be over."""
         end_us = self.pending.expiring.first_key
-        return self.leases.is_due(now_us) or (end_us is not None and end_us <= now_us)
+        is_lost = bool(self._lost or self.pending.lost) and self._lost_us <= now_us
+        return is_lost or self.leases.is_due(now_us) or (end_us is not None and end_us <= now_us)
 
     def reserve(self, offsets: Sequence[int]) -> list[Held]:
         """What was said about these is being written down: nobody gets those meanwhile whose lease is over."""
@@ -408,6 +462,7 @@ class LeasedIndex:
         """When there is something to do: a lease or a time ends; and when the next one is due, if it is `wanted`."""
         pending = self.pending
         times = [self.leases.next_end_us, pending.expiring.first_key, pending.resting.first_key if wanted else None]
+        times += [self._lost_us] if self._lost else []
         ends_us = min((time for time in times if time is not None), default=None)
         return ends_us, pending.waiting.first_key if wanted else None
 
