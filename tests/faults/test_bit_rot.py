@@ -534,7 +534,7 @@ def test_a_log_that_cannot_be_opened_can_be_repaired_on_the_spot(place: Path) ->
     for name in original.files("*.seg"):
         flip(path / name, 9, 3)
     try:
-        headrace.Log(path)
+        headrace.Log(path).close()
     except CorruptFile:
         with pytest.raises(CorruptFile):  # and not that the log is in use
             repair(path)
