@@ -183,9 +183,10 @@ def _subject(pipe: Pipe, payload: Payload) -> Subject:
             query = pipe.start(source, sink, place)
             try:
                 contestant.publish_paced(source, values[:_WARM_UP], Pace(RATE))
-                before = _warmed_up(query)
+                before = _triggers_until(query, _WARM_UP)
                 begun = contestant.publish_paced(source, values[_WARM_UP:], Pace(RATE))
                 times, received = arrived()
+                _triggers_until(query, len(values))  # a trigger is reported a moment after its messages arrive
                 triggers = _busy(query)[before:]
             finally:
                 query.stop()
@@ -198,14 +199,14 @@ def _subject(pipe: Pipe, payload: Payload) -> Subject:
     return Subject(pipe.name, sample, params, prepare=prepare, finish=finish)
 
 
-def _warmed_up(query: Any) -> int:
-    """Wait until a query has written the first messages; returns how many triggers that took."""
+def _triggers_until(query: Any, count: int) -> int:
+    """Wait until a query has reported that it read so many messages; returns how many triggers that took."""
     deadline = time.monotonic() + _PATIENCE_S
-    while sum(progress.numInputRows for progress in query.recentProgress) < _WARM_UP:
+    while sum(progress.numInputRows for progress in query.recentProgress) < count:
         if query.exception() is not None:
             raise query.exception()
         if time.monotonic() > deadline:
-            raise Unavailable(f"the query has not read {_WARM_UP} messages in {_PATIENCE_S:g} s")
+            raise Unavailable(f"the query has not read {count} messages in {_PATIENCE_S:g} s")
         time.sleep(_POLL_S)
     return len(_busy(query))
 
