@@ -164,7 +164,7 @@ def _refusal(
     stranger = _owner(record, stored[place]) not in (b"", edition.owner.encode())
     if record.deleted:
         # Whoever lost the answer asks again.
-        again = edition.change.delete and not stranger and message.version in (None, record.version - 1)
+        again = edition.change.delete and not stranger and message.version in (None, record.version - 1, record.version)
         return Outcome(*place, APPLIED if again else MessageGone.code, record.version if again else 0)
     settled = [one.is_settled(*place) for one in subscriptions]
     if settled and all(settled):

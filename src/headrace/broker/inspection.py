@@ -50,6 +50,7 @@ def inspect(data: DataDirectory) -> Inspection:
         found.problems.append(Problem(data.format_path, "the format file is missing or damaged"))
     # First the partitions: a broker at work writes to its journal before it makes one.
     found.owners = {place: data.owner(place.path) for place in data.partitions()}
+    _set_foreign_format_apart(data, found)
     _read_journal(data, found)
     for place, owner in found.owners.items():
         _look_at(data, found, place, owner)
@@ -57,6 +58,23 @@ def inspect(data: DataDirectory) -> Inspection:
         _look_for_missing(data, found, found.state)
     found.notes += [Problem(path, "not a partition; a broker leaves it where it is") for path in data.unknown_names()]
     return found
+
+
+def _set_foreign_format_apart(data: DataDirectory, found: Inspection) -> None:
+    """Pass over a format file that is of another directory than the journal and all the partitions."""
+    identities = {one.owner.identity for one in found.owners.values() if one.owner is not None}
+    if found.format is None or len(identities) != 1 or found.format.identity in identities:
+        return
+    [identity] = identities
+    try:
+        journal = data.read_journal()
+        belongs = _added_up(journal.facts(journal.survey().start)).broker_id == identity
+    except Exception:  # noqa: BLE001 a journal with gaps may fail in any way, and then proves nothing
+        belongs = False
+    if belongs:
+        what = f"it is of the data directory {found.format.identity}; journal and partitions are of {identity}"
+        found.problems.append(Problem(data.format_path, what))
+        found.format = data.format = None
 
 
 def knows(state: State, place: PartitionPath) -> bool:

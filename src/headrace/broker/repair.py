@@ -153,7 +153,7 @@ class _Repair:
         """See to it that no number is given out that somebody may have been given before."""
         format_ = self._found.format
         # Without a format file nobody knows how often a broker was started after the journal's end.
-        session = state.session + _AHEAD if format_ is None else max(state.session, format_.session)
+        session = state.session + _AHEAD if format_ is None else max(state.session, format_.session, format_.started)
         ids = [place.topic_id for place in self._found.owners]
         aside = [self._data.owner(one.path).owner for one in self._data.aside()]
         ids += [owner.topic_id for owner in aside if owner is not None and owner.identity == self._identity]

@@ -17,6 +17,7 @@ from headrace.model.limits import TIMESTAMP_US_MAX
 _EXAMINED_MAX = 20_000
 """Messages that are looked at for one request; those with fewer results than asked for may be followed by others."""
 _CANDIDATES_MAX = 4000
+_OFFSET_MAX = 1 << 62
 _BYTES_MAX = 8 << 20
 """What is read at a time."""
 
@@ -93,7 +94,9 @@ class Search:
         if self._by_time:
             least_us = max(selection.due_from_us or 0, mark.time_us if mark is not None else 0)
             parts = [
-                _in_time(partition, outlook.later(index.pending, least_us, selection.due_to_us))
+                _in_time(
+                    partition, outlook.later(index.pending, least_us, selection.due_to_us, _after(mark, partition))
+                )
                 for partition, index in indexes.items()
             ]
             return (spot for spot in merge(*parts) if mark is None or spot > mark)
@@ -139,6 +142,13 @@ class Search:
                     found[spot] = columns.picked([place], range(place + 1))  # the others need not be kept
         examined = next((at for at, spot in enumerate(spots) if spot[1:] in unread), len(spots))
         return [(spot, found[spot], 0) for spot in spots[:examined] if spot in found], examined
+
+
+def _after(mark: Spot | None, partition: int) -> int:
+    """The offset in a partition up to which messages of the mark's time are done with."""
+    if mark is None or partition > mark.partition:
+        return -1
+    return mark.offset if partition == mark.partition else _OFFSET_MAX
 
 
 def _in_order(partition: int, index: LeasedIndex, status: str, after: Spot | None) -> Iterator[Spot]:

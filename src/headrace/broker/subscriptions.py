@@ -38,7 +38,7 @@ from headrace.model.leasing import (
 )
 from headrace.model.requests import Done, Words
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
-from headrace.model.topic import DEFAULT_TENANT, Validity
+from headrace.model.topic import DEFAULT_TENANT, Validity, parse_topic
 
 logger = logging.getLogger("headrace.broker")
 
@@ -186,6 +186,7 @@ class SubscriptionRegistry:
         self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
     ) -> Subscription:
         """Make a subscription that there is not."""
+        _check_dead_letters(topic, settings)
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
         self._ledger.record(now_us, fact)
@@ -196,6 +197,7 @@ class SubscriptionRegistry:
         """Change settings."""
         found = self.known(request.topic, request.subscription)
         settings = subscription_settings(request.settings, found.settings)
+        _check_dead_letters(found.topic, settings)
         before = found.fact
         fact = SubscriptionSet(
             before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts
@@ -469,6 +471,12 @@ class SubscriptionRegistry:
         """Tell those who wait that there is nothing to wait for."""
         for subscription in self:
             self._refuse(subscription, Closed("the broker is closing"))
+
+
+def _check_dead_letters(topic: Topic, settings: SubscriptionSettings) -> None:
+    """Refuse to put dead messages where they would be handed out again."""
+    if settings.dead_letter_topic and parse_topic(settings.dead_letter_topic) == topic.name:
+        raise InvalidArgument(f"dead_letter_topic cannot be {topic} itself: give another topic")
 
 
 def _ttl_us(topic: Topic) -> int | None:

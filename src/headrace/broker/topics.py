@@ -308,7 +308,7 @@ class Topics:
             return
         if partition.in_files:
             logger.warning(
-                "offsets skipped; messages that were not synced may be lost  topic=%s partition=%s first=%s last=%s",
+                "offsets skipped; the messages that had them are lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
             )  # fmt: skip
         for group in self._ledger.state.groups_within(topic.id, number, begin, end):

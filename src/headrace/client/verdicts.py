@@ -1,6 +1,8 @@
 """What a handler can raise to say what is to become of its message."""
 
 from headrace.client.times import Moment
+from headrace.model.errors import InvalidArgument
+from headrace.model.limits import STATE_BYTES_MAX
 
 
 class Verdict(Exception):
@@ -14,9 +16,9 @@ class Reject(Verdict):
         reason: why, for whoever looks at the dead letter.
     """
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = "" if reason is None else str(reason)
 
 
 class Retry(Verdict):
@@ -30,10 +32,14 @@ class Retry(Verdict):
     """
 
     def __init__(
-        self, delay: float | None = None, *, until: Moment | None = None, state: bytes = b"", reason: str = ""
+        self, delay: float | None = None, *, until: Moment | None = None, state: bytes = b"", reason: object = ""
     ) -> None:
+        if delay is not None and until is not None:
+            raise InvalidArgument("give Retry a delay or a time until, not both")
+        if len(state) > STATE_BYTES_MAX:
+            raise InvalidArgument(f"a state has at most {STATE_BYTES_MAX} bytes, not {len(state)}")
         super().__init__(reason)
         self.delay = delay
         self.until = until
         self.state = state
-        self.reason = reason
+        self.reason = "" if reason is None else str(reason)

@@ -6,6 +6,7 @@ from headrace.engines.data_directory import OWN, TOPICS, DataDirectory
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
 from headrace.engines.producers import Producers, saved_offset
+from headrace.model.durability import Durability
 from headrace.model.errors import CorruptFile, HeadraceError, LogFailed
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
@@ -50,10 +51,11 @@ class Store:
 
         No new message has an offset below the floor.
         """
-        if saved is not None:
-            floor = max(floor, saved_offset(saved))
+        known = 0 if saved is None else saved_offset(saved)
+        # What is saved of producers was synced before: in a synced topic, messages that it tells of cannot be missing.
+        lost_floor = known if settings.durability is Durability.SYNCED else 0
         try:
-            return Partition(self._open(name, settings, floor, owner), saved)
+            return Partition(self._open(name, settings, max(floor, known), lost_floor, owner), saved)
         except OSError as error:
             raise explained(error) from error
 
@@ -74,7 +76,9 @@ class Store:
         """End the threads that sync."""
         self._host.close()
 
-    def _open(self, name: str, settings: TopicSettings, floor: int, owner: PartitionOwner | None) -> StoredLog:
+    def _open(
+        self, name: str, settings: TopicSettings, floor: int, lost_floor: int, owner: PartitionOwner | None
+    ) -> StoredLog:
         if self.data is None or settings.storage is Storage.MEMORY:
             return MemoryLog(settings.memory_bytes, first_offset=floor)
         root = f"{self.directory}/{TOPICS}"
@@ -84,7 +88,16 @@ class Store:
         def opened() -> FileLog:
             encoded = None if owner is None else owner.encoded()
             path = f"{root}/{name}"
-            return FileLog(self._host, path, log_settings(settings), owned=True, floor=floor, owner=encoded, root=root)
+            return FileLog(
+                self._host,
+                path,
+                log_settings(settings),
+                owned=True,
+                floor=floor,
+                lost_floor=lost_floor,
+                owner=encoded,
+                root=root,
+            )
 
         log = opened()
         if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:

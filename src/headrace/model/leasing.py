@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.errors import InvalidArgument
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
 from headrace.model.requests import Words
@@ -18,17 +19,20 @@ SUBSCRIPTION_HEADER = "headrace-subscription"
 _CUT = "\n[...]\n"
 
 
-def cut_reason(reason: str) -> str:
+def cut_reason(reason: Any) -> str:
     """The reason, without its middle if it is too long.
 
     >>> len(cut_reason("a" * 10_000))
     8000
     """
-    if len(reason) <= REASON_CHARS_MAX:
-        return reason
+    if not isinstance(reason, str):
+        raise InvalidArgument(f"a reason is a text, not {reason!r}")
+    text: str = reason.encode("utf-8", "backslashreplace").decode()  # file names may have what is no character
+    if len(text) <= REASON_CHARS_MAX:
+        return text
     kept = REASON_CHARS_MAX - len(_CUT)
     # The end of a traceback says what went wrong, its beginning only how it came to that.
-    return reason[: kept // 4] + _CUT + reason[-(kept - kept // 4) :]
+    return text[: kept // 4] + _CUT + text[-(kept - kept // 4) :]
 
 
 # Subscriptions.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 
-from headrace.model.batch import FLAG_COMPACTED, SPAN_MAX, Batch, gap
+from headrace.model.batch import FLAG_COMPACTED, FLAG_LOST, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
 from headrace.model.errors import (
     DiskFull,
@@ -25,7 +25,7 @@ from headrace.storage.host import Host
 from headrace.storage.meta import OWNED, open_meta, store_meta, sync_meta
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
-from headrace.storage.recovery import Findings, Recovery, remove_leftovers, remove_segment
+from headrace.storage.recovery import Findings, Lost, Recovery, remove_leftovers, remove_segment
 from headrace.storage.segment import FileSegment, Header, SegmentReplaced, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
@@ -72,6 +72,7 @@ class FileLog(LogReader):
         repair: bool = False,
         progress: Callable[[int], None] | None = None,
         floor: int = 0,
+        lost_floor: int = 0,
         owner: bytes | None = None,
         root: str | None = None,
     ) -> None:
@@ -80,7 +81,8 @@ class FileLog(LogReader):
         A broker's is `owned`, and who is not the broker is refused then; an `owner` is kept in the log's record, in
         place of the one there. To `repair` is to look at all of it, not only at what a crash may have torn; progress is
         told in bytes. No new message has an offset below the `floor`: if the log ends before it, a gap covers the
-        offsets in between. `root` is the directory above the log's parent, which is then made too.
+        offsets in between. Messages below the `lost_floor` were synced: if they are missing, they are reported as lost.
+        `root` is the directory above the log's parent, which is then made too.
         """
         super().__init__()
         self.host = host
@@ -119,13 +121,15 @@ class FileLog(LogReader):
         )
         segments = recovery.segments(self._first_offset)
         self._segments: tuple[FileSegment, ...] = tuple(segments)
-        self._first_offset = max(self._first_offset, segments[0].base_offset if segments else 0)
+        if segments and segments[0].base_offset > self._first_offset:
+            self._begin_at(segments[0].base_offset, is_loss=bool(meta.boot_id))
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
         self.survived_offset = self.next_offset
         """The end of what was found in the files; less than the first new offset if there is a gap between them."""
-        self._skip_to(floor)
+        self._skip_to(max(lost_floor, self._first_offset), FLAG_LOST)
+        self._skip_to(floor, FLAG_COMPACTED)
         if meta.power_lost(host) or meta.owner != self.owner:
             # Only now: a crash before must not make the next recovery believe that the power was never lost.
             self._note_boot(new=not segments and not self._first_offset)
@@ -251,14 +255,28 @@ class FileLog(LogReader):
         else:
             callback(self._failure)
 
-    def _skip_to(self, offset: int) -> None:
-        """Let the next message have this offset, or a later one; what had the offsets before it is lost."""
+    def _begin_at(self, offset: int, *, is_loss: bool) -> None:
+        """The log begins later than its record says: its first segments are missing."""
+        if is_loss:
+            self._report_missing(self._first_offset, offset)
+        self._first_offset = offset
+        self._store_meta(offset, sync=False)
+
+    def _report_missing(self, begin: int, end: int) -> None:
+        lost = Lost(segment_path(self.directory, begin), 0, begin, end, "the segment, or its end, is missing")
+        self.findings.lost.append(lost)
+        logger.error("messages missing  directory=%s first_offset=%d next_offset=%d", self.directory, begin, end)
+
+    def _skip_to(self, offset: int, flag: int) -> None:
+        """Let the next message have this offset, or a later one; a gap with this flag covers those before."""
         if offset <= self.next_offset:
             return
+        if flag == FLAG_LOST and offset > self._first_offset:
+            self._report_missing(max(self.next_offset, self._first_offset), offset)
         last = self._segments[-1] if self._segments else None
         time_us, append_time = (max(last.time_max, 0), last.append_time) if last is not None else (0, 0)
         while (missing := offset - self.next_offset) > 0:
-            self.append(gap(min(missing, SPAN_MAX), FLAG_COMPACTED, time_us), append_time)
+            self.append(gap(min(missing, SPAN_MAX), flag, time_us), append_time)
         # Readers that go on in the gap need not wait for what is published next.
         self._sync_now()
 

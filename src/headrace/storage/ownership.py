@@ -14,13 +14,19 @@ _DEPTH_MAX = 4
 
 def data_directory(disk: Disk, directory: str) -> str | None:
     """The data directory of the broker that a log belongs to by its place; None when it is not in one."""
+    if _is_data_directory(disk, directory):
+        return directory
     inner = directory
     for _ in range(_DEPTH_MAX):
         outer, _, name = inner.rpartition("/")
-        if name in _FOLDERS and disk.exists(f"{outer}/{LOCK_NAME}") and disk.exists(f"{outer}/broker"):
+        if name in _FOLDERS and _is_data_directory(disk, outer):
             return outer
         inner = outer
     return None
+
+
+def _is_data_directory(disk: Disk, directory: str) -> bool:
+    return disk.exists(f"{directory}/{LOCK_NAME}") and disk.exists(f"{directory}/broker")
 
 
 def is_owned(host: Host, directory: str) -> bool:

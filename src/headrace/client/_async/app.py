@@ -31,8 +31,9 @@ class AsyncApp:
     `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` says when to try again. While
     a handler runs, the lease of its message is extended by itself.
 
-    Handlers may be plain functions or coroutine functions. Those of the other kind run beside: an `App` runs coroutines
-    on one event loop in a thread of its own, an `AsyncApp` runs plain functions in threads.
+    Handlers may be plain functions or coroutine functions. With threads, coroutines run on one event loop in a thread
+    of its own; with asyncio, plain functions run in threads. SystemExit, KeyboardInterrupt and other errors that are
+    no Exception end the app.
 
     Parameters:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.

@@ -113,18 +113,21 @@ class AsyncScheduled:
         return await self._look(subscription, now() + self._line.timeout)
 
     async def _look(self, subscription: str | None, deadline: float) -> "PendingMessage":
-        if subscription is None:
-            head = SubscriptionList(self.topic)
-            answer, _ = await self._line.request(Kind.SUBSCRIPTION_LIST, head, timeout=deadline - now())
-            names = [info.subscription for info in answer.subscriptions]
-            subscription = names[0] if names and DEFAULT_SUBSCRIPTION not in names else DEFAULT_SUBSCRIPTION
-        wanted = Selection(messages=[MessageId(self.partition, self.offset)])
-        find = Find(self.topic, wanted, subscription, 1, topic_id=self.topic_id)
-        answer, body = await self._line.request(Kind.FIND, find, timeout=deadline - now())
-        found = found_messages(self.topic, answer, body)
-        if not found:
-            raise MessageGone(f"{self.id} is settled, deleted or unknown")
-        return found[0]
+        names = [subscription] if subscription is not None else await self._subscriptions(deadline)
+        for name in names:
+            wanted = Selection(messages=[MessageId(self.partition, self.offset)])
+            find = Find(self.topic, wanted, name, 1, topic_id=self.topic_id)
+            answer, body = await self._line.request(Kind.FIND, find, timeout=deadline - now())
+            found = found_messages(self.topic, answer, body)
+            if found:
+                return found[0]
+        raise MessageGone(f"{self.id} is settled, deleted or unknown")
+
+    async def _subscriptions(self, deadline: float) -> list[str]:
+        """The leased subscriptions of the topic; without one, what the first one would be called."""
+        head = SubscriptionList(self.topic)
+        answer, _ = await self._line.request(Kind.SUBSCRIPTION_LIST, head, timeout=deadline - now())
+        return [info.subscription for info in answer.subscriptions] or [DEFAULT_SUBSCRIPTION]
 
     async def _known(self, deadline: float) -> tuple[int, bytes | None, GivenHeaders | None]:
         """A version, and its value and headers; the handle's, or else the one there is."""

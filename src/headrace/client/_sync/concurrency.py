@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -328,9 +329,9 @@ async def _await_and_catch(awaitable: Awaitable[Any]) -> BaseException | None:
 
 
 def survives(error: BaseException) -> bool:
-    """Whether work goes on after an error of this kind, which is no Exception."""
-    del error
-    return False
+    """Whether work goes on after an error of this kind, which is no Exception: something inside was cancelled."""
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 @contextmanager

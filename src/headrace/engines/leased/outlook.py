@@ -69,11 +69,14 @@ def entries_between(pending: Pending, least_us: int, beyond_us: int | None) -> i
     return sum(bisect_left(keys, beyond_us) - bisect_left(keys, least_us) for keys in parts)
 
 
-def later(pending: Pending, least_us: int, beyond_us: int | None) -> Iterator[tuple[int, int]]:
-    """When messages will be ready, and which, in order; no status may be changed meanwhile."""
+def later(pending: Pending, least_us: int, beyond_us: int | None, after: int = -1) -> Iterator[tuple[int, int]]:
+    """When messages will be ready, and which, in order; no status may be changed meanwhile.
+
+    Of those with the least time only the ones after an offset.
+    """
     beyond_us = _EVER_US if beyond_us is None else beyond_us
-    waiting = (one for one in pending.waiting.between(least_us, beyond_us) if _waits(pending, one))
-    resting = (one for one in pending.resting.between(least_us, beyond_us) if _rests(pending, one))
+    waiting = (one for one in pending.waiting.between(least_us, beyond_us, after) if _waits(pending, one))
+    resting = (one for one in pending.resting.between(least_us, beyond_us, after) if _rests(pending, one))
     # One that was moved away and back has two entries.
     return (entry for entry, _ in groupby(merge(waiting, resting)))
 

@@ -143,11 +143,16 @@ class Runs:
                 self._last = None
         return taken
 
-    def between(self, least: int, beyond: int) -> Iterator[tuple[int, int]]:
-        """Key and offset of all with a key in these bounds, in order, without taking them: all there are now."""
-        parts: list[Iterator[tuple[int, int]]] = [iter(sorted(one for one in self._loose if least <= one[0] < beyond))]
+    def between(self, least: int, beyond: int, after: int = -1) -> Iterator[tuple[int, int]]:
+        """Key and offset of all with a key in these bounds, in order, without taking them: all there are now.
+
+        Of those with the least key only the ones after an offset.
+        """
+        loose = sorted(one for one in self._loose if (least, after) < one < (beyond, -1))
+        parts: list[Iterator[tuple[int, int]]] = [iter(loose)]
         for *_, run in self._heads:
             begin = bisect_left(run.keys, least, run.place)
+            begin = bisect_right(run.offsets, after, begin, bisect_right(run.keys, least, begin))
             end = bisect_left(run.keys, beyond, begin)
             if begin < end:
                 parts.append(zip(_part(run.keys, begin, end), _part(run.offsets, begin, end), strict=True))
