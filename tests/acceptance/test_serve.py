@@ -415,7 +415,7 @@ def test_embedded_server_is_reached_through_a_pair_of_sockets(place: str, data: 
 
 PROGRAM = """
 import os, sys
-from headrace.model.errors import LogInUse
+from headrace.model.errors import Forked, LogInUse
 from headrace.server import EmbeddedServer
 server = EmbeddedServer(sys.argv[1])
 server.connect()
@@ -430,7 +430,7 @@ if not child:
     server.close()  # the parent's: nothing happens
     try:
         server.connect()
-    except LogInUse:
+    except Forked:
         sys.exit(7)
     sys.exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -15,6 +15,7 @@ from headrace.client._async.discovery import AsyncDiscovery
 from headrace.client._async.scheduled import AsyncScheduled
 from headrace.client._async.transaction import AsyncTransaction
 from headrace.client.clock import Clock
+from headrace.client.scheduling import MessageName
 from headrace.model.leasing import Edited, Outcome, Settlement, Subscriptions
 from headrace.model.requests import OffsetsFound, TopicInfo, Topics, TransactionBegun
 from headrace.model.topic import TopicSettings
@@ -162,11 +163,11 @@ def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None
 
         edited = line(clock, Subscriptions([]), errors.MessageGone())
         with pytest.raises(errors.MessageGone):
-            await AsyncScheduled(edited, Clock(), "t", 0, 0, None, "").update(value=b"new")
+            await AsyncScheduled(edited, Clock(), MessageName("t", 0, 0), None, "").update(value=b"new")
         assert edited.given == [5, 4]
 
         moved = line(clock, Edited([Outcome(0, 0, "applied", 2)]))
-        await AsyncScheduled(moved, Clock(), "t", 0, 0, 1, "").move(in_=5)
+        await AsyncScheduled(moved, Clock(), MessageName("t", 0, 0), 1, "").move(in_=5)
         assert moved.given == [5]
 
         committed = line(clock, TransactionBegun(1, 0), TOPIC, errors.ConnectionFailed())

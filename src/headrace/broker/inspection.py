@@ -7,7 +7,7 @@ import msgspec
 
 from headrace.broker.facts import State, partition_name
 from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath
-from headrace.model.errors import HeadraceError, UnsupportedFormat
+from headrace.model.errors import DiskFailed, TooManyFiles, UnsupportedFormat
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -111,9 +111,7 @@ def _read_journal(data: DataDirectory, found: Inspection) -> None:
             state = _added_up(journal.facts(survey.start))
         found.state = state
     except Exception as error:  # a journal with gaps may fail in any way
-        if isinstance(error, UnsupportedFormat) or (
-            isinstance(error, OSError) and not isinstance(error, HeadraceError)
-        ):
+        if isinstance(error, UnsupportedFormat | DiskFailed | TooManyFiles):
             raise  # a newer Headrace knows what is in it; or the system does not let us read it, and nobody does
         trouble = trouble or f"the journal in {data.journal_path} cannot be read: {error}"
     trouble = trouble or data.journal_trouble(state.broker_id, state.session)

@@ -9,7 +9,7 @@ from headrace.broker.facts import IdsReserved, State, encode_fact
 from headrace.broker.inspection import Inspection, Problem, inspect
 from headrace.broker.salvage import Salvaged, salvage, topics_of
 from headrace.engines.api import DataDirectory, Findings, Gap, Journal
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import DiskFailed, HeadraceError, TooManyFiles
 
 _AHEAD = 1 << 20
 """How far behind the highest number found the next ones begin, where some may be lost: nobody was given so many."""
@@ -141,6 +141,8 @@ class _Repair:
         try:
             # As the files are: whoever opens it to write cuts off what a power loss may have left behind damage.
             yield from self._data.read_journal().salvage()
+        except (DiskFailed, TooManyFiles):
+            raise  # the system does not let us read it: nobody knows what is in it
         except HeadraceError as error:
             yield Gap(f"the journal cannot be read: {error}")
 
