@@ -77,6 +77,35 @@ def test_a_handler_that_fails_is_tried_again_until_its_message_is_dead(run: Run,
     run(story)
 
 
+def test_no_verdict_stops_an_app(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        strange = [ValueError("bad"), None, "caf\udce9", 5]
+        await published(bus, topic, *(b"%d" % number for number in range(len(strange))), b"cancelled", b"good")
+        await bus.create_subscription(topic, deliveries_max=1)
+        seen: list[bytes] = []
+
+        async def handle(job: Any) -> None:
+            seen.append(job.value)
+            if job.value.isdigit():
+                raise headrace.Reject(strange[int(job.value)])
+            if job.value == b"cancelled":
+                raise asyncio.CancelledError
+
+        def prepare(app: headrace.App) -> None:
+            app.on(topic)(handle)
+
+        async with running(bus, prepare) as at_work:
+
+            async def settled() -> bool:
+                info = await bus.queue(topic).stats()
+                return (info.acked, info.dead) == (1, len(strange) + 1)
+
+            await at_work.until(settled)
+        assert len(seen) == len(strange) + 2
+
+    run(story)
+
+
 def test_handlers_of_both_kinds_run_before_their_messages_are_acknowledged(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await published(bus, topic, b"a", b"b")

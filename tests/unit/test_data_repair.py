@@ -414,6 +414,46 @@ def test_another_brokers_journal_is_not_believed(data: str) -> None:
     assert contents(Path(data, "set-aside")) != {}
 
 
+@pytest.mark.parametrize("length", [0, 64, 200, 5000])
+def test_a_journal_that_is_cut_after_a_snapshot_can_be_repaired(data: str, length: int) -> None:
+    bench = Workbench(data, settings=BrokerSettings(journal_bytes=300))
+    bench.publish("orders", [b"a"] * 20, 0)
+    for number in range(200):
+        bench.ask(Commit("billing", [Place("orders", 0, number % 20)]))
+    for path in segments(data, "broker/journal"):  # of a broker that was killed
+        os.truncate(path, min(length, path.stat().st_size))
+        path.with_suffix(".idx").unlink(missing_ok=True)
+    with pytest.raises(DataDirectoryDamaged):
+        Workbench(data)
+    assert repaired(data).topics == ["orders"]
+    assert verified(data).sound
+    assert Workbench(data).values("orders", 0) == [b"a"] * 20
+
+
+def test_a_format_file_of_another_broker_costs_nothing(data: str) -> None:
+    filled(data).close()
+    shutil.copy(f"{another(data)}/format", f"{data}/format")
+    with pytest.raises(DataDirectoryDamaged):
+        Workbench(data)
+    done = repaired(data)
+    assert (done.identity, done.topics, done.set_aside) == ("workbench", ["acme/bills", "orders"], [])
+    assert all_values(Workbench(data)) == ALL
+
+
+def test_missing_first_segments_are_seen(data: str) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("orders", {"segment_bytes": 64 << 10}))
+    for number in range(4):
+        bench.publish("orders", [b"%d" % number * (40 << 10)], 0)
+    bench.close()
+    first, *_ = segments(data, "topics/1/0")
+    first.unlink()
+    [log] = [log for log in repaired(data).logs if log.path.endswith("topics/1/0")]
+    [lost] = log.findings.lost
+    assert lost.first_offset == 0
+    assert verified(data).sound  # it is told once
+
+
 def test_another_brokers_partitions_are_set_aside(data: str) -> None:
     filled(data).close()
     other = another(data)

@@ -116,6 +116,13 @@ def test_schedules_are_checked_when_they_are_registered(app: Any, wrong: dict[st
         app.every(**wrong)(handle_nothing)
 
 
+def test_a_retry_is_checked_when_it_is_made() -> None:
+    with pytest.raises(InvalidArgument, match="not both"):
+        headrace.Retry(1, until=5)
+    with pytest.raises(InvalidArgument, match="state"):
+        headrace.Retry(state=b"x" * 100_000)
+
+
 def test_a_schedule_needs_a_name() -> None:
     with pytest.raises(InvalidArgument, match="name"):
         headrace.App().every("@daily")(lambda: None)

@@ -32,7 +32,7 @@ class Worker:
             with self._starting:
                 if not self._is_running():
                     self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+                    _start(self._thread)
 
     def stop(self) -> None:
         """Do the jobs that are waiting, and end the thread; a later job starts it again."""
@@ -68,3 +68,13 @@ class Worker:
                 jobs[self._jobs.get_nowait()] = None
             except Empty:
                 return jobs
+
+
+def _start(thread: threading.Thread) -> None:
+    """Start a thread; an interrupt in the middle of its lock is raised as what it is."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
