@@ -216,3 +216,39 @@ def test_a_recurrence_lives_and_dies(run: Run, topic: str) -> None:
             await bus.cron_remove(name)
 
     run(story)
+
+
+def test_a_handle_that_cancels_twice_says_so_twice(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        reminder = await bus.schedule(topic, b"x", in_=3600)
+        await reminder.cancel()
+        await reminder.cancel()
+        assert await bus.queue(topic).find() == []
+
+    run(story)
+
+
+def test_a_handle_finds_its_message_where_it_is_pending(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        reminder = await bus.schedule(topic, b"x", in_=0)
+        for name in ("default", "other"):
+            await bus.create_subscription(topic, name)
+        done = bus.queue(topic)
+        await done.ack(await done.lease(1, wait=10))
+        assert (await reminder.look()).status == "ready"
+        await reminder.update(value=b"y")
+        assert (await bus.queue(topic, "other").lease(1, wait=10))[0].value == b"y"
+
+    run(story)
+
+
+def test_dead_letters_cannot_go_where_they_come_from(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        await bus.create_topic(topic)
+        with pytest.raises(errors.InvalidArgument, match="dead_letter_topic"):
+            await bus.create_subscription(topic, dead_letter_topic=topic)
+        await bus.create_subscription(topic)
+        with pytest.raises(errors.InvalidArgument, match="dead_letter_topic"):
+            await bus.alter_subscription(topic, dead_letter_topic=topic)
+
+    run(story)
