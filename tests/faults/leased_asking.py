@@ -273,7 +273,7 @@ class Asking(LeaseBooks):
         expected = []
         for at, version in ids:
             codes = world.objections(at, version, owner, now_us)
-            if change.delete and world.was_deleted(at, version, owner):
+            if change.delete and at not in self.lost and world.was_deleted(at, version, owner):
                 codes = set()  # whoever lost the answer asks again
             elif not codes:
                 changes: dict[str, Any] = {}

@@ -272,7 +272,7 @@ class World:
         message = self.messages.get(at)
         if message is None or not message.deleted or message.owner not in ("", owner):
             return False
-        return version in (None, message.version - 1)
+        return version in (None, message.version - 1, message.version)
 
     def shifted_from_us(self, at: Id, now_us: int) -> int:
         """The time that a shift counts from: until when it rests somewhere, or else its own."""
