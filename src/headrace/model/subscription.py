@@ -53,7 +53,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     lease_seconds: float = 30.0
     """How long a lease lasts if whoever takes it does not say."""
     deliveries_max: int = 20
-    """A message that was handed out so often without success is dead: 1 to 255, or 0 for no limit. Counts end at 255."""
+    """A message that was handed out so often without success is dead: 1 to 255; 0 for no limit (counts end at 255)."""
     dead_letter_topic: str = ""
     """Where dead messages go; by default the topic's own name with `.dead` behind it."""
     expired: Expired = Expired.DROP
