@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -113,11 +114,12 @@ def write_whole(place: Place, content: bytes) -> None:
         with place.filesystem.open_output_stream(place.path) as stream:
             stream.write(content)
         return
-    with open(f"{place.path}.new", "wb") as file:
+    new = f"{place.path}.{secrets.token_hex(4)}.new"  # others may write the same file at the same time
+    with open(new, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(f"{place.path}.new", place.path)
+    os.replace(new, place.path)
     sync_path(directory, directory)
 
 
