@@ -295,7 +295,7 @@ class AsyncPrefetch:
         with settling.monitor.guard:
             settling.hold(answer.portions, self._lease_ms)
             if len(self._tokens) > _TOKENS_MAX:
-                self._tokens = {token for token in self._tokens if settling.hand.grip(*token) is not None}
+                self._tokens = {token for token in self._tokens if settling.hand.knows(token)}
             self._tokens.update((portion.partition, portion.lease) for portion in answer.portions)
         return jobs
 
@@ -349,6 +349,9 @@ class AsyncPrefetch:
         settling = self._settling
         with settling.monitor.guard:
             held = settling.hand.held(jobs)
+            for job in settling.hand.unsettled(jobs) if len(held) < len(jobs) else ():
+                if not settling.hand.holds(job):  # its lease ended: the broker hands it out again
+                    settling.hand.drop_one(job.partition, job.lease, job.offset)
         return [
             settling.send(
                 Kind.RELEASE,

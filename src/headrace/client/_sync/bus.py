@@ -151,7 +151,9 @@ class Bus(Publishing):
         """Messages for the time of a block: `with bus.lease("jobs", max=10) as jobs:`.
 
         At the end of the block they are acknowledged; after an exception they are given back with it as the reason.
-        Messages about which something was said in the block, with a queue's methods, are left as that said.
+        If the broker refuses an acknowledgement, because a lease could not be extended and another has the message, the
+        block raises LeaseExpired, NotLeaseHolder or MessageGone. Messages about which something was said in the block,
+        with a queue's methods, are left as that said.
 
         Parameters:
             topic: whose messages.
