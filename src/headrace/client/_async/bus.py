@@ -230,7 +230,7 @@ class AsyncBus(AsyncPublishing):
             return
         self._closed = True
         try:
-            failed = await self._close_parts(now())
+            failed = await self._close_parts(now())  # one deadline for all of them
         finally:  # also when it is interrupted: nothing may go on that nobody can end any more
             self._abandon_parts()
             await self._close_lines([line for line in (self._consuming, self._line) if line is not None])
@@ -255,7 +255,7 @@ class AsyncBus(AsyncPublishing):
             producer.hurry()
         for part in self._receiving.alive():
             try:
-                await part.close()
+                await part.close_by(began + self._timeout)
             except HeadraceError as error:
                 failed = failed or error
         for producer in self._producers.alive():

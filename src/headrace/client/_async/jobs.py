@@ -67,13 +67,16 @@ class AsyncJobs:
 
     async def close(self) -> None:
         """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        await self.close_by(now() + self._settling.timeout)
+
+    async def close_by(self, deadline: float) -> None:
+        """Close, and wait for the broker until then at most."""
         if self._closed:
             return
         self._closed = True
         self._bus.forget(self)
         self._give_back_current("")
-        deadline = now() + self._settling.timeout
-        await self._prefetch.close()
+        await self._prefetch.close(deadline)
         await self._said.answered(deadline - now())
 
     def abandon(self) -> None:

@@ -67,13 +67,16 @@ class Jobs:
 
     def close(self) -> None:
         """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        self.close_by(now() + self._settling.timeout)
+
+    def close_by(self, deadline: float) -> None:
+        """Close, and wait for the broker until then at most."""
         if self._closed:
             return
         self._closed = True
         self._bus.forget(self)
         self._give_back_current("")
-        deadline = now() + self._settling.timeout
-        self._prefetch.close()
+        self._prefetch.close(deadline)
         self._said.answered(deadline - now())
 
     def abandon(self) -> None:

@@ -250,11 +250,15 @@ class Transaction:
 
     def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
+        self._abort_by(now() + self._line.timeout)
+
+    def _abort_by(self, deadline: float) -> None:
         if self._ended or self._begun is None or self._begun.committed or self._forks != forking.count:
             return
         self._ended = True
         try:
-            self._line.request(Kind.TRANSACTION_ABORT, TransactionAbort(self.name, self._begun.epoch))
+            head = TransactionAbort(self.name, self._begun.epoch)
+            self._line.request(Kind.TRANSACTION_ABORT, head, timeout=deadline - now())
         except HeadraceError as error:
             logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
 
@@ -266,10 +270,11 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
+            deadline = now() + self._line.timeout
             try:
                 self.commit()
             except HeadraceError:
-                self.abort()
+                self._abort_by(deadline)  # commit and abort share the time
                 raise
             except BaseException:
                 self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
