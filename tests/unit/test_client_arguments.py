@@ -62,6 +62,30 @@ WITH_NAMES: dict[str, Use] = {
 }
 
 
+WRONG_TYPES: dict[str, Callable[[Any, Any], Any]] = {
+    "publish": lambda bus, bad: bus.publish(bad, b"x"),
+    "publish_many": lambda bus, bad: bus.publish_many(bad, [b"x"]),
+    "describe_topic": lambda bus, bad: bus.describe_topic(bad),
+    "create_topic": lambda bus, bad: bus.create_topic(bad),
+    "delete_topic": lambda bus, bad: bus.delete_topic(bad),
+    "topics": lambda bus, bad: bus.topics(bad),
+    "offsets": lambda bus, bad: bus.offsets(bad),
+    "fetch": lambda bus, bad: bus.fetch(bad, 0, 0),
+    "fetch partition": lambda bus, bad: bus.fetch("t", [bad], 0),
+    "describe_group": lambda bus, bad: bus.describe_group(bad),
+    "delete_group": lambda bus, bad: bus.delete_group(bad),
+    "commit": lambda bus, bad: bus.commit(bad, {("t", 0): 1}),
+    "lease": lambda bus, bad: bus.queue(bad).lease(1),
+    "lease subscription": lambda bus, bad: bus.queue("t", bad).lease(1),
+    "lease bytes_max": lambda bus, bad: bus.queue("t").lease(1, bytes_max=[bad]),
+    "leased": lambda bus, bad: bus.lease(bad).__enter__(),
+    "jobs": lambda bus, bad: next(iter(bus.queue(bad).jobs(1))),
+    "find": lambda bus, bad: bus.queue(bad).find(),
+    "describe_subscription": lambda bus, bad: bus.describe_subscription(bad),
+    "transaction": lambda bus, bad: bus.transaction(bad).begin(),
+}
+
+
 def _unless(bad: Any, *fine: Any) -> Any:
     """What is bad here too."""
     return "nothing of the kind" if bad in fine else bad
@@ -92,6 +116,16 @@ def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad
 @pytest.mark.parametrize("name", WITH_NAMES)
 def test_names_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
     check(bus, WITH_NAMES[name], bad)
+
+
+@pytest.mark.parametrize("bad", [1, None, b"t", [], {}], ids=repr)
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
+    link = bus._line.link
+    with pytest.raises(errors.InvalidArgument):
+        WRONG_TYPES[name](bus, bad)
+    assert bus.describe_topic("t").topic == "t"
+    assert bus._line.link is link
 
 
 @pytest.mark.parametrize(

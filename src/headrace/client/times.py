@@ -73,6 +73,12 @@ def checked_count(count: int, what: str, most: int = COUNT_MAX) -> int:
     raise InvalidArgument(f"{what} is a whole number from 1 to {most}, not {count!r}")
 
 
+def check_name(name: object, what: str) -> None:
+    """Refuse what cannot be the name of anything; the broker says which names it takes."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the name of {what} is a str, not {name!r}")
+
+
 def listed(values: Iterable[T], what: str) -> list[T]:
     """What somebody gave as several, as a list."""
     try:

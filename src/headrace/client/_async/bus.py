@@ -23,7 +23,7 @@ from headrace.client.clock import Clock
 from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
-from headrace.client.times import Start, checked_seconds, listed
+from headrace.client.times import Start, check_name, checked_seconds, listed
 from headrace.model.errors import HeadraceError
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
@@ -190,6 +190,8 @@ class AsyncBus(AsyncPublishing):
 
     def leasing(self, topic: str, subscription: str) -> tuple[AsyncSettling, AsyncTaking]:
         """What all users of a leased subscription share."""
+        check_name(topic, "a topic")
+        check_name(subscription, "a subscription")
         shared = self._leasing.get((topic, subscription))
         if shared is None:
             settling = AsyncSettling(self._line, self.timers, self.clock, topic, subscription)

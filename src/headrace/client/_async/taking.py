@@ -70,6 +70,8 @@ class AsyncTaking:
         """
         if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted!r}")
+        if type(bytes_max) is not int or not 0 <= bytes_max < 1 << 63:
+            raise InvalidArgument(f"bytes_max is a whole number of bytes, not {bytes_max!r}")
         began, line = now(), self._line
         if line is None:
             bus = self._bus()

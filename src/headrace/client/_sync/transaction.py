@@ -216,7 +216,7 @@ class Transaction:
             return
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        if not 0 <= partition < shape.partitions:
+        if type(partition) is not int or not 0 <= partition < shape.partitions:
             self._catalogue.forget(topic)  # it may have more by now
             shape = self._catalogue.get(topic, deadline)
             _check_partition(topic, partition, shape)
@@ -348,5 +348,5 @@ def _parcel() -> Parcel:
 
 
 def _check_partition(topic: str, number: int, shape: Shape) -> None:
-    if not 0 <= number < shape.partitions:
-        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {number}")
+    if type(number) is not int or not 0 <= number < shape.partitions:
+        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {number!r}")
