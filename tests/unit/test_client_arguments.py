@@ -10,8 +10,20 @@ import pytest
 
 import headrace
 from headrace import errors
+from headrace.client.times import shown
 
-NUMBERS: list[Any] = [float("nan"), float("inf"), 10**30, -1, "x", b"", 1.5, timedelta.max, datetime(2030, 1, 1)]
+NUMBERS: list[Any] = [
+    float("nan"),
+    float("inf"),
+    10**30,
+    -1,
+    "x",
+    b"",
+    1.5,
+    timedelta.max,
+    datetime(2030, 1, 1),
+    10**5000,
+]
 NAMES: list[Any] = ["\udc80", "a" * 1000, "", 5, b"t", "x\0"]
 
 Use = Callable[[Any, Any], Any]
@@ -106,7 +118,7 @@ def check(bus: headrace.Bus, use: Use, bad: Any) -> None:
     assert not bus.publish("t", b"after").duplicate  # it goes on as before
 
 
-@pytest.mark.parametrize("bad", NUMBERS, ids=repr)
+@pytest.mark.parametrize("bad", NUMBERS, ids=shown)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
     check(bus, WITH_NUMBERS[name], bad)
@@ -126,6 +138,23 @@ def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, 
         WRONG_TYPES[name](bus, bad)
     assert bus.describe_topic("t").topic == "t"
     assert bus._line.link is link
+
+
+@pytest.mark.parametrize("bad", [True, 5, "t", 10**5000], ids=shown)
+def test_what_is_no_message_no_batch_and_no_subscription(bus: headrace.Bus, bad: Any) -> None:
+    with bus.subscribe("t", group="g", commit="manual") as subscription, pytest.raises(errors.InvalidArgument):
+        subscription.commit(bad)
+    for nothing in (None, bad):
+        with bus.transaction("x") as transaction:
+            with pytest.raises(errors.InvalidArgument):
+                transaction.commit_positions(nothing)
+            with pytest.raises(errors.InvalidArgument):
+                transaction.stage("t", 0, nothing)
+    with bus.producer("t", before_publish=[lambda _: bad]) as producer:
+        with pytest.raises(errors.InvalidArgument, match="before_publish"):
+            producer.publish(b"x")
+        with pytest.raises(errors.InvalidArgument, match="before_publish"):
+            producer.send_many([b"x"])
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,17 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
-from headrace.client.times import Moment, listed
+from headrace.client.times import Moment, listed, shown
 from headrace.model.batch import NO_PRODUCER, Batch
-from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
+from headrace.model.errors import (
+    Busy,
+    Closed,
+    ConnectionFailed,
+    Draining,
+    HeadraceError,
+    InvalidArgument,
+    PartitionNotFound,
+)
 from headrace.model.partitioning import by_key
 from headrace.model.requests import (
     Place,
@@ -185,9 +193,11 @@ class AsyncTransaction:
 
         The subscription needs a group, and `commit="manual"`: it must not commit by itself.
         """
+        if not hasattr(subscription, "positions"):
+            raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
         if not self._nothing_to_do():
-            self._subscription = subscription
             self._positions = subscription.positions()
+            self._subscription = subscription
 
     async def begin(self) -> None:
         """Begin; `with` does it."""
@@ -212,6 +222,8 @@ class AsyncTransaction:
 
     async def stage(self, topic: str, partition: int, batch: Batch) -> None:
         """Stage a batch, whose messages have been checked; returns before the broker has it."""
+        if not isinstance(batch, Batch):
+            raise InvalidArgument(f"only a Batch can be staged, not {shown(batch)}")
         if self._nothing_to_do():
             return
         deadline = now() + self._line.timeout
@@ -349,4 +361,4 @@ def _parcel() -> Parcel:
 
 def _check_partition(topic: str, number: int, shape: Shape) -> None:
     if type(number) is not int or not 0 <= number < shape.partitions:
-        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {number!r}")
+        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(number)}")

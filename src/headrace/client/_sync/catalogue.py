@@ -7,6 +7,7 @@ from headrace.client._sync.concurrency import Lock, now
 from headrace.client._sync.line import Line
 from headrace.client.exchange import Bytes
 from headrace.client.shapes import Shape, shape_of
+from headrace.client.times import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicDescribe, TopicInfo
 from headrace.wire.native import Kind
@@ -29,7 +30,7 @@ class Catalogue:
         try:
             shape = self._known.get(topic)
         except TypeError as error:  # costs nothing where there is none
-            raise InvalidArgument(f"a topic's name is a str, not {topic!r}") from error
+            raise InvalidArgument(f"a topic's name is a str, not {shown(topic)}") from error
         if shape is not None and now() - self._asked[topic] > _FRESH_S and self._line.link is not None:
             self._asked[topic] = now()
             tell = partial(self._described, topic)

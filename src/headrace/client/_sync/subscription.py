@@ -18,7 +18,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, checked_count, checked_seconds, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, shown, spot_at
 from headrace.client.wishes import check_wish
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -213,6 +213,8 @@ class Subscription:
         forking.check(self._forks, "a subscription")
         if self._membership is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
+        if upto is not None and not isinstance(upto, Received | ReceivedBatch):
+            raise InvalidArgument(f"commit up to a message or a batch that was received, not {shown(upto)}")
         with self._guard:
             if upto is None:
                 for reader in self._membership.held():
