@@ -100,10 +100,10 @@ def test_jobs_acknowledge_late_and_log_what_is_refused(caplog: pytest.LogCapture
             each = aiter(jobs)
             taking = asyncio.create_task(anext(each))
             await turns()
-            stand.wire.answer(stand.portion(1, lease_s=0.2), body(1))
+            stand.wire.answer(stand.portion(1), body(1))
             taken = await taking
-            while stand.settling.hand.holds(taken):
-                await asyncio.sleep(0.01)
+            with stand.settling.monitor.guard:
+                assert stand.settling.hand.ended(taken.until) == 1
             stand.wire.asked.clear()
             waiting = asyncio.create_task(anext(each))
             await turns()
