@@ -10,8 +10,20 @@ import pytest
 
 import headrace
 from headrace import errors
+from headrace.client.times import shown
 
-NUMBERS: list[Any] = [float("nan"), float("inf"), 10**30, -1, "x", b"", 1.5, timedelta.max, datetime(2030, 1, 1)]
+NUMBERS: list[Any] = [
+    float("nan"),
+    float("inf"),
+    10**30,
+    -1,
+    "x",
+    b"",
+    1.5,
+    timedelta.max,
+    datetime(2030, 1, 1),
+    10**5000,
+]
 NAMES: list[Any] = ["\udc80", "a" * 1000, "", 5, b"t", "x\0"]
 
 Use = Callable[[Any, Any], Any]
@@ -62,6 +74,30 @@ WITH_NAMES: dict[str, Use] = {
 }
 
 
+WRONG_TYPES: dict[str, Callable[[Any, Any], Any]] = {
+    "publish": lambda bus, bad: bus.publish(bad, b"x"),
+    "publish_many": lambda bus, bad: bus.publish_many(bad, [b"x"]),
+    "describe_topic": lambda bus, bad: bus.describe_topic(bad),
+    "create_topic": lambda bus, bad: bus.create_topic(bad),
+    "delete_topic": lambda bus, bad: bus.delete_topic(bad),
+    "topics": lambda bus, bad: bus.topics(bad),
+    "offsets": lambda bus, bad: bus.offsets(bad),
+    "fetch": lambda bus, bad: bus.fetch(bad, 0, 0),
+    "fetch partition": lambda bus, bad: bus.fetch("t", [bad], 0),
+    "describe_group": lambda bus, bad: bus.describe_group(bad),
+    "delete_group": lambda bus, bad: bus.delete_group(bad),
+    "commit": lambda bus, bad: bus.commit(bad, {("t", 0): 1}),
+    "lease": lambda bus, bad: bus.queue(bad).lease(1),
+    "lease subscription": lambda bus, bad: bus.queue("t", bad).lease(1),
+    "lease bytes_max": lambda bus, bad: bus.queue("t").lease(1, bytes_max=[bad]),
+    "leased": lambda bus, bad: bus.lease(bad).__enter__(),
+    "jobs": lambda bus, bad: next(iter(bus.queue(bad).jobs(1))),
+    "find": lambda bus, bad: bus.queue(bad).find(),
+    "describe_subscription": lambda bus, bad: bus.describe_subscription(bad),
+    "transaction": lambda bus, bad: bus.transaction(bad).begin(),
+}
+
+
 def _unless(bad: Any, *fine: Any) -> Any:
     """What is bad here too."""
     return "nothing of the kind" if bad in fine else bad
@@ -82,7 +118,7 @@ def check(bus: headrace.Bus, use: Use, bad: Any) -> None:
     assert not bus.publish("t", b"after").duplicate  # it goes on as before
 
 
-@pytest.mark.parametrize("bad", NUMBERS, ids=repr)
+@pytest.mark.parametrize("bad", NUMBERS, ids=shown)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
     check(bus, WITH_NUMBERS[name], bad)
@@ -92,6 +128,33 @@ def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad
 @pytest.mark.parametrize("name", WITH_NAMES)
 def test_names_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
     check(bus, WITH_NAMES[name], bad)
+
+
+@pytest.mark.parametrize("bad", [1, None, b"t", [], {}], ids=repr)
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
+    link = bus._line.link
+    with pytest.raises(errors.InvalidArgument):
+        WRONG_TYPES[name](bus, bad)
+    assert bus.describe_topic("t").topic == "t"
+    assert bus._line.link is link
+
+
+@pytest.mark.parametrize("bad", [True, 5, "t", 10**5000], ids=shown)
+def test_what_is_no_message_no_batch_and_no_subscription(bus: headrace.Bus, bad: Any) -> None:
+    with bus.subscribe("t", group="g", commit="manual") as subscription, pytest.raises(errors.InvalidArgument):
+        subscription.commit(bad)
+    for nothing in (None, bad):
+        with bus.transaction("x") as transaction:
+            with pytest.raises(errors.InvalidArgument):
+                transaction.commit_positions(nothing)
+            with pytest.raises(errors.InvalidArgument):
+                transaction.stage("t", 0, nothing)
+    with bus.producer("t", before_publish=[lambda _: bad]) as producer:
+        with pytest.raises(errors.InvalidArgument, match="before_publish"):
+            producer.publish(b"x")
+        with pytest.raises(errors.InvalidArgument, match="before_publish"):
+            producer.send_many([b"x"])
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,24 @@ from typing import Any
 import pytest
 from tests.unit.test_client_settling import Stand, body, job, turns
 
+import headrace
 from headrace import errors
-from headrace.client._async import administration, catalogue, discovery, scheduled, settling, taking, transaction
+from headrace.client._async import (
+    administration,
+    catalogue,
+    discovery,
+    jobs,
+    prefetch,
+    scheduled,
+    settling,
+    subscription,
+    taking,
+    transaction,
+)
+from headrace.client._async import bus as bus_module
 from headrace.client._async.administration import AsyncAdministration
 from headrace.client._async.catalogue import AsyncCatalogue
+from headrace.client._async.concurrency import Outcome as Waited
 from headrace.client._async.discovery import AsyncDiscovery
 from headrace.client._async.scheduled import AsyncScheduled
 from headrace.client._async.transaction import AsyncTransaction
@@ -193,3 +207,52 @@ class Nobody:
 
     def request_nowait(self, _kind: Kind, _head: Any, _body: bytes, told: Callable[[Any, bytes], None]) -> None:
         told(errors.ConnectionFailed(), b"")
+
+
+def test_a_transaction_that_cannot_be_committed_is_aborted_within_the_same_time(clock: list[float]) -> None:
+    async def story() -> None:
+        failed = line(clock, TransactionBegun(1, 0), errors.Timeout(), errors.Timeout())
+        with pytest.raises(errors.Timeout):
+            async with AsyncTransaction(failed, AsyncCatalogue(failed), "x", None, 60):
+                pass
+        assert failed.given == [5, 5, 4]
+
+    run(story())
+
+
+def stalled(clock: list[float]) -> type[Waited[Any]]:
+    """An answer of a broker that does not answer: whoever waits for it waits in vain, by the clock."""
+
+    class Stalled(Waited[Any]):
+        async def wait(self, timeout: float | None = None) -> Any:
+            clock[0] += TIMEOUT_S if timeout is None else timeout
+            raise errors.Timeout
+
+    return Stalled
+
+
+@pytest.mark.parametrize("what", ["subscriptions", "jobs"])
+def test_all_that_a_bus_closes_shares_its_time(clock: list[float], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        bus = await headrace.open_async(":memory:", timeout=TIMEOUT_S)
+        await bus.publish_many("t", [b"x"] * 100)
+        parts: list[Any] = []
+        for number in range(8):
+            if what == "jobs":
+                parts.append(bus.queue("t", f"s{number}").jobs(300))
+            else:
+                parts.append(bus.subscribe("t", group=f"g{number}"))
+            each = aiter(parts[-1])
+            parts.append(each)
+            await anext(each)
+            if what == "subscriptions":
+                await anext(each)  # now there is something to commit
+        for module in (bus_module, jobs, prefetch, subscription):
+            monkeypatch.setattr(module, "now", lambda: clock[0])
+        for module in (prefetch, subscription):
+            monkeypatch.setattr(module, "Outcome", stalled(clock))
+        began = clock[0]
+        await bus.close()
+        assert clock[0] - began <= TIMEOUT_S + 0.1
+
+    run(story())

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import errors
 from headrace.client._async.concurrency import Timers
+from headrace.client._async.jobs import AsyncJobs
 from headrace.client._async.prefetch import AsyncPrefetch
 from headrace.client._async.queue import AsyncQueue
 from headrace.client._async.settling import AsyncSettling
@@ -16,6 +17,7 @@ from headrace.client._async.taking import AsyncTaking
 from headrace.client.appetite import Appetite
 from headrace.client.clock import Clock
 from headrace.client.jobs import Job
+from headrace.client.unpacking import Unpacking
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import (
     Ack,
@@ -109,6 +111,13 @@ class Stand:
     def prefetch(self, messages: int) -> AsyncPrefetch:
         bus: Any = self
         return AsyncPrefetch(bus, self.settling, appetite=Appetite(messages), lease_ms=0)
+
+    def jobs(self) -> AsyncJobs:
+        bus: Any = self
+        return AsyncJobs(bus, self.settling, Unpacking(None), prefetch=1, lease_ms=200, auto=True, timeout=None)
+
+    def forget(self, _part: Any) -> None:
+        """A bus forgets what is closed."""
 
     def portion(self, *offsets: int, lease_s: float = 30.0, lease: int = 1) -> Leased:
         return Leased([LeasedPortion(0, lease, self.clock.now_us() + round(lease_s * 1e6), list(offsets))])

@@ -9,9 +9,20 @@ from typing import Any, Protocol
 
 from headrace.client.clock import Clock, monotonic_us
 from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
-from headrace.model.requests import Assignment, Words
-from headrace.wire.frames import Frame, frame
-from headrace.wire.native import Delivery, Kind, Ping, Pong, StreamOpen, Welcome, decode, decode_answer
+from headrace.model.leasing import Ack, Extend, Lease
+from headrace.model.requests import Assignment, Publish, TransactionStage, Words
+from headrace.wire.frames import HEADER_BYTES, Frame, frame
+from headrace.wire.native import (
+    Delivery,
+    Kind,
+    Ping,
+    Pong,
+    StreamCredit,
+    StreamOpen,
+    Welcome,
+    decode,
+    decode_answer,
+)
 
 logger = logging.getLogger("headrace.client")
 
@@ -25,6 +36,8 @@ _SILENT_HEARTBEATS = 3
 _CLOCK_AGE_S = 2.0
 """How old what is known about a clock may become that somebody goes by."""
 _CORRELATIONS = 1 << 32
+_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, Ping})
+"""Requests whose types are checked where their values come from: these are many, or large."""
 # Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
 _ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
 
@@ -139,6 +152,8 @@ class Exchange:
             framed = frame(kind, number, head, len(body))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error}") from error
+        if type(head) not in _HOT:
+            _check_types(kind, framed)
         if reader is not None:
             self._streams[number] = reader
         self._said = True
@@ -282,6 +297,14 @@ class Exchange:
         except Exception:
             # One who cannot cope with an answer must not keep the others from theirs.
             logger.exception("an answer of the broker could not be handled")
+
+
+def _check_types(kind: Kind, framed: bytearray) -> None:
+    """Read a request as the broker will, which closes a connection that all threads share over one it cannot read."""
+    try:
+        decode(kind, memoryview(framed)[HEADER_BYTES:])
+    except ProtocolError as error:
+        raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error.__cause__ or error}") from error
 
 
 def _error_told(come: Frame) -> HeadraceError:

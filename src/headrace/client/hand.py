@@ -34,6 +34,8 @@ class Hand:
         self.renew_us = NEVER_US
         """When the first must be extended, if it is not settled before."""
         self._grips: dict[tuple[int, int], Grip] = {}
+        self._lost: dict[tuple[int, int], set[int]] = {}
+        """Messages whose leases ended and that are not settled yet: they are not extended, but can be acknowledged."""
 
     def __len__(self) -> int:
         return sum(len(grip.offsets) for grip in self._grips.values())
@@ -56,6 +58,8 @@ class Hand:
             grip.offsets.difference_update(offsets)
             if not grip.offsets:
                 del self._grips[partition, lease]
+        if self._lost:
+            self._drop_lost((partition, lease), offsets)
 
     def drop_one(self, partition: int, lease: int, offset: int) -> None:
         """This one is settled, or lost."""
@@ -64,6 +68,20 @@ class Hand:
             grip.offsets.discard(offset)
             if not grip.offsets:
                 del self._grips[partition, lease]
+        if self._lost:
+            self._drop_lost((partition, lease), (offset,))
+
+    def lose_one(self, partition: int, lease: int, offset: int) -> None:
+        """The broker refused to extend this one."""
+        self.drop_one(partition, lease, offset)
+        self._lost.setdefault((partition, lease), set()).add(offset)
+
+    def lose_all(self) -> None:
+        """Extend nothing any more."""
+        for token, grip in self._grips.items():
+            self._lost.setdefault(token, set()).update(grip.offsets)
+        self._grips.clear()
+        self.renew_us = NEVER_US
 
     def holds(self, job: Job) -> bool:
         """Whether it has not been settled yet, nor refused when its lease was to be extended."""
@@ -79,6 +97,13 @@ class Hand:
         """Those of the jobs that are held."""
         return [job for job in jobs if self.holds(job)]
 
+    def unsettled(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those of the jobs that were not settled, also if their leases ended."""
+        lost = self._lost
+        if not lost:
+            return self.held(jobs)
+        return [job for job in jobs if self.holds(job) or job.offset in lost.get((job.partition, job.lease), ())]
+
     def renewable(self, now_us: int) -> list[Grip]:
         """Those that must be extended now; asked about again only when half of what is left is over, too."""
         grips = [grip for grip in self._grips.values() if grip.renew_us <= now_us]
@@ -88,17 +113,30 @@ class Hand:
         return grips
 
     def ended(self, now_us: int) -> int:
-        """Forget what could not be extended in time; returns how many messages that were."""
+        """Extend no more what could not be extended in time; returns how many messages that were."""
         over = [grip for grip in self._grips.values() if grip.until_us <= now_us]
         for grip in over:
             del self._grips[grip.partition, grip.lease]
+            self._lost.setdefault((grip.partition, grip.lease), set()).update(grip.offsets)
         return sum(len(grip.offsets) for grip in over)
 
     def forget(self, tokens: Iterable[tuple[int, int]]) -> None:
         """Extend nothing any more of what is held under these."""
         for token in tokens:
             self._grips.pop(token, None)
+            self._lost.pop(token, None)
+
+    def knows(self, token: tuple[int, int]) -> bool:
+        """Whether something under this token is not settled."""
+        return token in self._grips or token in self._lost
 
     def grip(self, partition: int, lease: int) -> Grip | None:
         """What is held under a token."""
         return self._grips.get((partition, lease))
+
+    def _drop_lost(self, token: tuple[int, int], offsets: Collection[int]) -> None:
+        lost = self._lost.get(token)
+        if lost is not None:
+            lost.difference_update(offsets)
+            if not lost:
+                del self._lost[token]

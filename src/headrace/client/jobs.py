@@ -19,6 +19,8 @@ from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusa
 from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.offsets import gathered
 
+_NAMED_MAX = 10
+"""How many messages an error names."""
 _MANY = 16
 """Fewer leased messages are looked through as quickly as a list that knows of them is made."""
 
@@ -220,6 +222,18 @@ def refusal_error(job: Job, code: str) -> HeadraceError:
     kind, why = _REFUSALS.get(code, (HeadraceError, code))
     text = f"message {job.offset} of {job.topic}[{job.partition}]: {why}"
     return kind(text, topic=job.topic, partition=job.partition, offset=job.offset)
+
+
+def refusals_error(topic: str, refused: Sequence[Refusal]) -> HeadraceError:
+    """The error that names the messages that were not acknowledged, and tells why; at least one."""
+    first = next((each for each in refused if each.code != "message_gone"), refused[0])
+    kind, why = _REFUSALS.get(first.code, (HeadraceError, first.code))
+    if kind is not MessageGone:
+        why += "; it may be processed again, and a longer lease leaves more time to extend it"
+    named = ", ".join(f"{each.offset} of {topic}[{each.partition}]" for each in refused[:_NAMED_MAX])
+    others = f" and {len(refused) - _NAMED_MAX} more" if len(refused) > _NAMED_MAX else ""
+    text = f"not acknowledged: message {named}{others}: {why}"
+    return kind(text, topic=topic, partition=first.partition, offset=first.offset)
 
 
 def refused_codes(refused: Sequence[Refusal]) -> dict[tuple[int, int], str]:

@@ -7,7 +7,7 @@ import msgspec
 
 from headrace.client import forking
 from headrace.client.results import Receipt
-from headrace.client.times import Moment, microseconds
+from headrace.client.times import Moment, microseconds, shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
@@ -221,7 +221,7 @@ def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     if not headers:
         return None
     if not isinstance(headers, Mapping):
-        raise InvalidArgument(f"headers are a mapping of names to text or bytes, not {headers!r}")
+        raise InvalidArgument(f"headers are a mapping of names to text or bytes, not {shown(headers)}")
     checked = {}
     for name, text in headers.items():
         try:
@@ -243,4 +243,4 @@ def checked_priority(priority: int | None) -> int | None:
     """A priority as it is sent."""
     if priority is None or (type(priority) is int and PRIORITY_STORED_MIN <= priority <= PRIORITY_STORED_MAX):
         return priority
-    raise InvalidArgument(f"a priority is a whole number of 32 bits, not {priority!r}")
+    raise InvalidArgument(f"a priority is a whole number of 32 bits, not {shown(priority)}")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from headrace.client.outgoing import GivenHeaders, Outgoing, checked_headers, checked_keys, checked_priority, moment
 from headrace.client.serialising import Serializer, serialized, to_bytes
-from headrace.client.times import Moment
+from headrace.client.times import Moment, shown
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument, MessageTooLarge
 
@@ -59,7 +59,7 @@ class Given(NamedTuple):
     def _check_lengths(self) -> None:
         for name, column in zip(self._fields[1:], self[1:], strict=True):
             if column is not None and not isinstance(column, Sequence):
-                raise InvalidArgument(f"{name} are one for each value, such as a list, not {column!r}")
+                raise InvalidArgument(f"{name} are one for each value, such as a list, not {shown(column)}")
             if column is not None and len(column) != len(self.values):
                 raise InvalidArgument(f"there are {len(column)} {name} for {len(self.values)} values")
 

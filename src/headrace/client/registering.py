@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from headrace.client.handlers import Handler, checked_handler
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
+from headrace.client.times import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.recurring import Recurrence
 from headrace.model.subscription import (
@@ -101,4 +102,4 @@ def registered_schedule(
 
 def _check_count(name: str, count: Any) -> None:
     if not isinstance(count, int) or count < 1:
-        raise InvalidArgument(f"{name} must be 1 at least, not {count!r}")
+        raise InvalidArgument(f"{name} must be 1 at least, not {shown(count)}")

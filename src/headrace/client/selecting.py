@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key, checked_priority
 from headrace.client.serialising import to_bytes
-from headrace.client.times import Moment, microseconds
+from headrace.client.times import Moment, microseconds, shown
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import OWNER_HEADER, Change, MessageId, Selection
@@ -109,7 +109,7 @@ def span_us(span: float | timedelta) -> int:
         return span // timedelta(microseconds=1)
     if type(span) in (int, float) and abs(span) < 1e12:
         return round(span * 1_000_000)
-    raise InvalidArgument(f"a length of time is a number of seconds or a timedelta, not {span!r}")
+    raise InvalidArgument(f"a length of time is a number of seconds or a timedelta, not {shown(span)}")
 
 
 def span_ms(seconds: float | timedelta | None, what: str) -> int:

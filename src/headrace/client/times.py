@@ -12,6 +12,8 @@ T = TypeVar("T")
 SECONDS_MAX = 1e8
 """Three years: longer than anybody waits, and as much as every system can wait for."""
 COUNT_MAX = 1 << 53
+_SHOWN_MAX = 200
+"""How many characters of a value an error shows."""
 
 Moment = datetime | int
 """An aware datetime, or microseconds since 1970."""
@@ -44,15 +46,14 @@ def microseconds(moment: datetime | int) -> int:
         return _bounded(int(seconds) * 1_000_000 + moment.microsecond)
     if type(moment) is int:
         return _bounded(moment)
-    raise InvalidArgument(f"a time is a datetime or a whole number of microseconds since 1970, not {moment!r}")
+    raise InvalidArgument(f"a time is a datetime or a whole number of microseconds since 1970, not {shown(moment)}")
 
 
 def _bounded(time_us: int) -> int:
     if TIMESTAMP_US_MIN <= time_us <= TIMESTAMP_US_MAX:
         return time_us
-    raise InvalidArgument(
-        f"a time is {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX} microseconds from 1970, the years 1 to 9999, not {time_us}"
-    )
+    bounds = f"{TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX} microseconds from 1970, the years 1 to 9999"
+    raise InvalidArgument(f"a time is {bounds}, not {shown(time_us)}")
 
 
 def checked_seconds(seconds: float, what: str, least: float = 0.0) -> float:
@@ -63,14 +64,29 @@ def checked_seconds(seconds: float, what: str, least: float = 0.0) -> float:
     """
     if type(seconds) in (int, float) and least <= seconds <= SECONDS_MAX:
         return seconds
-    raise InvalidArgument(f"{what} is a number of seconds from {least:g} to {SECONDS_MAX:g}, not {seconds!r}")
+    raise InvalidArgument(f"{what} is a number of seconds from {least:g} to {SECONDS_MAX:g}, not {shown(seconds)}")
 
 
 def checked_count(count: int, what: str, most: int = COUNT_MAX) -> int:
     """A whole number, 1 at least."""
     if type(count) is int and 1 <= count <= most:
         return count
-    raise InvalidArgument(f"{what} is a whole number from 1 to {most}, not {count!r}")
+    raise InvalidArgument(f"{what} is a whole number from 1 to {most}, not {shown(count)}")
+
+
+def shown(value: object) -> str:
+    """A value as an error tells of it, whatever it is: numbers may be too long to be written."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # it is the caller's value, and so is what its repr does
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
+
+
+def check_name(name: object, what: str) -> None:
+    """Refuse what cannot be the name of anything; the broker says which names it takes."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the name of {what} is a str, not {shown(name)}")
 
 
 def listed(values: Iterable[T], what: str) -> list[T]:
@@ -78,7 +94,7 @@ def listed(values: Iterable[T], what: str) -> list[T]:
     try:
         return list(values)
     except TypeError as error:
-        raise InvalidArgument(f"{what} are several, such as a list, not {values!r}") from error
+        raise InvalidArgument(f"{what} are several, such as a list, not {shown(values)}") from error
 
 
 def spot_in_time(at: When) -> Spot:
@@ -96,7 +112,7 @@ def spot_at(start: Start) -> Spot:
         return Spot("time", microseconds(start))
     if type(start) is int and 0 <= start < 1 << 63:
         return Spot("offset", start)
-    raise InvalidArgument(f"begin at 'earliest', 'latest', a datetime or an offset, not {start!r}")
+    raise InvalidArgument(f"begin at 'earliest', 'latest', a datetime or an offset, not {shown(start)}")
 
 
 def _named(name: str) -> Spot:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.client.times import Start, spot_at
+from headrace.client.times import Start, shown, spot_at
 from headrace.model.errors import InvalidArgument
 
 
@@ -26,7 +26,7 @@ def check_wish(
     if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
         raise InvalidArgument(f"on_corrupt is 'raise', 'skip' or a callable, not {on_corrupt!r}")
     if any(type(number) is not int for number in partitions or ()):
-        raise InvalidArgument(f"partitions are numbers, not {partitions!r}")
+        raise InvalidArgument(f"partitions are numbers, not {shown(partitions)}")
     if group is not None and partitions is not None:
         raise InvalidArgument("a group divides the partitions itself: leave out `partitions`, or the group")
     if isinstance(start, Mapping):

@@ -7,8 +7,9 @@ from typing import Any
 
 from headrace.client import forking
 from headrace.client._async.settling import AsyncSettling
-from headrace.client.jobs import Job
+from headrace.client.jobs import Job, refusals_error
 from headrace.client.unpacking import told
+from headrace.model.errors import HeadraceError
 
 logger = logging.getLogger("headrace.client")
 
@@ -16,7 +17,9 @@ logger = logging.getLogger("headrace.client")
 class AsyncLeasedBlock:
     """For use in `with`: gives messages, and at its end acknowledges those about which nothing was said.
 
-    After an exception they are given back instead, with the exception as the reason.
+    A message whose lease ended in the block is acknowledged too, which the broker accepts if nobody else has taken it
+    since. If it refuses, the block raises LeaseExpired, NotLeaseHolder or MessageGone, which names the messages. After
+    an exception messages are given back instead, with the exception as the reason.
     """
 
     def __init__(
@@ -46,11 +49,18 @@ class AsyncLeasedBlock:
         elif self._forks != forking.count:
             return  # the parent says what became of them
         with self._settling.monitor.guard:
-            left = self._settling.hand.held(self._jobs)
-        refused = []
-        if left and error is None:
+            left = self._settling.hand.unsettled(self._jobs)
+        if not left:
+            return
+        if error is None:
             refused = await self._ack(left)
-        elif left and error is not None:
+            if refused:
+                raise refusals_error(self._settling.topic, refused)
+            return
+        try:
             refused = await self._release(left, reason=told(error))
-        if refused:
-            logger.warning("%s of %s messages of %s were lost", len(refused), len(left), self._settling.topic)
+        except HeadraceError as failure:  # the program is to see its own error
+            logger.warning("%s messages of %s were not given back: %s", len(left), self._settling.topic, failure)
+        else:
+            if refused:
+                logger.warning("%s of %s messages of %s were lost", len(refused), len(left), self._settling.topic)

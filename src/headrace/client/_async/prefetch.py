@@ -14,7 +14,7 @@ from headrace.client.backoff import Backoff
 from headrace.client.exchange import Bytes
 from headrace.client.jobs import Job, holdings_of, in_requests, leased_jobs
 from headrace.client.stock import Stock
-from headrace.model.errors import ConnectionFailed, HeadraceError
+from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.leasing import Lease, Leased, LeaseStop, Release
 from headrace.wire.native import Kind
 
@@ -113,11 +113,12 @@ class AsyncPrefetch:
             self.stopped = True
             self.monitor.notify()
 
-    async def give_back(self) -> None:
-        """Give back what was not taken, after `stop`."""
-        deadline = now() + self._settling.timeout
+    async def give_back(self, deadline: float | None = None) -> None:
+        """Give back what was not taken, after `stop`; waits for the broker until then at most."""
+        if deadline is None:
+            deadline = now() + self._settling.timeout
         try:
-            await self._withdraw()
+            await self._withdraw(deadline)
         finally:
             given_back = self._give_back_all()
         for settled in given_back:
@@ -126,13 +127,13 @@ class AsyncPrefetch:
             except HeadraceError as error:
                 logger.warning("messages of %s were not given back: %s", self._settling.topic, error)
 
-    async def close(self) -> None:
+    async def close(self, deadline: float | None = None) -> None:
         """Give back what was not taken, and extend no more what was."""
         self.stop()
         if self._line is not None:
             self._line.forget(self)
         try:
-            await self.give_back()
+            await self.give_back(deadline)
         finally:
             with self._settling.monitor.guard:
                 self._settling.hand.forget(self._tokens)
@@ -295,7 +296,7 @@ class AsyncPrefetch:
         with settling.monitor.guard:
             settling.hold(answer.portions, self._lease_ms)
             if len(self._tokens) > _TOKENS_MAX:
-                self._tokens = {token for token in self._tokens if settling.hand.grip(*token) is not None}
+                self._tokens = {token for token in self._tokens if settling.hand.knows(token)}
             self._tokens.update((portion.partition, portion.lease) for portion in answer.portions)
         return jobs
 
@@ -322,7 +323,7 @@ class AsyncPrefetch:
             self._ask()
         self._flush()
 
-    async def _withdraw(self) -> None:
+    async def _withdraw(self, deadline: float) -> None:
         """Let a request be answered that still waits for messages: those that come from now on are for others."""
         link, settling = self._link, self._settling
         if not self._asking or link is None:
@@ -330,8 +331,12 @@ class AsyncPrefetch:
         answered: Outcome[Any] = Outcome()
         head = LeaseStop(settling.topic, settling.subscription)
         link.request_nowait(Kind.LEASE_STOP, head, b"", lambda answer, _: answered.settle(answer), _WITHDRAW_S)
-        if not isinstance(await answered.wait(), HeadraceError):
-            deadline = now() + _WITHDRAW_S
+        try:
+            answer = await answered.wait(max(min(deadline - now(), _WITHDRAW_S), 0.001))
+        except Timeout:
+            return
+        if not isinstance(answer, HeadraceError):
+            deadline = min(deadline, now() + _WITHDRAW_S)
             with self.monitor.guard:
                 while self._asking:
                     if not await self.monitor.wait(deadline - now()):
@@ -349,6 +354,9 @@ class AsyncPrefetch:
         settling = self._settling
         with settling.monitor.guard:
             held = settling.hand.held(jobs)
+            for job in settling.hand.unsettled(jobs) if len(held) < len(jobs) else ():
+                if not settling.hand.holds(job):  # its lease ended: the broker hands it out again
+                    settling.hand.drop_one(job.partition, job.lease, job.offset)
         return [
             settling.send(
                 Kind.RELEASE,

@@ -6,7 +6,7 @@ from typing import Any
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
-from headrace.client.times import Start, When, checked_seconds, listed, spot_at, spot_in_time
+from headrace.client.times import Start, When, checked_seconds, listed, shown, spot_at, spot_in_time
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (
@@ -105,7 +105,7 @@ class Administration:
             raise InvalidArgument("say which messages go: give either offsets or a time")
         deadline = now() + self._line.timeout
         if offsets is not None and not isinstance(offsets, Mapping):
-            raise InvalidArgument(f"offsets are partitions to offsets, such as {{0: 1000}}, not {offsets!r}")
+            raise InvalidArgument(f"offsets are partitions to offsets, such as {{0: 1000}}, not {shown(offsets)}")
         if offsets is None:
             assert before is not None
             offsets = self.offsets(topic, before)
@@ -203,7 +203,8 @@ class Administration:
         try:
             places = [Place(topic, partition, offset) for (topic, partition), offset in positions.items()]
         except (AttributeError, TypeError, ValueError) as error:
-            told = f"positions are topics and partitions to offsets, such as {{('orders', 0): 1000}}, not {positions!r}"
+            meant = "positions are topics and partitions to offsets, such as {('orders', 0): 1000}"
+            told = f"{meant}, not {shown(positions)}"
             raise InvalidArgument(told) from error
         self._line.request(Kind.COMMIT, Commit(group, places))
 

@@ -23,7 +23,7 @@ from headrace.client.clock import Clock
 from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
-from headrace.client.times import Start, checked_seconds, listed
+from headrace.client.times import Start, check_name, checked_seconds, listed
 from headrace.model.errors import HeadraceError
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
@@ -151,7 +151,9 @@ class Bus(Publishing):
         """Messages for the time of a block: `with bus.lease("jobs", max=10) as jobs:`.
 
         At the end of the block they are acknowledged; after an exception they are given back with it as the reason.
-        Messages about which something was said in the block, with a queue's methods, are left as that said.
+        If the broker refuses an acknowledgement, because a lease could not be extended and another has the message, the
+        block raises LeaseExpired, NotLeaseHolder or MessageGone. Messages about which something was said in the block,
+        with a queue's methods, are left as that said.
 
         Parameters:
             topic: whose messages.
@@ -188,6 +190,8 @@ class Bus(Publishing):
 
     def leasing(self, topic: str, subscription: str) -> tuple[Settling, Taking]:
         """What all users of a leased subscription share."""
+        check_name(topic, "a topic")
+        check_name(subscription, "a subscription")
         shared = self._leasing.get((topic, subscription))
         if shared is None:
             settling = Settling(self._line, self.timers, self.clock, topic, subscription)
@@ -228,7 +232,7 @@ class Bus(Publishing):
             return
         self._closed = True
         try:
-            failed = self._close_parts(now())
+            failed = self._close_parts(now())  # one deadline for all of them
         finally:  # also when it is interrupted: nothing may go on that nobody can end any more
             self._abandon_parts()
             self._close_lines([line for line in (self._consuming, self._line) if line is not None])
@@ -253,7 +257,7 @@ class Bus(Publishing):
             producer.hurry()
         for part in self._receiving.alive():
             try:
-                part.close()
+                part.close_by(began + self._timeout)
             except HeadraceError as error:
                 failed = failed or error
         for producer in self._producers.alive():

@@ -7,7 +7,8 @@ from headrace.client._sync.concurrency import Lock, now
 from headrace.client._sync.line import Line
 from headrace.client.exchange import Bytes
 from headrace.client.shapes import Shape, shape_of
-from headrace.model.errors import HeadraceError
+from headrace.client.times import shown
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicDescribe, TopicInfo
 from headrace.wire.native import Kind
 
@@ -26,7 +27,10 @@ class Catalogue:
 
     def known(self, topic: str) -> Shape | None:
         """What is known, without waiting; if that is old it is asked for anew beside."""
-        shape = self._known.get(topic)
+        try:
+            shape = self._known.get(topic)
+        except TypeError as error:  # costs nothing where there is none
+            raise InvalidArgument(f"a topic's name is a str, not {shown(topic)}") from error
         if shape is not None and now() - self._asked[topic] > _FRESH_S and self._line.link is not None:
             self._asked[topic] = now()
             tell = partial(self._described, topic)
@@ -56,7 +60,8 @@ class Catalogue:
 
     def forget(self, topic: str) -> None:
         """The topic is not what it was."""
-        self._known.pop(topic, None)
+        if isinstance(topic, str):  # nothing is known by another name
+            self._known.pop(topic, None)
 
     def disown(self) -> None:
         """In a forked child: ask anew, which makes the connection."""

@@ -14,7 +14,7 @@ from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, codec_of, durability_of
-from headrace.client.times import checked_count, checked_seconds
+from headrace.client.times import checked_count, checked_seconds, shown
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
@@ -125,7 +125,7 @@ class Gathering:
             deadline = now() + self._timeout
             shape = self._catalogue.get(topic, deadline)
         if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
-            raise InvalidArgument(f"expected_offset is an offset, not {expected_offset!r}")
+            raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
         if number is None:
             if expected_offset is not None and shape.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
@@ -274,7 +274,7 @@ class Gathering:
 
     def _lane(self, topic: str, partition: int, shape: Shape) -> Lane:
         if type(partition) is not int or not 0 <= partition < shape.partitions:
-            raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {partition!r}")
+            raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(partition)}")
         lane = self._shipping.lane(topic, partition)
         lane.shape = shape
         lane.codec = shape.codec if self._codec is None else self._codec
@@ -285,6 +285,8 @@ class Gathering:
             changed = hook(message)
             if changed is None:
                 return None
+            if not isinstance(changed, Outgoing):
+                raise InvalidArgument(f"a before_publish hook returns a message or None, not {shown(changed)}")
             message = changed
         return message
 

@@ -67,13 +67,16 @@ class Jobs:
 
     def close(self) -> None:
         """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        self.close_by(now() + self._settling.timeout)
+
+    def close_by(self, deadline: float) -> None:
+        """Close, and wait for the broker until then at most."""
         if self._closed:
             return
         self._closed = True
         self._bus.forget(self)
         self._give_back_current("")
-        deadline = now() + self._settling.timeout
-        self._prefetch.close()
+        self._prefetch.close(deadline)
         self._said.answered(deadline - now())
 
     def abandon(self) -> None:
@@ -130,12 +133,12 @@ class Jobs:
 
     def _finish_current(self) -> None:
         job, self._current = self._current, None
-        if job is not None and self._held(job):
+        if job is not None and self._unsettled(job):
             self._said.add(self._settling.ack_one(job, watched=False))
 
     def _give_back_current(self, reason: str) -> None:
         job, self._current = self._current, None
-        if job is not None and self._held(job):
+        if job is not None and self._unsettled(job):
             self._give_back(job, reason)
 
     def _give_back(self, job: Job, reason: str) -> None:
@@ -145,7 +148,7 @@ class Jobs:
         )
         self._said.add(settling.send(Kind.RELEASE, head, watched=False))
 
-    def _held(self, job: Job) -> bool:
-        """Whether nothing was said about it by the program itself."""
+    def _unsettled(self, job: Job) -> bool:
+        """Whether nothing was said about it by the program itself; its lease may have ended."""
         with self._settling.monitor.guard:
-            return self._settling.hand.holds(job)
+            return bool(self._settling.hand.unsettled((job,)))

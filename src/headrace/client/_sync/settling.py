@@ -114,7 +114,7 @@ class Settling:
             if self._renewing is not None:
                 self._renewing.cancel()
             self._renewing = None
-            self.hand = Hand()
+            self.hand.lose_all()  # who settles them now is told that the bus is closed
 
     # Acknowledging.
 
@@ -355,6 +355,6 @@ class Settling:
             if grip is None or holding.partition != refusal.partition or refusal.offset not in holding.all_offsets:
                 continue
             if refusal.offset in grip.offsets:
-                self.hand.drop_one(holding.partition, holding.lease, refusal.offset)
+                self.hand.lose_one(holding.partition, holding.lease, refusal.offset)
                 return True
         return False

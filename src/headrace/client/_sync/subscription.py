@@ -18,7 +18,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, checked_count, checked_seconds, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, shown, spot_at
 from headrace.client.wishes import check_wish
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -213,6 +213,8 @@ class Subscription:
         forking.check(self._forks, "a subscription")
         if self._membership is None:
             raise InvalidArgument("only a subscription with a group has positions to commit, once it has begun")
+        if upto is not None and not isinstance(upto, Received | ReceivedBatch):
+            raise InvalidArgument(f"commit up to a message or a batch that was received, not {shown(upto)}")
         with self._guard:
             if upto is None:
                 for reader in self._membership.held():
@@ -306,13 +308,18 @@ class Subscription:
 
     def close(self) -> None:
         """End: commit what is processed (with automatic commits), and leave the group."""
+        if not self._closed:
+            self.close_by(now() + (0.0 if self._line is None else self._line.timeout))
+
+    def close_by(self, deadline: float) -> None:
+        """Close, and wait for the broker until then at most."""
         if self._closed:
             return
         self._closed = True
         self.stop()
         try:
-            if self._line is not None and self._membership is not None:
-                self._leave(self._line, self._membership)
+            if self._membership is not None:
+                self._leave(self._membership, deadline)
         finally:
             self._let_go()
             self._bus.forget(self)
@@ -381,11 +388,10 @@ class Subscription:
         if self._auto_commit:
             self._commit_later()
 
-    def _leave(self, line: Line, membership: Membership) -> None:
-        deadline = now() + line.timeout
+    def _leave(self, membership: Membership, deadline: float) -> None:
         try:
             if self._auto_commit:
-                self._commit_done()
+                self._commit_done(deadline)
             left: Outcome[None] = Outcome()
             membership.leave(lambda _answer, _body: left.settle(None))
             left.wait(max(deadline - now(), 0.001))
@@ -434,10 +440,11 @@ class Subscription:
         if self._membership is not None:
             self._membership.let_go()
 
-    def _commit_done(self) -> None:
+    def _commit_done(self, deadline: float | None = None) -> None:
         assert self._membership is not None
         assert self._line is not None
-        deadline = now() + self._line.timeout
+        if deadline is None:
+            deadline = now() + self._line.timeout
         wanted = [reader for reader in self._membership.held() if reader.done > reader.committed]
         error: HeadraceError | None = ConnectionFailed()
         while error is not None:

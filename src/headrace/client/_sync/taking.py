@@ -10,6 +10,7 @@ from headrace.client._sync.line import Line
 from headrace.client._sync.settling import Settling
 from headrace.client.exchange import Bytes
 from headrace.client.jobs import Job, holdings_of, leased_jobs
+from headrace.client.times import shown
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX
@@ -69,7 +70,9 @@ class Taking:
         If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
         """
         if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
-            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {wanted!r}")
+            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {shown(wanted)}")
+        if type(bytes_max) is not int or not 0 <= bytes_max < 1 << 63:
+            raise InvalidArgument(f"bytes_max is a whole number of bytes, not {shown(bytes_max)}")
         began, line = now(), self._line
         if line is None:
             bus = self._bus()

@@ -18,9 +18,17 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Given, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape
-from headrace.client.times import Moment, listed
+from headrace.client.times import Moment, listed, shown
 from headrace.model.batch import NO_PRODUCER, Batch
-from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, HeadraceError, PartitionNotFound
+from headrace.model.errors import (
+    Busy,
+    Closed,
+    ConnectionFailed,
+    Draining,
+    HeadraceError,
+    InvalidArgument,
+    PartitionNotFound,
+)
 from headrace.model.partitioning import by_key
 from headrace.model.requests import (
     Place,
@@ -185,9 +193,11 @@ class Transaction:
 
         The subscription needs a group, and `commit="manual"`: it must not commit by itself.
         """
+        if not hasattr(subscription, "positions"):
+            raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
         if not self._nothing_to_do():
-            self._subscription = subscription
             self._positions = subscription.positions()
+            self._subscription = subscription
 
     def begin(self) -> None:
         """Begin; `with` does it."""
@@ -212,11 +222,13 @@ class Transaction:
 
     def stage(self, topic: str, partition: int, batch: Batch) -> None:
         """Stage a batch, whose messages have been checked; returns before the broker has it."""
+        if not isinstance(batch, Batch):
+            raise InvalidArgument(f"only a Batch can be staged, not {shown(batch)}")
         if self._nothing_to_do():
             return
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        if not 0 <= partition < shape.partitions:
+        if type(partition) is not int or not 0 <= partition < shape.partitions:
             self._catalogue.forget(topic)  # it may have more by now
             shape = self._catalogue.get(topic, deadline)
             _check_partition(topic, partition, shape)
@@ -250,11 +262,15 @@ class Transaction:
 
     def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
+        self._abort_by(now() + self._line.timeout)
+
+    def _abort_by(self, deadline: float) -> None:
         if self._ended or self._begun is None or self._begun.committed or self._forks != forking.count:
             return
         self._ended = True
         try:
-            self._line.request(Kind.TRANSACTION_ABORT, TransactionAbort(self.name, self._begun.epoch))
+            head = TransactionAbort(self.name, self._begun.epoch)
+            self._line.request(Kind.TRANSACTION_ABORT, head, timeout=deadline - now())
         except HeadraceError as error:
             logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
 
@@ -266,10 +282,11 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
+            deadline = now() + self._line.timeout
             try:
                 self.commit()
             except HeadraceError:
-                self.abort()
+                self._abort_by(deadline)  # commit and abort share the time
                 raise
             except BaseException:
                 self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
@@ -343,5 +360,5 @@ def _parcel() -> Parcel:
 
 
 def _check_partition(topic: str, number: int, shape: Shape) -> None:
-    if not 0 <= number < shape.partitions:
-        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {number}")
+    if type(number) is not int or not 0 <= number < shape.partitions:
+        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(number)}")
