@@ -83,7 +83,7 @@ class Readable:
         offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
-            first, following = self.first_offset, self.next_offset
+            first, following = self.first_offset, self._stored.next_offset
             raise OffsetOutOfRange(f"there is no message at offset {offset}; the log has {first} up to {following}")
         for message in self.messages(offset, until=offset + 1):
             return message
