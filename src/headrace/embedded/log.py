@@ -37,7 +37,7 @@ from headrace.model.errors import (
     MessageTooLarge,
     TooManyFiles,
 )
-from headrace.model.limits import BATCH_BYTES_MAX, SEGMENT_BYTES_MIN
+from headrace.model.limits import BATCH_BYTES_MAX, SECONDS_MAX, SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
@@ -111,7 +111,7 @@ class Log(Readable):
         self.path = checked_path(path)
         self.readonly = readonly
         self._codec = _codec(compression)
-        self._sync_every = _positive(sync_every, "sync_every")
+        self._sync_every = None if sync_every is None else float(_positive(sync_every, "sync_every"))
         self._retain_us = _microseconds(retain_seconds, "retain_seconds")
         self._retain_bytes = (
             None if retain_bytes is None else whole(_positive(retain_bytes, "retain_bytes"), "retain_bytes")
@@ -542,14 +542,19 @@ def _codec(name: str) -> Codec:
         raise InvalidArgument(f"compression is none, lz4 or zstd, not {name!r}") from None
 
 
-def _positive(number: float | int | None, name: str) -> Any:
-    if number is not None and not 0 < number < float("inf"):
-        raise InvalidArgument(f"{name} must be a number above 0, or None, not {number}")
+def _positive(number: Any, name: str, below: float = float("inf")) -> Any:
+    try:
+        fits = number is None or (not isinstance(number, str | bytes) and 0 < float(number) < below)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        limit = "" if below == float("inf") else f" and below {below:.0e}"
+        raise InvalidArgument(f"{name} must be a number above 0{limit}, or None, not {number!r}")
     return number
 
 
 def _microseconds(seconds: float | None, name: str) -> int | None:
-    return None if seconds is None else max(int(_positive(seconds, name) * 1_000_000), 1)
+    return None if seconds is None else max(int(float(_positive(seconds, name, SECONDS_MAX)) * 1_000_000), 1)
 
 
 def _now_us() -> int:
