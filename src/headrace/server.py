@@ -97,6 +97,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if not self.data:
             raise InvalidArgument("data must name a directory")
+        _check_path("data", self.data)
+        _check_path("unix_socket", self.unix_socket or "")
+        _check_host(self.host)
         _between("port", self.port, 0, 65_535)
         _between("connections_max", self.connections_max, 1, 1_000_000)
         _between("heartbeat_ms", self.heartbeat_ms, 100, 3_600_000)
@@ -128,6 +131,36 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def _between(name: str, number: float, low: float, high: float) -> None:
     if not low <= number <= high:
         raise InvalidArgument(f"{name} must be {low} to {high}, not {number}")
+
+
+def _check_path(name: str, path: str) -> None:
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeError as error:
+        raise InvalidArgument(f"{name} must be a path that the file system can encode, not {path!r}") from error
+    if b"\0" in encoded:
+        raise InvalidArgument(f"{name} must be a path without null characters, not {path!r}")
+
+
+def _check_host(host: str) -> None:
+    try:
+        encoded = host.encode("idna")  # as the system's resolver will have it
+        if b"\0" in encoded:
+            raise UnicodeError("it has a null character")
+    except UnicodeError as error:
+        raise InvalidArgument(f"host must be an address or a name of this machine, not {host!r}: {error}") from error
+
+
+def server_settings(given: dict[str, Any]) -> ServerSettings:
+    """Settings from plain values by name; says which one is wrong."""
+    try:
+        return msgspec.convert(given, ServerSettings)
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"a broker's settings are wrong: {error.object!r} is no text in UTF-8") from error
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(
+            f"a broker's settings are wrong: {error.__cause__ or error}; `headrace serve --print-config` shows them all"
+        ) from error
 
 
 def _among(name: str, word: str, words: tuple[str, ...]) -> None:
@@ -449,7 +482,7 @@ class EmbeddedServer:
     def __init__(self, data: str | os.PathLike[str], **settings: Any) -> None:
         """Open the data, or make it; `:memory:` keeps all of it in memory. Settings are those of ServerSettings."""
         plain = {"host": "", "unix_socket": "", "drain_seconds": 2.0, **settings, "data": os.fspath(data)}
-        self._server = Server(msgspec.convert(plain, ServerSettings))
+        self._server = Server(server_settings(plain))
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = new_event_loop()

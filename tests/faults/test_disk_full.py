@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random, SystemRandom
@@ -15,7 +16,7 @@ import headrace
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import DiskFull, LogFailed
+from headrace.model.errors import DiskFull, LogClosed, LogFailed, OffsetOutOfRange
 from headrace.storage.disk import Disk, OpenFile
 from headrace.storage.host import Host
 from headrace.storage.log import FileLog
@@ -41,6 +42,7 @@ class SmallDisk(Disk):
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self.refusals = 0
         self._ends: dict[int, int] = {}
         """How far each file has been written, by its number."""
         self._lock = threading.RLock()
@@ -61,6 +63,7 @@ class SmallDisk(Disk):
             if room:
                 self._ends[number] = max(end, position + room)
             if room < len(data):
+                self.refusals += 1
                 raise DiskFull(f"no room to write {file.path}")
 
     def truncate(self, file: OpenFile, length: int) -> None:
@@ -250,7 +253,8 @@ class EmbeddedLife:
 
     def close(self) -> None:
         assert self.log is not None
-        self.tight.insist(self.log.close)
+        self.tight.insist(self.log.flush)  # closing would not try again
+        self.log.close()
         self.flushed = self.log.next_offset
         self.log = None
         self.host.close()
@@ -718,16 +722,82 @@ def test_many_messages_find_room_for_some(place: Path, host: Host, disk: SmallDi
     log.close()
 
 
-def test_a_log_that_cannot_be_closed_for_want_of_room_loses_nothing(place: Path, host: Host, disk: SmallDisk) -> None:
-    log = headrace.Log(place / "log", host=host, sync_every=None)
-    log.append(b"x" * 10_000)
+def test_a_log_closed_on_a_full_disk_is_let_go_of_and_says_what_is_lost(
+    place: Path, host: Host, disk: SmallDisk
+) -> None:
+    log = headrace.Log(place / "log", host=host, sync_every=0.01)
+    log.append(b"kept")
+    log.flush()
     fill(disk)
-    with pytest.raises(DiskFull):
+    written = append_until_full(log)
+    waiting = log.next_offset - written
+    info = log.info()
+    assert (info["messages"], info["unwritten"]) == (len([*log]), waiting) == (written, waiting)
+    with pytest.raises(OffsetOutOfRange, match=f"up to {written}$"):
+        log.read(written)
+    with pytest.raises(DiskFull, match=f"lost {waiting} messages from offset {written} on") as raised:
         log.close()
-    disk.capacity_bytes = None
+    assert raised.value.details == {"messages": waiting, "offset": written}
     log.close()
+    assert log.next_offset == written
+    with pytest.raises(LogClosed):
+        log.append(b"late")
+    disk.capacity_bytes = None
     with headrace.Log(place / "log", host=host) as again:
-        assert again.read(0).value == b"x" * 10_000
+        assert (again.next_offset, again.read(0).value) == (written, b"kept")
+        assert again.append(b"after") == written
+
+
+def append_until_full(log: headrace.Log) -> int:
+    """Append until there is no room; returns the offset of the first message that was not written."""
+    for _ in range(3000):
+        try:
+            log.append(b"x" * 3000)
+        except DiskFull:
+            return log._stored.next_offset
+    raise AssertionError("the disk is full and nobody noticed")
+
+
+def test_the_block_of_a_log_ends_with_the_full_disk(place: Path, host: Host, disk: SmallDisk) -> None:
+    def use() -> None:
+        with headrace.Log(place / "log", host=host) as log:
+            fill(disk)
+            append_until_full(log)
+
+    with pytest.raises(DiskFull, match="closed and lost"):
+        use()
+    headrace.Log(place / "log", host=host).close()
+
+
+def test_a_writer_dropped_on_a_full_disk_lets_go_and_logs_it(
+    place: Path, host: Host, disk: SmallDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: headrace.Log | None = headrace.Log(place / "log", host=host, sync_every=None)
+    assert log is not None
+    fill(disk)
+    log.append(b"x" * 10_000)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        log = None
+    assert "1 message from offset 0 on" in caplog.text
+    headrace.Log(place / "log", host=host).close()
+
+
+def test_a_disk_that_stays_full_is_logged_once(
+    place: Path, host: Host, disk: SmallDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = headrace.Log(place / "log", host=host, sync_every=0.001)
+    for turn in (1, 2):
+        fill(disk)
+        end = log.append(b"x" * 10_000) + 1
+        begin, deadline = disk.refusals, time.monotonic() + 60
+        while disk.refusals < begin + 20:
+            assert time.monotonic() < deadline, "the log does not try again"
+            time.sleep(0.001)
+        assert sum("not written" in record.getMessage() for record in caplog.records) == turn
+        disk.capacity_bytes = None
+        with headrace.Log(place / "log", readonly=True) as reader:
+            assert reader.wait(end - 1, timeout=60), "nothing was written though there is room"
+    log.close()
 
 
 def test_a_log_that_could_not_be_made_for_want_of_room_is_not_in_use(place: Path, host: Host, disk: SmallDisk) -> None:

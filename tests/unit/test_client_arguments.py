@@ -11,6 +11,7 @@ import pytest
 import headrace
 from headrace import errors
 from headrace.client.times import shown
+from headrace.server import ServerSettings
 
 NUMBERS: list[Any] = [
     float("nan"),
@@ -175,3 +176,36 @@ def test_addresses_that_cannot_be_reached(address: str) -> None:
         headrace.connect(address, timeout=5)
     with pytest.raises(errors.HeadraceError):
         asyncio.run(headrace.connect_async(address, timeout=5))
+
+
+OPENED: list[tuple[Any, dict[str, Any], str]] = [
+    (":memory:", {"nonsense": 1}, "nonsense"),
+    (":memory:", {"port": None}, "port"),
+    (":memory:", {"port": "\ud800"}, "settings are wrong"),
+    (":memory:", {"topic": None}, "topic"),
+    (":memory:", {"topic": {"compression": "\ud800"}}, "settings are wrong"),
+    (":memory:", {"topic": {"retain_seconds": float("nan")}}, "retain_seconds"),
+    (":memory:", {"host": "a\0b"}, "host"),
+    (":memory:", {"host": "\ud800"}, "host"),
+    (":memory:", {"host": "x" * 100}, "host"),
+    (":memory:", {"unix_socket": "a\0b"}, "unix_socket"),
+    (":memory:", {"port": 1 << 70}, "port"),
+    (b"", {}, "data"),
+    (b"x", {}, "data"),
+    ("", {}, "data"),
+    ("a\0b", {}, "data"),
+    ("\ud800", {}, "data"),
+    (":memory:", {"unix_socket": "\ud800"}, "unix_socket"),
+    *(
+        (":memory:", {name: number}, name)
+        for name, kind in ServerSettings.__annotations__.items()
+        if kind is float
+        for number in (float("nan"), float("inf"), -float("inf"), 1e308)
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "settings", "named"), OPENED, ids=[str(number) for number in range(len(OPENED))])
+def test_settings_that_a_broker_cannot_have(path: Any, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=named):
+        headrace.open(path, **settings).close()

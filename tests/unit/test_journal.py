@@ -1,5 +1,6 @@
 """The journal: facts in order, and snapshots that keep everything that counts and nothing else."""
 
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,8 +284,19 @@ def test_a_damaged_journal_is_no_reason_to_begin_anew(data: str, disk: FaultyDis
         Workbench(data, disk=disk)
 
 
+SECONDS = [name for name, kind in BrokerSettings.__annotations__.items() if kind is float]
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"topics_max": 0}, {"upkeep_seconds": 0.0}, {"compact_seconds": -1.0}, {"journal_bytes": 0}]
+    "wrong",
+    [
+        {"topics_max": 0},
+        {"upkeep_seconds": 0.0},
+        {"compact_seconds": -1.0},
+        {"journal_bytes": 0},
+        {"transactions_kept_seconds": -1.0},
+        *({name: number} for name in SECONDS for number in (math.nan, math.inf, -math.inf, 1e308)),
+    ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):

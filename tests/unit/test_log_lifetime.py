@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -283,8 +284,23 @@ BAD: list[Any] = [
     {},
     True,
     "a\0b",
+    "\ud800",
+    Decimal("NaN"),
+    Decimal("sNaN"),
+    1e308,
+    1 << 2000,
 ]
 """What a caller may give by mistake."""
+
+
+class Endless:
+    """Time-outs after which a test would not end soon; a signalling NaN cannot be compared."""
+
+    def __contains__(self, bad: Any) -> bool:
+        return bad is None or (isinstance(bad, int | float) and bad >= 1)
+
+
+ENDLESS = Endless()
 
 
 def calls(log: headrace.Log, bad: Any) -> list[Callable[[], object]]:
@@ -315,8 +331,8 @@ def calls(log: headrace.Log, bad: Any) -> list[Callable[[], object]]:
         lambda: log.cursor("good").commit(bad),
         lambda: log.cursor("good").seek(bad),
         lambda: log.cursor("good").seek(time=bad),
-        *([] if bad in (None, math.inf, 1 << 70, True, 1.5) else [lambda: log.wait(1 << 40, timeout=bad)]),
-        *([] if bad in (None, math.inf, 1 << 70, True, 1.5) else [lambda: log.consume(timeout=bad)]),
+        *([] if bad in ENDLESS else [lambda: log.wait(1 << 40, timeout=bad)]),
+        *([] if bad in ENDLESS else [lambda: log.consume(timeout=bad)]),
     ]
 
 
@@ -384,10 +400,25 @@ def test_a_place_one_may_not_write_is_an_error_of_ours(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_logs_are_errors_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for place in (tmp_path / "file", tmp_path / "file" / "log", "", "a\0b", "x" * 5000, b"bytes"):
+    for place in (tmp_path / "file", tmp_path / "file" / "log", "", "a\0b", "\ud800", "x" * 5000, b"bytes"):
         for readonly in (False, True):
             with pytest.raises(HeadraceError):
                 headrace.Log(place, readonly=readonly)  # type: ignore[arg-type]
+        with pytest.raises(HeadraceError):
+            headrace.repair(place)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["sync_every", "segment_seconds", "retain_seconds", "retain_bytes"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, Decimal("NaN"), Decimal("sNaN"), "text", 10**400, 1j, 0, -1])
+def test_an_amount_that_cannot_be_is_an_invalid_argument(path: Path, name: str, bad: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} must be a number above 0"):
+        headrace.Log(path, **{name: bad})
+
+
+@pytest.mark.parametrize("name", ["segment_seconds", "retain_seconds"])
+def test_seconds_have_a_bound(path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} .* below 1e"):
+        headrace.Log(path, **{name: 1e308})
 
 
 def test_a_time_that_never_comes_stops_no_other_log(path: Path) -> None:

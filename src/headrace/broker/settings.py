@@ -3,6 +3,7 @@
 import msgspec
 
 from headrace.model.errors import InvalidArgument
+from headrace.model.limits import SECONDS_MAX
 from headrace.model.topic import TopicSettings
 
 
@@ -28,6 +29,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
 
     def __post_init__(self) -> None:
-        for name in ("topics_max", "upkeep_seconds", "compact_seconds", "transaction_seconds_max", "journal_bytes"):
+        for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")
+        for name in ("upkeep_seconds", "compact_seconds", "transaction_seconds_max"):
+            if not 0 < getattr(self, name) < SECONDS_MAX:  # which NaN is not, either
+                raise InvalidArgument(
+                    f"{name} must be more than 0 and less than {SECONDS_MAX:.0e} seconds, not {getattr(self, name)}"
+                )
+        if not 0 <= self.transactions_kept_seconds < SECONDS_MAX:
+            raise InvalidArgument(
+                f"transactions_kept_seconds must be 0 or more and less than {SECONDS_MAX:.0e} seconds, not "
+                f"{self.transactions_kept_seconds}"
+            )

@@ -37,7 +37,7 @@ from headrace.model.errors import (
     MessageTooLarge,
     TooManyFiles,
 )
-from headrace.model.limits import BATCH_BYTES_MAX, SEGMENT_BYTES_MIN
+from headrace.model.limits import BATCH_BYTES_MAX, SECONDS_MAX, SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
@@ -111,7 +111,7 @@ class Log(Readable):
         self.path = checked_path(path)
         self.readonly = readonly
         self._codec = _codec(compression)
-        self._sync_every = _positive(sync_every, "sync_every")
+        self._sync_every = None if sync_every is None else float(_positive(sync_every, "sync_every"))
         self._retain_us = _microseconds(retain_seconds, "retain_seconds")
         self._retain_bytes = (
             None if retain_bytes is None else whole(_positive(retain_bytes, "retain_bytes"), "retain_bytes")
@@ -124,6 +124,10 @@ class Log(Readable):
         """Whether what is in the buffer will be written without being asked, or never has to be."""
         self._closing = False
         self._released = False
+        self._failure: HeadraceError | None = None
+        """Why closing could not make everything safe."""
+        self._tick_error = ""
+        """Why the last tick could not write: logged once, not at every tick."""
         self._host = host or shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
@@ -244,14 +248,19 @@ class Log(Readable):
         return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
 
     def info(self) -> dict[str, Any]:
-        """What there is to know about the log, as it is now."""
+        """What there is to know about the log, as it is now.
+
+        `messages` counts those that can be read; `unwritten` those that still wait for room on the disk.
+        """
         self._settle()
         segments = getattr(self._stored, "segments", ())
+        end = self._stored.next_offset
         return {
             "path": self.path,
             "first_offset": self.first_offset,
             "next_offset": self.next_offset,
-            "messages": len(self),
+            "messages": end - self.first_offset,
+            "unwritten": max(self.next_offset - end, 0),
             "bytes": getattr(self._stored, "size_bytes", 0),
             "segments": len(segments),
             "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
@@ -260,7 +269,10 @@ class Log(Readable):
         }
 
     def close(self) -> None:
-        """Write and sync what was appended, and let go of the log; it may be called again."""
+        """Write and sync what was appended, and let go of the log, in any case; it may be called again.
+
+        When the disk is full this raises DiskFull, and what could not be written is lost: `flush()` keeps it.
+        """
         with self._lock:
             if self._released:
                 return
@@ -268,27 +280,48 @@ class Log(Readable):
                 self._closed = self._released = True  # a forked child has only a copy of its parent's buffer
                 return
             # Each step can be done again, as an interrupt may come between them.
-            failure = None if self._closed else self._close_stored()
+            if not self._closed:
+                self._close_stored()
             self._closed = True
             shared.closed(self)
             self._wake()
             if self._beacon is not None:
                 self._beacon.close()
             self._released = True
+            failure, self._failure = self._failure, None
             if failure is not None:
                 raise failure
 
-    def _close_stored(self) -> LogFailed | None:
-        """Write what waits and close what is stored; returns why not all of it is safe."""
+    def _close_stored(self) -> None:
+        """Write what waits and close what is stored; keeps the reason when not all of it is safe."""
         if not self.readonly:
             self._closing = True
-            with contextlib.suppress(LogFailed):  # closing what is stored raises it again
+            try:
                 self._write()
+            except HeadraceError as error:
+                self._abandon(error)
         try:
             self._stored.close()  # type: ignore[attr-defined]
-        except LogFailed as error:
-            return error
-        return None
+        except HeadraceError as error:
+            self._failure = self._failure or error
+
+    def _abandon(self, error: HeadraceError) -> None:
+        """Drop what could not be written, as the log is being closed, and keep the error that says so."""
+        end = self._stored.next_offset
+        abandoned, fresh = self._buffer, Buffer(end)
+        # Both or none: no interrupt comes between assignments without calls.
+        self._buffer = fresh
+        self._failure = error
+        abandoned.taken = None
+        abandoned.take(close=True)  # other threads may still be at it
+        lost = abandoned.next_offset - end
+        if lost > 0 and isinstance(error, DiskFull | TooManyFiles | LogFailed):
+            self._failure = type(error)(
+                f"{self.path} was closed and lost {lost} message{'s' if lost > 1 else ''} from offset {end} on, which "
+                f"could not be written ({error}); once that is mended, open the log and append again",
+                messages=lost,
+                offset=end,
+            )
 
     def disown(self) -> None:
         """In a forked child: a writer's log is the parent's, and its lock must not outlive the parent.
@@ -400,9 +433,12 @@ class Log(Readable):
                 return
             try:
                 self._write()
+                self._tick_error = ""
             except HeadraceError as error:
                 # The messages stay in the buffer; the next append or flush meets the same error and raises it.
-                logger.warning("%s: %s", self.path, error)
+                if str(error) != self._tick_error:
+                    self._tick_error = str(error)
+                    logger.warning("messages not written; trying again  path=%s reason=%s", self.path, str(error))
                 self._ticking = not isinstance(error, LogFailed)
                 if self._ticking and self._sync_every is not None:
                     self._tick_later(self._sync_every)
@@ -506,14 +542,19 @@ def _codec(name: str) -> Codec:
         raise InvalidArgument(f"compression is none, lz4 or zstd, not {name!r}") from None
 
 
-def _positive(number: float | int | None, name: str) -> Any:
-    if number is not None and not 0 < number < float("inf"):
-        raise InvalidArgument(f"{name} must be a number above 0, or None, not {number}")
+def _positive(number: Any, name: str, below: float = float("inf")) -> Any:
+    try:
+        fits = number is None or (not isinstance(number, str | bytes) and 0 < float(number) < below)
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        limit = "" if below == float("inf") else f" and below {below:.0e}"
+        raise InvalidArgument(f"{name} must be a number above 0{limit}, or None, not {number!r}")
     return number
 
 
 def _microseconds(seconds: float | None, name: str) -> int | None:
-    return None if seconds is None else max(int(_positive(seconds, name) * 1_000_000), 1)
+    return None if seconds is None else max(int(float(_positive(seconds, name, SECONDS_MAX)) * 1_000_000), 1)
 
 
 def _now_us() -> int:

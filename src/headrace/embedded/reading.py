@@ -83,7 +83,7 @@ class Readable:
         offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
-            first, following = self.first_offset, self.next_offset
+            first, following = self.first_offset, self._stored.next_offset
             raise OffsetOutOfRange(f"there is no message at offset {offset}; the log has {first} up to {following}")
         for message in self.messages(offset, until=offset + 1):
             return message
@@ -96,7 +96,7 @@ class Readable:
     def __getitem__(self, at: int | slice) -> Message | list[Message]:
         """The message at an offset, or those in a range of offsets; negative ones count from the end."""
         if isinstance(at, slice):
-            if at.step not in (None, 1):
+            if at.step is not None and whole(at.step, "the step of a slice") != 1:
                 raise InvalidArgument("slices of a log have no step")
             first, following = self.first_offset, self.next_offset
             start = first if at.start is None else _from_end(at.start, following)
@@ -349,9 +349,13 @@ def _deadline(timeout_s: float | None) -> float | None:
     """When the time is up; None for never."""
     if timeout_s is None:
         return None
-    if timeout_s != timeout_s:
+    try:
+        deadline = clock.monotonic() + timeout_s
+    except OverflowError:
+        return None  # a whole number too large for a float
+    if deadline != deadline:
         raise InvalidArgument("a timeout is a number of seconds or None, not NaN")
-    return clock.monotonic() + timeout_s
+    return deadline
 
 
 def _left(deadline: float | None) -> float | None:

@@ -63,9 +63,18 @@ def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | 
 def checked_path(path: str | os.PathLike[str]) -> str:
     """The path as text, if it can be a directory's."""
     text: str | bytes = os.fspath(path)
-    if isinstance(text, bytes) or not text or "\0" in text:
+    if isinstance(text, bytes) or not text or "\0" in text or not _can_be_encoded(text):
         raise InvalidArgument(f"a log's path is the name of a directory, as text, not {text!r}")
     return text
+
+
+def _can_be_encoded(text: str) -> bool:
+    """Whether the system can have the text as a file's name; half of a surrogate pair has no encoding."""
+    try:
+        os.fsencode(text)
+    except UnicodeError:
+        return False
+    return True
 
 
 def locked(host: Host, directory: str, *, create: bool) -> OpenFile:

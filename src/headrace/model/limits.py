@@ -67,3 +67,6 @@ REASON_CHARS_MAX = 8_000
 
 CRONS_MAX = 10_000
 """Recurrences of one broker."""
+
+SECONDS_MAX = 1e10
+"""Settings in seconds are less: more than 300 years, and still exact in microseconds."""

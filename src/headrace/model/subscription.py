@@ -105,7 +105,7 @@ def subscription_settings(given: dict[str, Any], base: SubscriptionSettings | No
     """Settings from plain values by name, over those of `base`; says which one is wrong."""
     try:
         return msgspec.convert({**(base or SubscriptionSettings()).as_dict(), **given}, SubscriptionSettings)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise InvalidArgument(f"a subscription's settings are wrong: {error.__cause__ or error}") from error
 
 

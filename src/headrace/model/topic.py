@@ -14,6 +14,7 @@ from headrace.model.limits import (
     GROUP_NAME_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     PARTITIONS_MAX,
+    SECONDS_MAX,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
     TENANT_NAME_CHARS_MAX,
@@ -150,8 +151,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _bounded("retain_bytes", self.retain_bytes, 1, 1 << 60)
         for name in ("retain_seconds", "ttl_seconds", "segment_seconds"):
             seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds < 1e10:
-                raise InvalidArgument(f"{name} must be more than 0, not {seconds}")
+            if seconds is not None and not 0 < seconds < SECONDS_MAX:
+                raise InvalidArgument(f"{name} must be more than 0 and less than {SECONDS_MAX:.0e}, not {seconds}")
         if (self.validity is Validity.TTL) != (self.ttl_seconds is not None):
             raise InvalidArgument("validity ttl and ttl_seconds go together: give both or neither")
         if self.storage is not Storage.DISK and self.durability is not Durability.MEMORY:
@@ -182,7 +183,7 @@ def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> 
     merged["durability"] = Durability[durability].value
     try:
         return msgspec.convert(merged, TopicSettings)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         cause = error.__cause__
         raise InvalidArgument(f"a topic's settings are wrong: {cause or error}") from error
 

@@ -373,19 +373,26 @@ class FileLog(LogReader):
     def close(self) -> None:
         """Sync everything, seal the last segment so that opening is quick, and let go of the files.
 
-        Raises LogFailed if not everything could be synced; the log is closed then too.
+        Raises LogFailed or TooManyFiles if not everything could be synced; the log is closed then too.
         """
         with self._structure:
             if self._closed:
                 return
-            self._sync_or_wait()
-            for segment in self._segments if self._failure is None else ():
-                if segment.wants_seal:
-                    segment.seal()
+            postponed = self._try_sync()
+            try:
+                for segment in self._segments if self._failure is None and postponed is None else ():
+                    if segment.wants_seal:
+                        segment.seal()
+            except TooManyFiles as error:
+                postponed = error
+            except HeadraceError as error:
+                self._fail(error)
             self._closed = True
             self._forget_files()
             if self._failure is not None:
                 raise self._failed()
+            if postponed is not None:
+                raise postponed
 
     def _segment_for(self, batch: Batch, now_us: int) -> FileSegment:
         """The segment to append a batch to: the last one, or a new one when that is full or old."""
