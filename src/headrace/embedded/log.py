@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -344,6 +345,8 @@ class Log(Readable):
         """Close a writer that was dropped, and warn: `with` or `close()` would have told of errors. Readers just go."""
         if "_buffer" not in self.__dict__ or self._released or self.readonly or self._pid != os.getpid():
             return
+        if sys.is_finalizing():
+            return  # other threads have ended where they were, and may have left locks taken
         try:
             self.close()
         except HeadraceError as error:
