@@ -14,6 +14,9 @@ import headrace
 from headrace.storage.host import Host
 from headrace.testing.inline import InlineWorker
 
+# Python itself swallows an interrupt that comes while a generator is given up, and only warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 SOURCE = str(Path(headrace.__file__).parent)
 STEPS: list[Callable[[headrace.Log], object]] = [
     lambda log: log.append(b"one" + b"x" * 1500),
