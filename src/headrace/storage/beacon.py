@@ -140,7 +140,7 @@ class Beacon:
         self._released = True
 
     def __del__(self) -> None:
-        if not getattr(self, "_released", True):
+        if not getattr(self, "_released", True) and not sys.is_finalizing():  # files may be closed already then
             self.close()
 
 
