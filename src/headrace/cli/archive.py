@@ -162,7 +162,9 @@ def _run_each(given: argparse.Namespace, out: Output, archiver: "Archiver", prog
             if len(topics) == 1:
                 raise
             failed += 1  # the others do not have to wait for this one
-            content = {"error": {"code": error.code, "text": str(error), "retryable": error.retryable, "topic": topic}}
+            content = {
+                "error": {"code": error.code, "message": str(error), "retryable": error.retryable, "topic": topic}
+            }
             say(content, f"headrace: {topic}: {error} [{error.code}]", as_json=out.json)
             continue
         progress.clear()
@@ -291,7 +293,7 @@ def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, wo
             interrupts.check()
             return int(work(spark, progress))
     except SparkMissing as error:
-        content = {"error": {"code": error.code, "text": str(error), "retryable": False}}
+        content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
         say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
         return EXIT_USAGE
 

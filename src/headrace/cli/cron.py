@@ -15,6 +15,7 @@ from headrace.cli.forms import printable, time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import Output, table
 from headrace.cli.pending import FUTURE, add_topic, given_key
+from headrace.cli.watching import add_watch
 from headrace.model.errors import CronNotFound
 from headrace.model.recurring import CronInfo
 
@@ -119,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     coming = make("next", show_next, "print when the next runs are", _NEXT)
     _add_next(coming)
     removing = command("remove", remove, "end a recurrence", _REMOVE)
+    add_watch(listing, showing, coming)
     for each in (adding, listing, showing, pausing, resuming, running, coming, removing):
         add_connection(each)
 

@@ -25,6 +25,7 @@ from headrace.cli.pending import (
     selection,
 )
 from headrace.cli.settings import add_settings, given_settings, setting_text
+from headrace.cli.watching import add_watch
 from headrace.model.leasing import SubscriptionInfo, Timing
 from headrace.model.requests import Words
 from headrace.model.subscription import SubscriptionSettings
@@ -185,6 +186,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(driving)
     pausing = command("pause", pause, "hand out nothing for a while", _PAUSE)
     resuming = command("resume", resume, "hand out messages again", _RESUME)
+    add_watch(listing, counting, peeking)
     for each in (listing, creating, altering, resetting, deleting, counting, peeking, driving, pausing, resuming):
         add_connection(each)
 

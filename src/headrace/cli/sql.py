@@ -140,7 +140,7 @@ def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def _wrong_usage(error: HeadraceError, out: Output) -> int:
-    content = {"error": {"code": error.code, "text": str(error), "retryable": False}}
+    content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
     say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
     return EXIT_USAGE
 

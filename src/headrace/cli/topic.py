@@ -12,7 +12,7 @@ from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_ERROR, Output, counted, offsets_text, table
 from headrace.cli.settings import add_settings, duration_text, given_settings, setting_text, size_text
-from headrace.model.errors import InvalidArgument
+from headrace.cli.watching import add_watch
 from headrace.model.requests import TopicInfo
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
     _add_topic(deleting, "topic")
     add_yes(deleting)
+    add_watch(listing, describing)
     for each in (creating, listing, describing, altering, trimming, deleting):
         add_connection(each)
 
@@ -206,7 +207,7 @@ def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dic
     if given.before_time is not None:
         return bus.offsets(given.topic, given.before_time, partitions=given.partitions)
     if given.partitions is None and len(info.partitions) > 1:
-        raise InvalidArgument(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
+        given.parser.error(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
     return dict.fromkeys(given.partitions or [0], given.before_offset)
 
 
