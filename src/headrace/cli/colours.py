@@ -10,7 +10,7 @@ _CODES = {"heading": "1", "good": "32", "warning": "33", "bad": "31", "aside": "
 _STATES = {
     "running": "good",
     "sound": "good",
-    "done": "good",
+    "finished": "good",
     "starting": "warning",
     "waiting": "warning",
     "paused": "warning",

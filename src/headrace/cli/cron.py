@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.cli.arguments import Command, command_maker, completes, header, more_than_zero, relative_moment
+from headrace.cli.colours import paint_state
 from headrace.cli.connecting import add_connection, connected
 from headrace.cli.forms import printable, time_text
 from headrace.cli.interrupts import Interrupts
@@ -306,13 +307,13 @@ def _runs(info: CronInfo) -> str:
 
 def _row(info: CronInfo) -> tuple[object, ...]:
     given = info.recurrence
-    following = "paused" if given.paused else time_text(info.next_us) if info.next_us else "-"
+    following = paint_state("paused") if given.paused else time_text(info.next_us) if info.next_us else "-"
     return given.name, given.topic, given.when, given.zone, following, info.runs
 
 
 def _description(info: CronInfo) -> Iterator[str]:
     given = info.recurrence
-    following = "paused" if given.paused else time_text(info.next_us) if info.next_us else "none"
+    following = paint_state("paused") if given.paused else time_text(info.next_us) if info.next_us else "none"
     rows: dict[str, str | None] = {
         "name": given.name,
         "topic": given.topic,

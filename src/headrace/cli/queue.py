@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.cli.arguments import Command, command_maker, completes, count, start
+from headrace.cli.colours import paint, paint_state
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.draining import add_draining, drain
 from headrace.cli.forms import time_text
@@ -331,7 +332,7 @@ def _name(info: SubscriptionInfo) -> str:
 
 
 def _discipline(info: SubscriptionInfo) -> str:
-    return f"{info.settings['discipline']}{', paused' if info.settings['paused'] else ''}"
+    return f"{info.settings['discipline']}{', ' + paint('paused', 'warning') if info.settings['paused'] else ''}"
 
 
 def _counts(info: SubscriptionInfo) -> list[int]:
@@ -352,7 +353,11 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
     if info.error:
         yield f"not opened    {info.error}"
     yield ""
-    rows = [(status, number, remarks[status] or "") for status, number in zip(STATUSES, _counts(info), strict=True)]
+    # What is dead wants to be looked at, if there is any.
+    rows = [
+        (paint_state(status) if status == "dead" and number else status, number, remarks[status] or "")
+        for status, number in zip(STATUSES, _counts(info), strict=True)
+    ]
     yield from table(("status", "messages", ""), *rows)
     yield ""
     done = [(name.replace("_", " "), getattr(info, name)) for name in _DONE]

@@ -58,7 +58,7 @@ def _connection(given: argparse.Namespace) -> tuple[str, "Bus | None"]:
     try:
         return found.address, connect(found.address, name="headrace shell", timeout=given.timeout)
     except HeadraceError as error:
-        if found.source != "default":
+        if given.connect or given.context:
             raise
         return str(error), None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.cli.arguments import command_maker, completes, count, relative_moment
+from headrace.cli.colours import paint
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
@@ -268,7 +269,7 @@ def _description(info: TopicInfo) -> Iterator[str]:
     yield f"kept     {_kept(info.settings)}"
     yield f"groups   {', '.join(info.groups) or 'none'}"
     if info.error:
-        yield f"error    {info.error}"
+        yield f"error    {paint(info.error, 'bad')}"
     yield ""
     yield from table(("setting", "value"), *((name, setting_text(name, it)) for name, it in info.settings.items()))
     yield ""

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -99,7 +100,7 @@ class _Screen:
     def draw(self, content: bytes) -> None:
         """Show a frame in the place of the last one, as far as it fits."""
         lines = content.splitlines()
-        rows = max(os.get_terminal_size(sys.stdout.fileno()).lines - 2, 1)
+        rows = max(shutil.get_terminal_size().lines - 2, 1)
         if len(lines) > rows:
             lines = [*lines[: rows - 1], f"({len(lines) - rows + 1} more lines: there is no room for them)".encode()]
         now = time_text(time.time_ns() // 1_000_000 * 1000)[:19].replace("T", " ")
@@ -110,6 +111,6 @@ class _Screen:
         self._drawn = len(lines)
 
     def leave(self) -> None:
-        """Let long lines be wrapped again, and stand where a shell begins."""
-        self._out.add(_WRAP_ON)
+        """Let long lines be wrapped again, and stand where a shell begins, without the terminal's ^C."""
+        self._out.add(_WRAP_ON + b"\r" + _CLEAR_REST_OF_LINE)
         self._out.flush()
