@@ -36,7 +36,7 @@ and then has the broker drop the messages. What groups or leased subscriptions
 have still to read stays. Reads of the topic through Spark go on over the files.
 
 A run that is interrupted at any point can simply be started again. Needs Spark
-and Java: pip install 'headrace[spark]'. Topics in memory cannot be archived.
+and Java: see `bin/setup spark`. Topics in memory cannot be archived.
 """
 
 _STATUS = """\
@@ -60,7 +60,7 @@ within the seven days that a broker remembers it.
 
 --from and --until take an offset, which is meant for every partition, or a
 time. With --url the archive is read by its files alone, as when the broker it
-came from is lost. Needs Spark and Java: pip install 'headrace[spark]'.
+came from is lost. Needs Spark and Java: see `bin/setup spark`.
 """
 
 

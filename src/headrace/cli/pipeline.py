@@ -13,7 +13,7 @@ _FILES = """\
 FILE is Python with functions decorated by @headrace.spark.pipeline(...), or SQL
 with comments that name source and sink. `--master` takes local[*], any master
 of Spark's (spark://..., yarn, k8s://...), or a Spark Connect server, sc://...
-Needs `pip install 'headrace[spark]'`, and Java 17 unless it is Spark Connect."""
+Needs Spark (`bin/setup spark`), and Java 17 unless it is Spark Connect."""
 
 _RUN = f"""\
 examples:

@@ -62,7 +62,7 @@ rows again when they change; one that sorts as well, all rows again. Ends with
 Ctrl-C, SIGTERM, --limit, and when nobody reads its output any more.
 
 A table has 1,000 rows at most unless --limit says otherwise. Needs Spark and
-Java: pip install 'headrace[spark]'. Times are UTC.
+Java: see `bin/setup spark`. Times are UTC.
 """
 
 
