@@ -80,6 +80,15 @@ def test_contexts_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"$HEADRACE_CONTEXT" in run("topic", "list", code=1).stderr
 
 
+def test_addresses_that_cannot_be_one_are_blamed_on_who_said_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("context", "add", "a", A, "--use")
+    file = home / "contexts.toml"
+    file.write_text(file.read_text().replace(A, "somewhere"))
+    assert f"context a in {file}: 'somewhere' is no address" in run("ping", code=1).stderr.decode()
+    monkeypatch.setenv("HEADRACE_URL", "elsewhere")
+    assert b"$HEADRACE_URL: 'elsewhere' is no address" in run("ping", code=1).stderr
+
+
 def test_what_the_environment_overrides_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_URL", B)
     assert b"$HEADRACE_URL is set" in run("context", "add", "prod", A, "--use").stderr

@@ -187,6 +187,7 @@ def test_an_unknown_extra_is_refused(checkout: Checkout) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         checkout.run("setup", "everything")
     assert "usage: bin/setup [spark | test | bench | docs]" in caught.value.stderr
+    assert caught.value.returncode == 2
     assert checkout.done() == []
 
 

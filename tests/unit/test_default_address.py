@@ -63,6 +63,12 @@ def test_without_a_variable_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) 
     assert default_address() == "headrace://127.0.0.1:7390"
 
 
+def test_a_variable_that_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "somewhere")
+    with pytest.raises(errors.InvalidArgument, match=r"\$HEADRACE_URL: 'somewhere' is no address"):
+        headrace.connect()
+
+
 def test_an_address_that_is_given_counts_even_if_it_is_wrong(url: str) -> None:
     assert url
     with pytest.raises(errors.InvalidArgument, match="''"):

@@ -86,7 +86,7 @@ def resolve(given: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
         return Resolved(given.connect, "--connect")
     chosen = getattr(given, "context", None)
     if not chosen and environ.get(URL_VARIABLE):
-        return Resolved(environ[URL_VARIABLE], f"${URL_VARIABLE}")
+        return Resolved(_checked(environ[URL_VARIABLE], f"${URL_VARIABLE}"), f"${URL_VARIABLE}")
     if chosen:
         source = "--context"
     elif environ.get(CONTEXT_VARIABLE):
@@ -95,7 +95,8 @@ def resolve(given: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
     if not chosen and known.current is not None:
         chosen, source = known.current, known.path
     if chosen:
-        return Resolved(known.address(chosen, source), f"context {chosen} ({source})", chosen)
+        url = _checked(known.address(chosen, source), f"context {chosen} in {known.path}")
+        return Resolved(url, f"context {chosen} ({source})", chosen)
     return Resolved(_address_here(environ), "default")
 
 
@@ -115,6 +116,14 @@ def address(text: str) -> str:
     except InvalidArgument as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+def _checked(text: str, source: str) -> str:
+    """The address, if it is one; else an error that says where it comes from."""
+    try:
+        return address(text)
+    except argparse.ArgumentTypeError as error:
+        raise InvalidArgument(f"{source}: {error}") from error
 
 
 def _address_here(environ: Mapping[str, str]) -> str:

@@ -39,7 +39,12 @@ Target = Address | Nearby
 
 def default_address() -> str:
     """The address to use where none is given: $HEADRACE_URL, or else that of this machine."""
-    return os.environ.get(URL_VARIABLE) or DEFAULT_ADDRESS
+    text = os.environ.get(URL_VARIABLE) or DEFAULT_ADDRESS
+    try:
+        parse_address(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"${URL_VARIABLE}: {error}") from error
+    return text
 
 
 def parse_address(text: str) -> Address:
