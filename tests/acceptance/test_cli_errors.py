@@ -152,6 +152,19 @@ def test_ports_and_hosts_that_cannot_be_listened_on(broker: str, tmp_path: Path)
     assert error_of(run("serve", *data, "--port", "80000", "--json", code=2))["code"] == "usage_error"
 
 
+def test_a_directory_that_is_in_use_says_by_whom_and_what_to_do(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "data")
+    for words, advice in (
+        (["serve", "--port", "0", "--log-level", "error", "--data"], "--data"),
+        (["repair"], "end the broker first"),
+    ):
+        error = error_of(run(*words, str(tmp_path / "data"), "--json", code=1))
+        assert error["code"] == "log_in_use"
+        assert f"process {os.getpid()}" in error["message"]
+        assert advice in error["message"]
+    server.close()
+
+
 def test_paths_that_cannot_be_used_name_what_is_in_the_way(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

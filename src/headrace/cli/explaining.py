@@ -96,10 +96,19 @@ _ADVICE: dict[type[HeadraceError], str] = {
 """What a user can do about an error, where its text does not say."""
 
 
+_IN_USE = {
+    "serve": "end it first, or give another directory with --data; headrace info tells about the broker that runs",
+    "repair": "end the broker first",
+}
+"""What to do about a directory that is in use, by command."""
+
+
 def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
     if isinstance(error, TopicNotFound):
         makes = "" if given.parser.prog.startswith("headrace topic ") else ", headrace topic create makes one"
         return f"headrace topic list shows those there are{makes}"
+    if isinstance(error, LogInUse):
+        return _IN_USE.get(given.run.__name__)
     if isinstance(error, Timeout):
         return "--timeout gives it longer" if "timeout" in given else None
     return _ADVICE.get(type(error))
