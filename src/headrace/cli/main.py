@@ -4,6 +4,7 @@ import argparse
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         let_go_of_stdout()
         return int(end.code or 0)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     out = Output(as_json=getattr(given, "json", False))
     with Interrupts() as interrupts:
         try:

@@ -1,6 +1,5 @@
 """What a user may have meant who wrote something that there is not."""
 
-import difflib
 from collections.abc import Iterable
 
 _NEAR = 0.6
@@ -13,6 +12,8 @@ def nearest(text: str, known: Iterable[str]) -> list[str]:
     >>> nearest("tpoic", ["publish", "tail", "topic"])
     ['topic']
     """
+    import difflib  # only for who made a slip: every command would wait for it
+
     by_lower = {word.lower(): word for word in known}
     return [by_lower[word] for word in difflib.get_close_matches(text.lower(), by_lower, _OFFERED_MAX, _NEAR)]
 
