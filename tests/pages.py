@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 def needs_spark(page: Path) -> bool:
     """Whether a page tells its readers to install Spark."""
-    return "headrace[spark]" in page.read_text(encoding="utf-8")
+    return "headrace[spark]" in page.read_text(encoding="utf-8") and page.name != "install.md"
 
 
 def blocks(page: str) -> list[Block]:

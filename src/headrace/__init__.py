@@ -170,13 +170,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 
 
-def connect(
-    address: str = "headrace://127.0.0.1:7390", *, name: str = "", timeout: float = 30.0, wait: float = 0.0
-) -> "Bus":
+def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0) -> "Bus":
     """Connect to a broker.
 
     Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`.
+        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`; by default $HEADRACE_URL, or else
+            `headrace://127.0.0.1:7390`.
         name: what this program calls itself in the broker's lists and logs.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
@@ -187,7 +186,7 @@ def connect(
 
 
 async def connect_async(
-    address: str = "headrace://127.0.0.1:7390", *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0
 ) -> "AsyncBus":
     """Connect to a broker, for asyncio; all as in `connect`."""
     from headrace.client._async.bus import connect_async as connect_bus
@@ -208,7 +207,11 @@ def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0,
     from headrace.server import EmbeddedServer
 
     server = EmbeddedServer(path, **settings)
-    return attach(server, server.close, name=name, timeout=timeout)
+    try:
+        return attach(server, server.close, name=name, timeout=timeout)
+    except BaseException:
+        server.close()
+        raise
 
 
 async def open_async(
@@ -229,4 +232,8 @@ async def open_async(
         if opening.exception() is None:
             await asyncio.to_thread(opening.result().close)
         raise
-    return await attach_async(server, server.close, name=name, timeout=timeout)
+    try:
+        return await attach_async(server, server.close, name=name, timeout=timeout)
+    except BaseException:
+        await asyncio.to_thread(server.close)
+        raise

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.broker.settings import BrokerSettings
 from headrace.client.forking import detach
+from headrace.gateways.event_loop import new_event_loop as new_event_loop
 from headrace.model.errors import Closed, DiskFull, Forked, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
 from headrace.storage.ownership import LOCK_NAME
@@ -201,6 +202,7 @@ class Server:
         """Open the data and listen; when it returns clients are served."""
         # Imported here: whoever only wants to know the settings should not have to wait for the rest.
         from headrace.gateways.native import NativeGateway, NativeSettings
+        from headrace.gateways.process_info import process_info
         from headrace.gateways.turns import Turns
 
         settings = self.settings
@@ -221,6 +223,8 @@ class Server:
                 self.addresses = await self.gateway.listen(settings.host, settings.port)
             if settings.socket_path:
                 await self._listen_unix(settings.socket_path)
+            limits = {"connections_max": self._connections_max, "topics_max": settings.topics_max}
+            broker.surroundings = lambda: process_info(self.addresses, self.socket_path, **limits)
         except BaseException:
             self._close()
             raise
@@ -386,7 +390,7 @@ class DirectoryLock:
     def __init__(self, disk: "Disk", directory: str) -> None:
         from headrace.storage.disk import open_or_make
 
-        disk.make_directory(directory)
+        disk.make_directory(directory, private=True)
         self._disk = disk
         path = os.path.join(directory, LOCK_NAME)
         self._file: OpenFile | None = open_or_make(disk, path)
@@ -465,15 +469,6 @@ def data_bytes(path: str) -> int:
 def version() -> str:
     """The version of this software."""
     return str(sys.modules["headrace"].__version__)  # not imported: the package itself imports this module
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The quickest event loop there is."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 class EmbeddedServer:

@@ -183,7 +183,7 @@ def test_without_a_broker(tmp_path: Path) -> None:
         assert "headrace serve" in text
     error = json.loads(run("topic", "list", "--connect", url, "--json", code=1).stderr)["error"]
     assert (error["code"], error["retryable"]) == ("connection_failed", True)
-    assert error_of(run("topic", "list", "--connect", "somewhere", code=1))[1] == "invalid_argument"
+    assert b"'somewhere' is no address" in run("topic", "list", "--connect", "somewhere", code=2).stderr
 
 
 # Topics
@@ -212,8 +212,7 @@ def test_life_of_a_topic(topic: str) -> None:
     assert re.search(rf"^{topic} +3  disk +for 7d, last of each key +synced$", text_of("topic", "list"), re.MULTILINE)
     assert topic in text_of("topic", "list", "--names").splitlines()
 
-    text, code = error_of(run("topic", "delete", topic, code=1))
-    assert (code, "--yes" in text) == ("invalid_argument", True)
+    assert run("topic", "delete", topic, code=2).stderr.endswith(b"give --yes\n")
     assert text_of("topic", "delete", topic, "--yes") == f"deleted topic {topic}\n"
     text, code = error_of(run("topic", "describe", topic, code=1))
     assert code == "topic_not_found"
@@ -498,7 +497,7 @@ def test_life_of_a_group(topic: str) -> None:
     assert told("group", "seek", group, topic, "--to", "5m ago", "--partition", "0")[0]["places"][0]["offset"] == 0
     assert told("group", "seek", group, topic, "--to", "latest")[0]["places"][0]["offset"] == 11
 
-    assert error_of(run("group", "delete", group, code=1))[1] == "invalid_argument"
+    assert run("group", "delete", group, code=2).stderr.endswith(b"give --yes\n")
     assert text_of("group", "delete", group, "--yes") == f"deleted group {group}\n"
     text, code = error_of(run("group", "describe", group, code=1))
     assert code == "group_not_found"

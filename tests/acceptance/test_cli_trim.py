@@ -50,8 +50,8 @@ def test_what_is_still_to_be_read_is_kept_and_told(address: str, capfd: pytest.C
 
 def test_a_partition_must_be_named_and_the_user_must_be_sure(address: str, capfd: pytest.CaptureFixture[str]) -> None:
     trim = ["topic", "trim", "orders", "--connect", address]
-    assert main([*trim, "--before-offset", "3", "--yes"]) == 1
+    assert main([*trim, "--before-offset", "3", "--yes"]) == 2
     assert "say which with --partition" in capfd.readouterr().err
-    assert main([*trim, "--before-time", "now"]) == 1
+    assert main([*trim, "--before-time", "now"]) == 2
     assert "give --yes" in capfd.readouterr().err
     assert main(trim) == 2

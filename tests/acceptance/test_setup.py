@@ -1,8 +1,10 @@
 """Set-up: what is installed for which command, and Java for what runs Spark; pip, apt-get and Java are stand-ins."""
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,7 @@ def test_an_unknown_extra_is_refused(checkout: Checkout) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         checkout.run("setup", "everything")
     assert "usage: bin/setup [spark | test | bench | docs]" in caught.value.stderr
+    assert caught.value.returncode == 2
     assert checkout.done() == []
 
 
@@ -225,3 +228,23 @@ def test_a_python_that_can_make_no_venv_is_the_last_choice(checkout: Checkout) -
     with pytest.raises(subprocess.CalledProcessError) as caught:
         checkout.run("setup")
     assert f"{lacking} lacks the venv or ensurepip module" in caught.value.stderr
+
+
+def test_a_checkout_that_cannot_be_written_says_what_to_do() -> None:
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # who may write everywhere
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is not installed")
+        as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        root.chmod(0o755)
+        (root / "bin").mkdir()
+        shutil.copy(ROOT / "bin" / "setup", root / "bin")
+        root.chmod(0o555)
+        done = subprocess.run([*as_user, str(root / "bin" / "setup")], capture_output=True, text=True, check=False)
+        root.chmod(0o755)
+    assert done.returncode == 1
+    assert f"{place} is read-only" in done.stderr
+    assert f"pip install '{place}'" in done.stderr
+    assert done.stdout == ""

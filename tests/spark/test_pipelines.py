@@ -508,7 +508,7 @@ def test_a_broken_file_is_refused_before_anything_is_started(broker: SparkBroker
                 assert main(["pipeline", what, file, "--connect", broker.address, "--json"]) == 1
             told = json.loads(os.pread(errors.fileno(), 1 << 20, 0))
         assert told["error"]["code"] == "invalid_argument"
-        assert told["error"]["text"] == f"{file}:2: NameError: name 'undefined' is not defined"
+        assert told["error"]["message"] == f"{file}:2: NameError: name 'undefined' is not defined"
 
 
 def test_a_run_in_the_foreground_goes_on_where_the_last_one_was(

@@ -142,20 +142,41 @@ def test_a_repair_waits_until_the_broker_is_gone(data: Path, bus: headrace.Bus) 
 
 
 def test_the_command_line_says_what_to_do(data: Path, bus: headrace.Bus, capfd: pytest.CaptureFixture[str]) -> None:
-    directory = str(partition(data))
-    assert main(["log", "append", directory, "x"]) == 1
-    assert "headrace publish" in capfd.readouterr().err
-    assert main(["log", "read", directory, "--values", "--limit", "2"]) == 0
-    assert capfd.readouterr() == ("0\n1\n", "")
-    assert main(["log", "info", directory]) == 0
-    assert "a broker, and nobody else" in capfd.readouterr().out
-    assert main(["log", "verify", directory]) == 0
-    capfd.readouterr()
-    assert main(["log", "read", str(data)]) == 1
-    said = capfd.readouterr().err
-    assert "data of a broker" in said
-    assert "log append" not in said
+    advice = {
+        "append": "headrace publish",
+        "read": "headrace tail",
+        "tail": "headrace tail",
+        "info": "headrace topic describe",
+        "verify": f"headrace verify {data}",
+        "repair": f"headrace repair {data}",
+        "bench": "another directory",
+    }
+    inside = partition(data)
+    for directory in (inside, inside.parent, inside.parent.parent, data, data / "broker" / "journal"):
+        before = content(data)
+        for command, wanted in advice.items():
+            assert main(["log", command, str(directory), *(["x"] if command == "append" else [])]) == 1
+            out, said = capfd.readouterr()
+            assert out == ""
+            assert wanted in said
+            assert "[log_owned]" in said
+        assert content(data) == before
     assert bus.publish("orders", b"more").offset == 100
+
+
+def test_the_command_line_reads_a_copy_of_a_brokers_log(
+    data: Path, bus: headrace.Bus, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(partition(data), tmp_path / "copy")
+    bus.close()
+    copy = str(tmp_path / "copy")
+    assert main(["log", "append", copy, "x"]) == 1
+    assert "is a copy of a broker's log" in capfd.readouterr().err
+    assert main(["log", "read", copy, "--values", "--limit", "2"]) == 0
+    assert capfd.readouterr() == ("0\n1\n", "")
+    assert main(["log", "info", copy]) == 0
+    assert "a broker, and nobody else" in capfd.readouterr().out
+    assert main(["log", "verify", copy]) == 0
 
 
 def test_a_log_beside_a_broker_is_ones_own(data: Path, bus: headrace.Bus) -> None:

@@ -123,6 +123,8 @@ class Broker:
         self._draining = False
         self.wall_offset_us = 0
         """How far the time of day is ahead of the broker's time: less than 0 after the system's clock was put back."""
+        self.surroundings: Callable[[], dict[str, Any]] = dict
+        """Tells those fields of BrokerInfo that only the process around the broker knows."""
         self._handlers = self._by_request()
 
     @property
@@ -337,4 +339,5 @@ class Broker:
             connections=len(self._sessions),
             transactions_open=len(self._transactions),
             data=self._store.directory or ":memory:",
+            **self.surroundings(),
         )

@@ -154,7 +154,7 @@ class SubscriptionRegistry:
         """The subscription of that name, whether it could be opened or not."""
         found = self.find(self._topics.known(topic), name)
         if found is None:
-            raise SubscriptionNotFound(f"the topic {topic} has no leased subscription {name}; create it first")
+            raise SubscriptionNotFound(f"the topic {topic} has no leased subscription {name}")
         return found
 
     def get_or_create(self, request: Lease, now_us: int) -> Subscription:

@@ -115,7 +115,7 @@ class Topics:
         """The topic of that name, whether it could be opened or not."""
         topic = self.find(name)
         if topic is None:
-            raise TopicNotFound(f"there is no topic {name}; create it first")
+            raise TopicNotFound(f"there is no topic {name}")
         return topic
 
     def check(self, topic: Topic) -> None:
@@ -131,8 +131,9 @@ class Topics:
         topic = self.find(name)
         if topic is None and self._settings.auto_create_topics:
             return self.create(TopicCreate(name), now_us)
-        if topic is None or topic.failure:
-            return self.get(name)
+        if topic is None:
+            raise TopicNotFound(f"there is no topic {name}, and auto_create_topics is off; create it first")
+        self.check(topic)
         return topic
 
     def create(self, request: TopicCreate, now_us: int) -> Topic:

@@ -36,7 +36,7 @@ and then has the broker drop the messages. What groups or leased subscriptions
 have still to read stays. Reads of the topic through Spark go on over the files.
 
 A run that is interrupted at any point can simply be started again. Needs Spark
-and Java: pip install 'headrace[spark]'. Topics in memory cannot be archived.
+and Java: see `bin/setup spark`. Topics in memory cannot be archived.
 """
 
 _STATUS = """\
@@ -60,7 +60,7 @@ within the seven days that a broker remembers it.
 
 --from and --until take an offset, which is meant for every partition, or a
 time. With --url the archive is read by its files alone, as when the broker it
-came from is lost. Needs Spark and Java: pip install 'headrace[spark]'.
+came from is lost. Needs Spark and Java: see `bin/setup spark`.
 """
 
 
@@ -162,7 +162,9 @@ def _run_each(given: argparse.Namespace, out: Output, archiver: "Archiver", prog
             if len(topics) == 1:
                 raise
             failed += 1  # the others do not have to wait for this one
-            content = {"error": {"code": error.code, "text": str(error), "retryable": error.retryable, "topic": topic}}
+            content = {
+                "error": {"code": error.code, "message": str(error), "retryable": error.retryable, "topic": topic}
+            }
             say(content, f"headrace: {topic}: {error} [{error.code}]", as_json=out.json)
             continue
         progress.clear()
@@ -291,7 +293,7 @@ def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, wo
             interrupts.check()
             return int(work(spark, progress))
     except SparkMissing as error:
-        content = {"error": {"code": error.code, "text": str(error), "retryable": False}}
+        content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
         say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
         return EXIT_USAGE
 

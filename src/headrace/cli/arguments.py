@@ -6,10 +6,11 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from headrace.cli.forms import parse_time
 from headrace.cli.interrupts import Interrupts
+from headrace.cli.nearest import did_you_mean
 from headrace.cli.output import Output
 
 Command = Callable[[argparse.Namespace, Output, Interrupts], int]
@@ -31,17 +32,34 @@ _DURATION = re.compile(_NUMBER + r"\s*(ms|s|m|h|d|w|)")
 _SIZE = re.compile(_NUMBER + r"\s*([a-zA-Z]*)")
 
 
+class UsageError(Exception):
+    """The command line is wrong; `parser` can say how it is used."""
+
+    def __init__(self, parser: argparse.ArgumentParser, text: str) -> None:
+        super().__init__(text)
+        self.parser = parser
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser of one command: takes options between values, and explains mistakes with its own usage.
 
     Its arguments are added when they are first needed, so that a command costs the others no time.
     """
 
-    def __init__(self, *given: Any, fill: Callable[["CommandParser"], None] | None = None, **named: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        fill: Callable[["CommandParser"], None] | None = None,
+        passes_on: bool = False,
+        **named: Any,
+    ) -> None:
+        """Make it; with `passes_on` all that follows the command is another program's, and is kept as it is."""
         super().__init__(*given, **named)
         self._fill = fill
+        self._passes_on = passes_on
         self._parsing = False
         self.set_defaults(parser=self)
+        self.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def fill(self) -> None:
         """Add the arguments, if that has not been done."""
@@ -52,6 +70,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is not known."""
         self.fill()
+        if self._passes_on:
+            taken = argparse.Namespace() if namespace is None else namespace
+            vars(taken).update(self._defaults, arguments=list(args or []))
+            return taken, []
         if self._parsing or self._subparsers is not None:  # argparse calls this in turn, or there is nothing to mix
             return super().parse_known_args(args, namespace)
         self._parsing = True
@@ -60,8 +82,28 @@ class CommandParser(argparse.ArgumentParser):
         finally:
             self._parsing = False
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line; whoever runs the parser tells the user."""
+        raise UsageError(self, message)
+
+    def _meant(self, unknown: list[str]) -> str:
+        """Which options the first unknown one may stand for."""
+        options = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        meant = did_you_mean(options[0], self._option_string_actions) if options else ""
+        return f"; {meant}" if meant else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is no choice, and say which may be meant."""
+        if action.choices is None or value in action.choices:
+            return
+        known = list(map(str, action.choices))
+        meant = did_you_mean(str(value), known) or f"choose from {', '.join(known)}"
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(None, f"there is no command {value!r}; {meant}")
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {meant}")
 
     def format_help(self) -> str:
         """All that there is to say about the command."""
@@ -92,7 +134,7 @@ def described(summary: str, epilog: str) -> dict[str, Any]:
 
 
 def completes(action: argparse.Action, kind: str) -> argparse.Action:
-    """Say what a shell may offer as its value: `topic`, `group`, `queue`, `cron`, `file` or `directory`."""
+    """Say what a shell may offer as its value: `topic`, `group`, `queue`, `cron`, `context`, `file` or `directory`."""
     action.completes = kind  # type: ignore[attr-defined]
     return action
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.cli.colours import paint_state
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.measuring import measure
@@ -97,7 +98,7 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             f"torn: {counted(findings.torn_bytes, 'byte')} of an unfinished write at offset {findings.torn_at}"
         )
     lines += [f"lost earlier: {offsets_text(lost.first_offset, lost.next_offset)}" for lost in earlier]
-    lines.append("sound" if sound else "DAMAGED; `headrace log repair` makes the log whole again")
+    lines.append(paint_state("sound" if sound else "DAMAGED; `headrace log repair` makes the log whole again"))
     out.tell(content, *lines)
     return 0 if sound else EXIT_DAMAGED
 

@@ -8,7 +8,7 @@ from headrace.cli.arguments import CommandParser
 
 ANYTHING = "anything"
 """The kind of a value that nobody can guess."""
-NAMED = ("topic", "group", "queue", "cron", "pipeline")
+NAMED = ("topic", "group", "queue", "cron", "pipeline", "context")
 """The kinds of values whose names `headrace KIND list --names` tells."""
 
 

@@ -10,6 +10,8 @@ from headrace.cli.arguments import CommandParser, described
 COMMANDS = {
     "a broker": {
         "serve": "run a broker",
+        "info": "tell what there is to know about a broker",
+        "ping": "ask whether a broker answers, and how quickly",
         "bench": "measure how fast a broker is",
     },
     "through a broker": {
@@ -31,11 +33,19 @@ COMMANDS = {
         "repair": "make a data directory usable again that a broker refuses",
         "log": "append to and read a log in a directory",
     },
+    "Python": {
+        "python": "run Python with Headrace",
+        "shell": "a Python prompt, connected to a broker",
+    },
     "the command line itself": {
+        "context": "give brokers names, and choose which of them commands talk to",
         "completion": "print what lets your shell complete commands",
     },
 }
 """Commands in groups, with what they do. Module `headrace.cli.NAME` has an `add_arguments(parser)`."""
+
+PASSED_ON = ("python",)
+"""Commands that take all that follows as it is."""
 
 _EPILOG = """\
 examples:
@@ -48,7 +58,8 @@ examples:
   headrace log read ./orders
 
 `headrace COMMAND --help` tells more, with examples. A broker is looked for at
---connect URL, else at $HEADRACE_URL, else on this machine.
+--connect URL, --context NAME, $HEADRACE_URL, $HEADRACE_CONTEXT, in the context
+that `headrace context use` chose, and on this machine: the first counts.
 
 exit codes:
   0    done
@@ -58,8 +69,12 @@ exit codes:
   130  ended by Ctrl-C
   143  ended by SIGTERM
 
-With --json, results are JSON on stdout and errors are JSON on stderr:
-  {"error": {"code": "topic_not_found", "text": "...", "retryable": false}}
+With --json, results are JSON on stdout, and every error, wrong usage included, is
+one JSON object on stderr; the code of wrong usage is usage_error:
+  {"error": {"code": "topic_not_found", "message": "...", "retryable": false}}
+
+On a terminal there are colours; --no-color, $NO_COLOR and TERM=dumb turn them
+off, $FORCE_COLOR turns them on elsewhere.
 """
 
 
@@ -81,7 +96,8 @@ def whole_parser() -> CommandParser:
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="headrace")
     for group in COMMANDS.values():
         for name, summary in group.items():
-            commands.add_parser(name, fill=_filler(name), **described(summary, ""))
+            passes_on = name in PASSED_ON
+            commands.add_parser(name, fill=_filler(name), passes_on=passes_on, **described(summary, ""))
     return parser
 
 

@@ -13,7 +13,8 @@ examples:
   headrace completion fish > ~/.config/fish/completions/headrace.fish
 
 Completes commands, options, what they may be set to, and the names of topics,
-groups, subscriptions and recurrences, for which the broker is asked.
+groups, subscriptions and recurrences, for which the broker is asked, and of
+contexts.
 """
 
 

@@ -20,7 +20,7 @@ from headrace.server import MEMORY, ServerSettings
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 DEFAULT = "default"
-_NOT_SETTINGS = {CONFIG_VARIABLE, "HEADRACE_URL"}
+_NOT_SETTINGS = {CONFIG_VARIABLE, "HEADRACE_URL", "HEADRACE_CONTEXT"}
 """Variables that others read."""
 _PATHS = ("data", "unix_socket")
 _NEAR, _VERY_NEAR = 0.4, 0.85

@@ -3,21 +3,19 @@
 import argparse
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import add_json, duration
+from headrace.cli.arguments import add_json, completes, duration
+from headrace.cli.contexts import URL_VARIABLE, address, resolve
 from headrace.cli.output import Output
-from headrace.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
 
-URL_VARIABLE = "HEADRACE_URL"
 _NAME = "headrace command line"
 _SAME_AGAIN_S = 5.0
 
@@ -26,8 +24,15 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
     """Add what every command that needs a broker takes; `json_in` is where its choice of forms is."""
     broker = parser.add_argument_group("broker")
     broker.add_argument(
-        "--connect", metavar="URL", help=f"where the broker is (default: ${URL_VARIABLE}, else this machine)"
+        "--connect",
+        metavar="URL",
+        type=address,
+        help=f"where the broker is (default: ${URL_VARIABLE}, else a context, else this machine)",
     )
+    named = broker.add_argument(
+        "--context", metavar="NAME", help="where the broker is, by the name that `headrace context add` gave it"
+    )
+    completes(named, "context")
     broker.add_argument(
         "--timeout", metavar="TIME", type=duration, default=30.0, help="how long to wait for an answer (default: 30s)"
     )
@@ -35,14 +40,14 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
 
 
 @contextmanager
-def connected(given: argparse.Namespace, out: Output) -> Iterator["Bus"]:
-    """A connection to the broker that the user means; what the client warns of is told."""
+def connected(given: argparse.Namespace, out: Output, wait: float = 0.0) -> Iterator["Bus"]:
+    """A connection to the broker that the user means, for which it may be waited; what the client warns of is told."""
     from headrace.client._sync.bus import connect
 
     notes = _Notes(out)
     logging.getLogger("headrace.client").addHandler(notes)
     try:
-        with connect(broker_url(given), name=_NAME, timeout=given.timeout) as bus:
+        with connect(broker_url(given), name=_NAME, timeout=given.timeout, wait=wait) as bus:
             yield bus
     finally:
         logging.getLogger("headrace.client").removeHandler(notes)
@@ -66,27 +71,7 @@ class _Notes(logging.Handler):
 
 def broker_url(given: argparse.Namespace) -> str:
     """Where the user means the broker to be."""
-    return given.connect or os.environ.get(URL_VARIABLE) or _url_here()
-
-
-def _url_here() -> str:
-    """The broker that `headrace serve` starts on this machine unless it is told otherwise."""
-    from headrace.cli.configuration import default_data
-    from headrace.client.addresses import DEFAULT_ADDRESS
-    from headrace.server import SOCKET_NAME
-
-    path = os.path.join(default_data(os.environ), SOCKET_NAME)
-    return f"headrace+unix://{path}" if _listens(path) else DEFAULT_ADDRESS
-
-
-def _listens(path: str) -> bool:
-    """Whether anyone listens on a Unix socket; one that was killed leaves it behind."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        try:
-            asking.connect(path)
-        except OSError:
-            return False
-    return True
+    return resolve(given, os.environ).address
 
 
 def confirmed(given: argparse.Namespace, question: str) -> bool:
@@ -94,7 +79,7 @@ def confirmed(given: argparse.Namespace, question: str) -> bool:
     if given.yes:
         return True
     if sys.stdin is None or sys.stderr is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InvalidArgument("this cannot be undone, and there is no terminal to ask on: give --yes")
+        given.parser.error("this cannot be undone, and there is no terminal to ask on: give --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):

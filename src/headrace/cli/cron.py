@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.cli.arguments import Command, command_maker, completes, header, more_than_zero, relative_moment
+from headrace.cli.colours import paint_state
 from headrace.cli.connecting import add_connection, connected
 from headrace.cli.forms import printable, time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import Output, table
 from headrace.cli.pending import FUTURE, add_topic, given_key
+from headrace.cli.watching import add_watch
 from headrace.model.errors import CronNotFound
 from headrace.model.recurring import CronInfo
 
@@ -119,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     coming = make("next", show_next, "print when the next runs are", _NEXT)
     _add_next(coming)
     removing = command("remove", remove, "end a recurrence", _REMOVE)
+    add_watch(listing, showing, coming)
     for each in (adding, listing, showing, pausing, resuming, running, coming, removing):
         add_connection(each)
 
@@ -304,13 +307,13 @@ def _runs(info: CronInfo) -> str:
 
 def _row(info: CronInfo) -> tuple[object, ...]:
     given = info.recurrence
-    following = "paused" if given.paused else time_text(info.next_us) if info.next_us else "-"
+    following = paint_state("paused") if given.paused else time_text(info.next_us) if info.next_us else "-"
     return given.name, given.topic, given.when, given.zone, following, info.runs
 
 
 def _description(info: CronInfo) -> Iterator[str]:
     given = info.recurrence
-    following = "paused" if given.paused else time_text(info.next_us) if info.next_us else "none"
+    following = paint_state("paused") if given.paused else time_text(info.next_us) if info.next_us else "none"
     rows: dict[str, str | None] = {
         "name": given.name,
         "topic": given.topic,

@@ -1,9 +1,9 @@
 """Errors in the words of the command line, where those of the Python API would not help."""
 
 import argparse
-import os
 import shlex
 
+from headrace.cli.near_names import near_names
 from headrace.model.errors import (
     CorruptBatch,
     CronExists,
@@ -34,7 +34,9 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
         advice: str | None = "--skip-corrupt passes over what is damaged"
     else:
         advice = _advice(error, given)
-    return f"{error}; {advice}" if advice else str(error)
+    near = near_names(error, given)
+    told = f"{error}; {near}" if near else str(error)
+    return f"{told}{' ' if near else '; '}{advice}" if advice else told
 
 
 def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) -> str:
@@ -48,23 +50,38 @@ def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) 
         then = "append what is missing" if given.run.__name__ == "append" else "try again"
         return f"the disk of {directory} is full; free some space, then {then}"
     if isinstance(error, LogOwned):
-        return (
-            f"{directory} is a log of a broker, and only the broker writes there; `headrace publish TOPIC VALUE` "
-            "publishes to its topic, `headrace log read` and `info` look at it"
-        )
+        return _about_owned(given.run.__name__, directory, error.details.get("data"))
     if isinstance(error, LogInUse) and "broker" in str(error):
         return str(error)
     if isinstance(error, LogInUse):
         return f"{directory} is being written by another process; end that first, or try again"
-    if isinstance(error, LogNotFound) and os.path.isdir(os.path.join(directory, "broker")):
-        return f"{error}: it is the data of a broker; its logs are in {shlex.quote(os.path.join(directory, 'topics'))}"
-    if isinstance(error, LogNotFound):
+    if isinstance(error, LogNotFound) and given.run.__name__ != "append":
         return f"{error}; to make one: headrace log append {shlex.quote(directory)} VALUE"
     return str(error)
 
 
+def _about_owned(command: str, directory: str, data: str | None) -> str:
+    """What to use instead of `headrace log`, where a broker keeps its data."""
+    if data is None:
+        return (
+            f"{directory} is a copy of a broker's log, and only the broker writes to such; `headrace publish TOPIC "
+            "VALUE` publishes to its topic, `headrace log read` and `info` look at the copy"
+        )
+    shown = shlex.quote(data)
+    advice = {
+        "append": "`headrace publish TOPIC VALUE` publishes to its topics",
+        "read": "`headrace tail TOPIC --from earliest --no-follow` prints messages of its topics",
+        "tail": "`headrace tail TOPIC` prints messages of its topics",
+        "info": "`headrace topic list` and `headrace topic describe TOPIC` tell about its topics",
+        "verify": f"`headrace verify {shown}` checks all of it",
+        "repair": f"`headrace repair {shown}` repairs all of it while the broker is stopped",
+        "bench": "give another directory",
+    }[command]
+    where = "is the data directory of a broker" if data == directory else f"belongs to the broker of {data}"
+    return f"{directory} {where}; {advice}"
+
+
 _ADVICE: dict[type[HeadraceError], str] = {
-    TopicNotFound: "headrace topic list shows those there are, headrace topic create makes one",
     TopicExists: "--exist-ok takes it as it is, headrace topic alter changes it",
     GroupNotFound: "headrace group list shows those there are",
     GroupInUse: "headrace group describe shows them",
@@ -79,7 +96,19 @@ _ADVICE: dict[type[HeadraceError], str] = {
 """What a user can do about an error, where its text does not say."""
 
 
+_IN_USE = {
+    "serve": "end it first, or give another directory with --data; headrace info tells about the broker that runs",
+    "repair": "end the broker first",
+}
+"""What to do about a directory that is in use, by command."""
+
+
 def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
+    if isinstance(error, TopicNotFound):
+        makes = "" if given.parser.prog.startswith("headrace topic ") else ", headrace topic create makes one"
+        return f"headrace topic list shows those there are{makes}"
+    if isinstance(error, LogInUse):
+        return _IN_USE.get(given.run.__name__)
     if isinstance(error, Timeout):
         return "--timeout gives it longer" if "timeout" in given else None
     return _ADVICE.get(type(error))

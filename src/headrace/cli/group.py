@@ -10,6 +10,7 @@ from headrace.cli.arguments import command_maker, completes, count, start
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_ERROR, Output, counted, table
+from headrace.cli.watching import add_watch
 from headrace.model.requests import GroupInfo
 
 _LIST = """\
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     deleting = make("delete", delete, "forget a group and its positions", _DELETE)
     _add_group(deleting)
     add_yes(deleting)
+    add_watch(listing, describing)
     for each in (listing, describing, seeking, deleting):
         add_connection(each)
 

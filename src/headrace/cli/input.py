@@ -57,7 +57,9 @@ def _lines(interrupts: Interrupts, separator: bytes, bytes_max: int) -> Iterator
         if separator not in data:
             begun += data
             if len(begun) > bytes_max:
-                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; a line of stdin has more")
+                raise MessageTooLarge(
+                    f"a message has at most {MESSAGE_BYTES_MAX} bytes; a line of stdin has more: divide it"
+                )
             continue
         first, *lines, last = data.split(separator)
         yield [bytes(begun + first), *lines]
@@ -73,7 +75,7 @@ def _read_file(path: str, interrupts: Interrupts) -> bytes:
         while data := _read(fd, _READ_BYTES, interrupts):
             content += data
             if len(content) > MESSAGE_BYTES_MAX:
-                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; {path} has more")
+                raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes; {path} has more: divide it")
         return bytes(content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error

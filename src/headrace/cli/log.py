@@ -15,6 +15,7 @@ from headrace.cli.arguments import (
     moment,
     more_than_zero,
 )
+from headrace.cli.brokers_logs import outside_brokers
 from headrace.cli.care import bench, info, repair, verify
 from headrace.cli.measuring import add_measuring
 from headrace.cli.reading import read, tail
@@ -112,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make = command_maker(parser)
 
     def command(name: str, run: Command, summary: str, epilog: str) -> argparse.ArgumentParser:
-        made = make(name, run, summary, epilog)
+        made = make(name, outside_brokers(run), summary, epilog)
         directory = made.add_argument("directory", metavar="DIR", type=os.path.abspath, help="the log's directory")
         completes(directory, "directory")
         if run is bench:

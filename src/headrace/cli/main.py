@@ -1,46 +1,71 @@
 """The entry of the command line: finds the command, runs it, and turns what goes wrong into words and exit codes."""
 
 import argparse
+import errno
 import logging
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from headrace.cli.commands import whole_parser
+from headrace.cli import colours
+from headrace.cli.arguments import UsageError
+from headrace.cli.commands import PASSED_ON, whole_parser
 from headrace.cli.explaining import explained
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_of_stdout, say
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, TooManyFiles
+
+USAGE_CODE = "usage_error"
+"""The code of what is wrong with the command line itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     # Whatever Headrace logs, it also raises or tells: it would be said twice.
     logging.getLogger("headrace").addHandler(logging.NullHandler())
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = _options(words)
+    colours.choose(os.environ, off="--no-color" in options)
     try:
-        given = _parse(arguments)
+        given = _parse(words)
+    except UsageError as error:
+        _tell_usage(error, as_json="--json" in options)
+        return EXIT_USAGE
     except SystemExit as end:
         let_go_of_stdout()
         return int(end.code or 0)
-    as_json = getattr(given, "json", False)
-    out = Output(as_json=as_json)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    out = Output(as_json=getattr(given, "json", False))
     with Interrupts() as interrupts:
         try:
-            return int(given.run(given, out, interrupts))
+            return _run(given, out, interrupts)
+        except UsageError as error:
+            _tell_usage(error, as_json=out.json)
+            return EXIT_USAGE
         except Interrupted as end:
             return end.exit_code
         except BrokenPipeError:
             return 0  # who reads our output has seen enough
         except HeadraceError as error:
-            _tell_error(error.code, explained(error, given), error.retryable, as_json=as_json)
+            _tell_error(error.code, explained(error, given), error.retryable, as_json=out.json)
         except OSError as error:
-            text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-            _tell_error("system_error", text, False, as_json=as_json)
+            _tell_error(*_of_the_system(error), as_json=out.json)
     return EXIT_ERROR
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(words: Sequence[str]) -> set[str]:
+    """The words that are options of ours, as far as one can know before they are parsed."""
+    if words and words[0] in PASSED_ON:
+        return set()
+    end = words.index("--") if "--" in words else len(words)
+    return set(words[:end])
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = whole_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(words)
     if "run" not in given:
         given.parser.print_help(sys.stderr)
         parser.exit(EXIT_USAGE)
@@ -50,9 +75,35 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return given
 
 
+def _run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    if getattr(given, "watch", None) is None:
+        return int(given.run(given, out, interrupts))
+    from headrace.cli.watching import watch
+
+    return watch(given, out, interrupts)
+
+
+def _of_the_system(error: OSError) -> tuple[str, str, bool]:
+    """Code and text of what the operating system refused, and whether to try again."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        text = f"{error.strerror}: no more files may be open; close some, or raise the limit (ulimit -n)"
+        return TooManyFiles.code, text, TooManyFiles.retryable
+    text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return "system_error", text, False
+
+
+def _tell_usage(error: UsageError, *, as_json: bool) -> None:
+    prog = error.parser.prog
+    content = {"code": USAGE_CODE, "message": str(error), "retryable": False, "help": f"{prog} --help"}
+    mark = colours.paint("error:", "bad", stream="stderr")
+    usage = error.parser.format_usage()
+    say({"error": content}, f"{usage}{prog}: {mark} {error}", as_json=as_json)
+
+
 def _tell_error(code: str, text: str, retryable: bool, *, as_json: bool) -> None:
-    content = {"error": {"code": code, "text": text, "retryable": retryable}}
-    say(content, f"headrace: {text} [{code}]", as_json=as_json)
+    content = {"error": {"code": code, "message": text, "retryable": retryable}}
+    mark = colours.paint("headrace:", "bad", stream="stderr")
+    say(content, f"{mark} {text} [{code}]", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.cli.colours import paint, width
+
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 
@@ -65,7 +67,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Say something by the way on stderr."""
-        say({"note": text}, f"headrace: {text}", as_json=self.json)
+        say({"note": text}, f"{paint('headrace:', 'warning', stream='stderr')} {text}", as_json=self.json)
 
 
 class Progress:
@@ -132,21 +134,22 @@ def counted(count: int, noun: str) -> str:
 
 
 def table(*rows: Sequence[object]) -> list[str]:
-    """Rows as lines, in columns; numbers stand right.
+    """Rows as lines, in columns; numbers stand right, and the first row is the heading.
 
     >>> table(("topic", "lag"), ("orders", 1234), ("a", 5))
     ['topic     lag', 'orders  1,234', 'a           5']
     """
     cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     right = [any(isinstance(cell, int) for cell in column) for column in zip(*rows, strict=True)]
-    return [
+    heading, *lines = (
         "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
+            " " * (wide - width(cell)) + cell if to_right else cell + " " * (wide - width(cell))
+            for cell, wide, to_right in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in cells
-    ]
+    )
+    return [paint(heading, "heading"), *lines]
 
 
 def offsets_text(first: int, following: int) -> str:

@@ -7,12 +7,13 @@ from headrace.cli.connecting import add_connection, add_yes
 from headrace.cli.pipeline_managing import remove, restart, start, stop, supervise
 from headrace.cli.pipeline_run import run
 from headrace.cli.pipeline_showing import list_pipelines, logs, status
+from headrace.cli.watching import add_watch
 
 _FILES = """\
 FILE is Python with functions decorated by @headrace.spark.pipeline(...), or SQL
 with comments that name source and sink. `--master` takes local[*], any master
 of Spark's (spark://..., yarn, k8s://...), or a Spark Connect server, sc://...
-Needs `pip install 'headrace[spark]'`, and Java 17 unless it is Spark Connect."""
+Needs Spark (`bin/setup spark`), and Java 17 unless it is Spark Connect."""
 
 _RUN = f"""\
 examples:
@@ -145,6 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--wait", metavar="TIME", type=duration, default=120.0, help="how long to wait for it (default: 2m)"
         )
         each.add_argument("--no-wait", dest="wait", action="store_const", const=0.0, help="do not wait for it")
+    add_watch(listing, telling)
     for each in (running, starting, stopping, restarting, listing, telling, reading, removing, supervising):
         add_connection(each)
 

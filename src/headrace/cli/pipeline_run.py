@@ -39,7 +39,7 @@ def with_spark(out: Output, work: Callable[..., int], *arguments: object) -> int
     try:
         return work(*arguments)
     except SparkMissing as error:
-        content = {"error": {"code": error.code, "text": str(error), "retryable": False}}
+        content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
         say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
         return EXIT_USAGE
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.cli.colours import paint_state
 from headrace.cli.connecting import broker_url, connected
 from headrace.cli.forms import time_text
 from headrace.cli.histogram import span_text
@@ -139,7 +140,7 @@ def _row(record: "Record", latest: "dict[str, Progress]") -> tuple[object, ...]:
     outs = [each.rows_out_per_s for each in fresh if each.rows_out_per_s is not None]
     return (
         record.name,
-        record.state,
+        paint_state(record.state),
         record.restarts,
         len(fresh) or "-",
         round(sum(each.rows_in_per_s for each in fresh)) if fresh else "-",
@@ -179,7 +180,7 @@ def _description(record: "Record", latest: "dict[str, Progress]", content: dict[
     wanted = record.definition
     changed = ", which has changed since: headrace pipeline restart takes it" if content.get("file_changed") else ""
     yield f"pipeline     {record.name}"
-    yield f"state        {state_text(record)}"
+    yield f"state        {paint_state(state_text(record))}"
     yield f"wanted       {record.wanted}, restart {wanted.restart}"
     yield f"file         {wanted.file}{changed}"
     yield f"master       {wanted.master}"

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.cli.arguments import Command, command_maker, completes, count, start
+from headrace.cli.colours import paint, paint_state
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.draining import add_draining, drain
 from headrace.cli.forms import time_text
@@ -25,6 +26,7 @@ from headrace.cli.pending import (
     selection,
 )
 from headrace.cli.settings import add_settings, given_settings, setting_text
+from headrace.cli.watching import add_watch
 from headrace.model.leasing import SubscriptionInfo, Timing
 from headrace.model.requests import Words
 from headrace.model.subscription import SubscriptionSettings
@@ -185,6 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(driving)
     pausing = command("pause", pause, "hand out nothing for a while", _PAUSE)
     resuming = command("resume", resume, "hand out messages again", _RESUME)
+    add_watch(listing, counting, peeking)
     for each in (listing, creating, altering, resetting, deleting, counting, peeking, driving, pausing, resuming):
         add_connection(each)
 
@@ -329,7 +332,7 @@ def _name(info: SubscriptionInfo) -> str:
 
 
 def _discipline(info: SubscriptionInfo) -> str:
-    return f"{info.settings['discipline']}{', paused' if info.settings['paused'] else ''}"
+    return f"{info.settings['discipline']}{', ' + paint('paused', 'warning') if info.settings['paused'] else ''}"
 
 
 def _counts(info: SubscriptionInfo) -> list[int]:
@@ -350,7 +353,11 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
     if info.error:
         yield f"not opened    {info.error}"
     yield ""
-    rows = [(status, number, remarks[status] or "") for status, number in zip(STATUSES, _counts(info), strict=True)]
+    # What is dead wants to be looked at, if there is any.
+    rows = [
+        (paint_state(status) if status == "dead" and number else status, number, remarks[status] or "")
+        for status, number in zip(STATUSES, _counts(info), strict=True)
+    ]
     yield from table(("status", "messages", ""), *rows)
     yield ""
     done = [(name.replace("_", " "), getattr(info, name)) for name in _DONE]

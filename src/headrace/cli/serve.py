@@ -96,13 +96,13 @@ def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
         out.tell(configuration.as_dict(), *configuration.as_toml().splitlines())
         return 0
     log_to_stderr(configuration.settings.log_level, configuration.settings.log_format)
+    _make_room_for_connections(configuration.settings.connections_max)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_serve(configuration, out))
 
 
 async def _serve(configuration: Configuration, out: Output) -> int:
     settings = configuration.settings
-    _make_room_for_connections(settings.connections_max)
     server = Server(settings)
     await server.start()
     gc.freeze()  # what is there now stays: collections need not look at it again
@@ -161,6 +161,7 @@ def _check(given: argparse.Namespace) -> str | None:
     """What is wrong with the flags."""
     try:
         from_flags(*_flags(given))
+        configure(*_flags(given), os.devnull, {})  # whatever the environment and the file say
     except InvalidArgument as error:
         return str(error)
     return None

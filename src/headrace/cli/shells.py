@@ -10,6 +10,11 @@ _BASH = """\
 
 _headrace_names() {
     local connect=()
+    if [[ $1 == context ]]; then
+        headrace context list --names 2>/dev/null </dev/null
+        return
+    fi
+    [[ $COMP_LINE =~ --context[=\\ ]+([^\\ ]+) ]] && connect=(--context "${BASH_REMATCH[1]}")
     [[ $COMP_LINE =~ --connect[=\\ ]+([^\\ ]+) ]] && connect=(--connect "${BASH_REMATCH[1]}")
     headrace "$1" list --names --timeout 1 "${connect[@]}" 2>/dev/null </dev/null
 }
@@ -70,7 +75,14 @@ _ZSH = """\
 
 _headrace_names() {
     local -a names connect
-    local at=${words[(I)--connect]}
+    if [[ $1 == context ]]; then
+        names=(${(f)"$(headrace context list --names 2>/dev/null </dev/null)"})
+        compadd -a names
+        return
+    fi
+    local at=${words[(I)--context]}
+    ((at)) && connect=(--context "${(Q)words[at + 1]}")
+    at=${words[(I)--connect]}
     ((at)) && connect=(--connect "${(Q)words[at + 1]}")
     names=(${(f)"$(headrace $1 list --names --timeout 1 $connect 2>/dev/null </dev/null)"})
     compadd -a names
@@ -88,9 +100,16 @@ _FISH = """\
 # Completion of headrace for fish. To load it: headrace completion fish | source
 
 function __headrace_names
+    if test "$argv[1]" = context
+        headrace context list --names 2>/dev/null </dev/null
+        return
+    end
+    set -l connect
     set -l words (commandline -opc)
-    set -l at (contains -i -- --connect $words)
-    and set -l connect --connect $words[(math $at + 1)]
+    set -l at (contains -i -- --context $words)
+    and set connect --context $words[(math $at + 1)]
+    set at (contains -i -- --connect $words)
+    and set connect --connect $words[(math $at + 1)]
     headrace $argv[1] list --names --timeout 1 $connect 2>/dev/null </dev/null
 end
 

@@ -62,7 +62,7 @@ rows again when they change; one that sorts as well, all rows again. Ends with
 Ctrl-C, SIGTERM, --limit, and when nobody reads its output any more.
 
 A table has 1,000 rows at most unless --limit says otherwise. Needs Spark and
-Java: pip install 'headrace[spark]'. Times are UTC.
+Java: see `bin/setup spark`. Times are UTC.
 """
 
 
@@ -140,7 +140,7 @@ def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def _wrong_usage(error: HeadraceError, out: Output) -> int:
-    content = {"error": {"code": error.code, "text": str(error), "retryable": False}}
+    content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
     say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
     return EXIT_USAGE
 

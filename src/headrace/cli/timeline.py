@@ -24,6 +24,7 @@ from headrace.cli.pending import (
     selection,
     timeline_text,
 )
+from headrace.cli.watching import add_watch
 from headrace.client.scheduling import MessageName, parse_id
 from headrace.model.errors import InvalidArgument, MessageGone, MessageLeased, NotOwner, StaleVersion
 from headrace.model.leasing import OWNER_HEADER, Forecasted
@@ -133,6 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_buckets(forecasting)
     for each in (listing, showing, forecasting):
         add_subscription(each)
+    add_watch(listing, showing, forecasting)
     for each in (listing, showing, adding, moving, cancelling, forecasting):
         add_connection(each)
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.cli.arguments import command_maker, completes, count, relative_moment
+from headrace.cli.colours import paint
 from headrace.cli.connecting import add_connection, add_yes, confirmed, connected
 from headrace.cli.forms import time_text
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import EXIT_ERROR, Output, counted, offsets_text, table
 from headrace.cli.settings import add_settings, duration_text, given_settings, setting_text, size_text
-from headrace.model.errors import InvalidArgument
+from headrace.cli.watching import add_watch
 from headrace.model.requests import TopicInfo
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
     _add_topic(deleting, "topic")
     add_yes(deleting)
+    add_watch(listing, describing)
     for each in (creating, listing, describing, altering, trimming, deleting):
         add_connection(each)
 
@@ -206,7 +208,7 @@ def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dic
     if given.before_time is not None:
         return bus.offsets(given.topic, given.before_time, partitions=given.partitions)
     if given.partitions is None and len(info.partitions) > 1:
-        raise InvalidArgument(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
+        given.parser.error(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
     return dict.fromkeys(given.partitions or [0], given.before_offset)
 
 
@@ -267,7 +269,7 @@ def _description(info: TopicInfo) -> Iterator[str]:
     yield f"kept     {_kept(info.settings)}"
     yield f"groups   {', '.join(info.groups) or 'none'}"
     if info.error:
-        yield f"error    {info.error}"
+        yield f"error    {paint(info.error, 'bad')}"
     yield ""
     yield from table(("setting", "value"), *((name, setting_text(name, it)) for name, it in info.settings.items()))
     yield ""

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.cli.arguments import add_json, completes
 from headrace.cli.care import EXIT_DAMAGED, lost_content, lost_text
+from headrace.cli.colours import paint_state
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import Output, Progress, counted
 from headrace.server import data_bytes, verify_data
@@ -72,7 +73,7 @@ def _lines(found: "Verified") -> Iterator[str]:
         yield from log_lines(log)
     yield from (f"note: {one.path}: {one.problem}" for one in found.notes)
     yield from (f"set aside earlier: {one.path}: {one.problem}" for one in found.aside)
-    yield (
+    yield paint_state(
         "sound" if found.sound else f"DAMAGED; with the broker stopped, `headrace repair {found.path}` puts it in order"
     )
 

@@ -1,5 +1,6 @@
 """Where a broker is: addresses as users write them."""
 
+import os
 import socket
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -8,6 +9,8 @@ from headrace.model.errors import InvalidArgument
 from headrace.wire.native import DEFAULT_PORT
 
 DEFAULT_ADDRESS = f"headrace://127.0.0.1:{DEFAULT_PORT}"
+URL_VARIABLE = "HEADRACE_URL"
+"""The environment variable with the address to use where none is given."""
 _EXAMPLES = f"{DEFAULT_ADDRESS} or headrace+unix:///run/headrace.sock"
 
 
@@ -32,6 +35,16 @@ class Nearby(Protocol):
 
 Target = Address | Nearby
 """What can be connected to."""
+
+
+def default_address() -> str:
+    """The address to use where none is given: $HEADRACE_URL, or else that of this machine."""
+    text = os.environ.get(URL_VARIABLE) or DEFAULT_ADDRESS
+    try:
+        parse_address(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"${URL_VARIABLE}: {error}") from error
+    return text
 
 
 def parse_address(text: str) -> Address:

@@ -125,7 +125,7 @@ class Parcel:
         if headers:
             size += sum(len(name) + len(text) for name, text in headers.items())
         if size > bytes_max:
-            raise MessageTooLarge(f"a message of this topic has at most {bytes_max} bytes, not {size}")
+            raise MessageTooLarge.of(size, bytes_max)
         if not self.plain or headers is not None or not _bare(message):
             self._add_fields(message, key, headers)
         self.values.append(value)

@@ -92,7 +92,7 @@ def portions(
         return [Portion(columns, total)]
     sizes = _sizes(columns)
     if max(sizes) > message_bytes_max:
-        raise MessageTooLarge(f"a message has at most {message_bytes_max} bytes, not {max(sizes)}")
+        raise MessageTooLarge.of(max(sizes), message_bytes_max)
     made: list[Portion] = []
     start = size = 0
     for place, bytes_more in enumerate(sizes):

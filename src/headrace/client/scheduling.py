@@ -77,5 +77,8 @@ def edit_error(name: str, outcome: Outcome) -> HeadraceError:
     if outcome.outcome == MessageGone.code:
         return MessageGone(f"{name} is settled, deleted or unknown")
     if outcome.outcome == MessageTooLarge.code:
-        return MessageTooLarge(f"the new value of {name} is too large for its topic, with the headers that it keeps")
+        return MessageTooLarge(
+            f"the new value of {name} is too large for its topic, with the headers that it keeps; the topic's setting "
+            "message_bytes_max is the limit"
+        )
     return HeadraceError(f"{name}: {outcome.outcome}")

@@ -218,7 +218,7 @@ def checked_message(
     if checked_headers:
         size += sum(len(name.encode()) + len(text) for name, text in checked_headers.items())
     if size > MESSAGE_BYTES_MAX:
-        raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {size}")
+        raise MessageTooLarge.of(size, MESSAGE_BYTES_MAX)
     weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
     return GivenMessage(value, key, checked_headers, timestamp, weight)
 
@@ -241,7 +241,7 @@ def _divide(values: list[bytes], made: list[Portion]) -> None:
     weight = sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
     if weight < WEIGHT_MAX or len(values) == 1:
         if weight > MESSAGE_BYTES_MAX + MESSAGE_WEIGHT:
-            raise MessageTooLarge(f"a message has at most {MESSAGE_BYTES_MAX} bytes, not {len(values[0])}")
+            raise MessageTooLarge.of(len(values[0]), MESSAGE_BYTES_MAX)
         made.append(Portion(values, weight))
     else:
         _divide(values[: len(values) // 2], made)

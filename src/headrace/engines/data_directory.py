@@ -96,7 +96,7 @@ class DataDirectory:
         if found is None:
             found = self.store_identity(new_id, 0)
         for name in (TOPICS, OWN):
-            self._disk.make_directory(f"{self.path}/{name}")
+            self._disk.make_directory(f"{self.path}/{name}", private=True)
         # Always: whoever made them may have been killed before their names were on the disk.
         self._disk.sync_directory(self.path)
         return found
@@ -112,7 +112,7 @@ class DataDirectory:
 
     def write_format(self, content: DataFormat) -> None:
         """Put it on the disk."""
-        self._disk.make_directory(self.path)
+        self._disk.make_directory(self.path, private=True)
         record = Record(self._disk, self.format_path, write=True, create=True)
         record.store(msgspec.msgpack.encode(content))
         self._disk.sync_directory(self.path)
@@ -374,7 +374,7 @@ class DataDirectory:
 
     def _free_name(self, path: str) -> str:
         """Where something can be set aside: its path below the directory, and a number."""
-        self._disk.make_directory(f"{self.path}/{SET_ASIDE}")
+        self._disk.make_directory(f"{self.path}/{SET_ASIDE}", private=True)
         name = path.removeprefix(f"{self.path}/").replace("/", "-")
         number = 1
         while self._disk.exists(f"{self.path}/{SET_ASIDE}/{name}.{number}"):

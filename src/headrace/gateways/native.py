@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.gateways.connection import Connection
+from headrace.gateways.listening import listen_failed, listen_unix_failed
 from headrace.gateways.outgoing import Outgoing
 from headrace.gateways.turns import Turns
 from headrace.gateways.unix_socket import make_room, remove
@@ -95,14 +96,20 @@ class NativeGateway:
 
     async def listen(self, host: str, port: int) -> list[tuple[str, int]]:
         """Listen on TCP; returns the addresses, with the real port when 0 was asked for."""
-        server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        try:
+            server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise listen_failed(error, host, port) from error
         self._servers.append(server)
         return [listening.getsockname()[:2] for listening in server.sockets]
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a Unix socket; one that a process left there when it died is replaced."""
         make_room(path)
-        server = await self._loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+        try:
+            server = await self._loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+        except OSError as error:
+            raise listen_unix_failed(error, path) from error
         self._servers.append(server)
         self._socket_paths.append(path)
 

@@ -474,7 +474,7 @@ def check_messages(columns: Columns, bytes_max: int) -> None:
     for index in range(len(columns.values)):
         size = message_bytes(columns, index)
         if size > bytes_max:
-            raise MessageTooLarge(f"a message has at most {bytes_max} bytes here, not {size}")
+            raise MessageTooLarge.of(size, bytes_max)
 
 
 def message_bytes(columns: Columns, index: int) -> int:

@@ -2,6 +2,8 @@
 
 from typing import Any, ClassVar
 
+from headrace.model.limits import MESSAGE_BYTES_MAX
+
 
 class HeadraceError(Exception):
     """Something went wrong in Headrace."""
@@ -29,6 +31,19 @@ class MessageTooLarge(InvalidArgument):
     """The message is larger than a message may be."""
 
     code = "message_too_large"
+
+    @classmethod
+    def of(cls, size: int, bytes_max: int) -> "MessageTooLarge":
+        """A message of a size that is more than the limit; tells which limit that is, and how to raise it."""
+        if bytes_max >= MESSAGE_BYTES_MAX:
+            text = f"a message has at most {bytes_max} bytes, not {size}; no setting raises that: divide it"
+        else:
+            text = (
+                f"a message of this topic has at most {bytes_max} bytes, not {size}; `headrace topic alter TOPIC "
+                f"--message-bytes-max SIZE` or bus.alter_topic(TOPIC, message_bytes_max=...) raises the limit, up to "
+                f"{MESSAGE_BYTES_MAX}"
+            )
+        return cls(text, size=size, message_bytes_max=bytes_max)
 
 
 class BatchTooLarge(InvalidArgument):
@@ -347,6 +362,12 @@ class Draining(HeadraceError):
 
     code = "draining"
     retryable = True
+
+
+class ListenFailed(HeadraceError):
+    """The broker cannot listen at that address; the text says why, and what to do."""
+
+    code = "listen_failed"
 
 
 class ProtocolError(HeadraceError):

@@ -33,6 +33,14 @@ class BrokerInfo(Words):
     """Leased ones."""
     crons: int = 0
     """Recurrences."""
+    listening: list[str] = []
+    """The addresses at which it listens."""
+    pid: int = 0
+    """Its process."""
+    memory_bytes: int = 0
+    """What its process has in use."""
+    limits: dict[str, int] = {}
+    """By name: how much of something there may be at most."""
 
 
 # Topics.

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.client.addresses import default_address
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
 from headrace.spark.local_python import choose_python
@@ -46,7 +47,7 @@ def session(
     letters, digits and `_` stand in backquotes. Keys and values are text.
 
     Parameters:
-        address: the broker's; by default that of this machine.
+        address: the broker's; by default $HEADRACE_URL, or else that of this machine.
         path: or a data directory, to be read without a broker.
         master: where Spark runs: `local[*]` by default, `spark://host:7077`, `sc://host:15002` for Spark Connect.
         app_name: what the session is called.
@@ -65,6 +66,7 @@ def session(
         spark = _opened(checked_master(master or LOCAL), app_name, conf or {})
     else:
         _apply(spark, {_PUSHDOWN: "true", **(conf or {})})
+    address = address or (None if path else default_address())
     register(spark, address, path=path, tables=tables, value_format=value_format)
     return spark
 

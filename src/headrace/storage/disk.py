@@ -131,17 +131,17 @@ class Disk:
         except LogNotFound:
             return []
 
-    def make_directory(self, path: str, *, sync: bool = True) -> None:
-        """Make a directory and the ones above it, durably if `sync`; it may exist."""
+    def make_directory(self, path: str, *, sync: bool = True, private: bool = False) -> None:
+        """Make a directory and the ones above it, durably if `sync`; it may exist. `private`: for no other user."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(os.path.abspath(path))
         self.make_directory(parent)
         try:
-            os.mkdir(path)
+            os.mkdir(path, 0o700 if private else 0o777)
         except OSError as error:
             if not os.path.isdir(path):
-                raise _explained(error, path) from error
+                raise _not_made(error, path) from error
         if sync:
             self.sync_directory(parent)
 
@@ -258,6 +258,27 @@ def _explained(error: OSError, path: str) -> Exception:
 
 
 def _failed(error: OSError, path: str) -> DiskFailed:
-    failed = DiskFailed(f"{path}: {error.strerror or error}", errno=error.errno)
+    text = f"{path}: {error.strerror or error}"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST) and (file := _file_above(path)):
+        text = f"{file} is a file, not a directory; give another path, or move the file"
+    failed = DiskFailed(text, errno=error.errno)
     failed.errno = error.errno
     return failed
+
+
+def _not_made(error: OSError, path: str) -> Exception:
+    """Why a directory cannot be made in one that is there."""
+    if error.errno == errno.ENOENT:  # so says /proc, which takes none
+        failed = DiskFailed(f"{path} cannot be made: its file system takes no directories; give another path")
+        failed.errno = error.errno
+        return failed
+    return _failed(error, path) if error.errno == errno.EEXIST else _explained(error, path)
+
+
+def _file_above(path: str) -> str | None:
+    """The part of a path that is a file where a directory is needed."""
+    while path not in ("", "/"):
+        if os.path.lexists(path):
+            return None if os.path.isdir(path) else path
+        path = os.path.dirname(path)
+    return None

@@ -216,8 +216,8 @@ class FaultyDisk(Disk):
                 self._look(f"{path}/{name}")
             return names
 
-    def make_directory(self, path: str, *, sync: bool = True) -> None:
-        """Make a directory and the ones above it, durably if `sync`; it may exist."""
+    def make_directory(self, path: str, *, sync: bool = True, private: bool = False) -> None:
+        """Make a directory and the ones above it, durably if `sync`; it may exist. `private`: for no other user."""
         with self._lock:
             self._begin()
             if os.path.isdir(path):
@@ -225,7 +225,7 @@ class FaultyDisk(Disk):
             parent = os.path.dirname(os.path.abspath(path))
             self.make_directory(parent)
             self._begin(changing=True)
-            super().make_directory(path, sync=False)
+            super().make_directory(path, sync=False, private=private)
             self._add(path, Directory())
             if sync:
                 self.sync_directory(parent)

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -11,7 +10,6 @@ from typing import Any, TypeVar
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._async.concurrency import HandlerExecutor, Monitor, stopped_by_signals
 from headrace.client._async.handling import AsyncHandling
-from headrace.client.addresses import DEFAULT_ADDRESS
 from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
 from headrace.model.errors import InvalidArgument, TopicNotFound
@@ -164,8 +162,7 @@ class AsyncApp:
         if isinstance(self._bus, AsyncBus):
             await self._work(self._bus)
             return
-        address = self._bus or os.environ.get("HEADRACE_URL") or DEFAULT_ADDRESS
-        async with await connect_async(address, name=self._name, wait=self._wait) as bus:
+        async with await connect_async(self._bus or None, name=self._name, wait=self._wait) as bus:
             await self._work(bus)
 
     async def _work(self, bus: AsyncBus) -> None:

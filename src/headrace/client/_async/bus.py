@@ -18,7 +18,7 @@ from headrace.client._async.queue import AsyncQueue
 from headrace.client._async.settling import AsyncSettling
 from headrace.client._async.subscription import AsyncSubscription
 from headrace.client._async.taking import AsyncTaking
-from headrace.client.addresses import DEFAULT_ADDRESS, Nearby, Target, parse_address
+from headrace.client.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.clock import Clock
 from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
@@ -40,6 +40,7 @@ class AsyncBus(AsyncPublishing):
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
         self._closed = True  # until all is well
         checked_seconds(timeout, "timeout", 0.001)
+        check_name(name, "this program")
         timers, clock = Timers(), Clock()
         self._target = target
         self._hello = Hello(client="headrace-python", name=name)
@@ -301,17 +302,18 @@ class AsyncBus(AsyncPublishing):
 
 
 async def connect_async(
-    address: str = DEFAULT_ADDRESS, *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0
 ) -> AsyncBus:
     """Connect to a broker.
 
     Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/socket`.
+        address: `headrace://host:port`, or `headrace+unix:///path/to/socket`; by default $HEADRACE_URL, or else
+            `headrace://127.0.0.1:7390`.
         name: what this program calls itself in the broker's lists and logs.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
     """
-    bus = AsyncBus(parse_address(address), name, timeout, None)
+    bus = AsyncBus(parse_address(default_address() if address is None else address), name, timeout, None)
     await bus.connect(wait)
     return bus
 

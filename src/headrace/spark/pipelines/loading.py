@@ -76,7 +76,10 @@ def _imported(file: str) -> ModuleType:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "pyspark":
-            raise SparkMissing("pyspark is not installed: pip install 'headrace[spark]'") from error
+            raise SparkMissing(
+                "pyspark is not installed; "
+                "in a checkout, `bin/setup spark` installs it; elsewhere `pip install '/path/to/headrace[spark]'`"
+            ) from error
         raise InvalidArgument(f"{_where(file, error)}: {error}") from error
     except SyntaxError as error:
         raise InvalidArgument(f"{error.filename}:{error.lineno}: {error.msg}") from error

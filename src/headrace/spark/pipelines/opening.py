@@ -82,7 +82,10 @@ def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: 
 def need_spark(master: str) -> None:
     """See that what a session needs is installed, or say what to install."""
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkMissing("pyspark is not installed: pip install 'headrace[spark]'")
+        raise SparkMissing(
+            "pyspark is not installed; "
+            "in a checkout, `bin/setup spark` installs it; elsewhere `pip install '/path/to/headrace[spark]'`"
+        )
     if is_connect(master):
         if importlib.util.find_spec("grpc") is None:
             raise SparkMissing("Spark Connect needs more of pyspark: pip install 'pyspark[connect]'")

@@ -1,0 +1,88 @@
+"""Where no address is given, $HEADRACE_URL says where the broker is; a name that is no text is refused."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace import errors
+from headrace.client.addresses import default_address
+from headrace.server import EmbeddedServer
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a broker, in the environment."""
+    path = tmp_path / "s"
+    server = EmbeddedServer(":memory:", unix_socket=str(path))
+    monkeypatch.setenv("HEADRACE_URL", f"headrace+unix://{path}")
+    yield f"headrace+unix://{path}"
+    server.close()
+
+
+def test_connect_asks_the_environment(url: str) -> None:
+    with headrace.connect() as bus:
+        assert bus.info().data == ":memory:"
+    with headrace.connect(url) as bus:
+        assert bus.info().data == ":memory:"
+
+
+def test_connect_async_asks_the_environment(url: str) -> None:
+    assert url
+
+    async def ask() -> str:
+        async with await headrace.connect_async() as bus:
+            return (await bus.info()).data
+
+    assert asyncio.run(ask()) == ":memory:"
+
+
+def test_an_app_asks_the_environment(url: str) -> None:
+    assert url
+    app = headrace.App()
+
+    @app.on("jobs")
+    def stop(job: headrace.Job) -> None:
+        assert job.value == b"end"
+        app.stop()
+
+    with headrace.connect() as bus:
+        bus.publish("jobs", b"end")
+    app.run()
+
+
+def test_without_a_variable_it_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("headrace://far.example:1", ""):
+        monkeypatch.setenv("HEADRACE_URL", text)
+        assert default_address() == (text or "headrace://127.0.0.1:7390")
+    monkeypatch.delenv("HEADRACE_URL")
+    assert default_address() == "headrace://127.0.0.1:7390"
+
+
+def test_a_variable_that_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_URL", "somewhere")
+    with pytest.raises(errors.InvalidArgument, match=r"\$HEADRACE_URL: 'somewhere' is no address"):
+        headrace.connect()
+
+
+def test_an_address_that_is_given_counts_even_if_it_is_wrong(url: str) -> None:
+    assert url
+    with pytest.raises(errors.InvalidArgument, match="''"):
+        headrace.connect("")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"name"])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="name of this program"):
+        headrace.open(":memory:", name=name)
+
+    async def ask() -> None:
+        await headrace.open_async(":memory:", name=name)
+
+    with pytest.raises(errors.InvalidArgument, match="name of this program"):
+        asyncio.run(ask())
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-server"]
