@@ -43,26 +43,21 @@ class Recent(Generic[K, V]):
         return len(self._new) + len(self._old)
 
 
-class Position(NamedTuple):
-    """Where to begin reading for an offset."""
+Position = tuple["weakref.ref[Segment]", int, int]
+"""Where to begin reading for an offset: in which segment, at which position, and the offset that is due there.
 
-    segment: "weakref.ref[Segment]"
-    """Weakly: what was removed or replaced is not kept for this."""
-    position: int
-    base_offset: int
-    """The offset that is due at the position; less than the one looked up if that is inside a batch."""
+That is less than the one looked up if that is inside a batch. Segments are referred to weakly: what was removed or
+replaced is not kept for this.
+"""
 
 
 class Span(NamedTuple):
     """Whole batches side by side."""
 
-    segment: "weakref.ref[Segment]"
     first_offset: int
     next_offset: int
     position: int
     length: int
-    until: int | None
-    """Where the reader had to stop; None if it stopped for another reason, which stays whatever is appended."""
 
 
 class Lookups:
@@ -75,27 +70,28 @@ class Lookups:
 
     def __init__(self, positions_max: int, spans_max: int) -> None:
         self.positions: Recent[tuple[int, int], Position] = Recent(positions_max)
-        self.spans: Recent[tuple[int, int, int], Span] = Recent(spans_max)
+        self.spans: Recent[tuple[int, int, int], tuple[weakref.ref[Segment], Span, int | None]] = Recent(spans_max)
 
-    def position(self, segment: "Segment", offset: int) -> Position | None:
-        """Where an offset was found in a segment."""
+    def position(self, segment: "Segment", offset: int) -> tuple[int, int] | None:
+        """Where an offset was found in a segment: a position, and the offset that is due there, of the same batch."""
         found = self.positions.get((id(segment), offset))
-        return found if found is not None and found.segment() is segment else None
+        return found[1:] if found is not None and found[0]() is segment else None
 
     def add_position(self, segment: "Segment", offset: int, position: int, base_offset: int) -> None:
         """Remember where an offset is."""
-        self.positions.put((id(segment), offset), Position(weakref.ref(segment), position, base_offset))
+        self.positions.put((id(segment), offset), (weakref.ref(segment), position, base_offset))
 
     def span(self, segment: "Segment", offset: int, bytes_max: int, until: int) -> Span | None:
         """What a reader got who asked the same, if one who asks now gets the same."""
         found = self.spans.get((id(segment), offset, bytes_max))
-        if found is None or found.segment() is not segment or found.next_offset > until:
+        if found is None or found[0]() is not segment:
             return None
-        return found if found.until is None or found.until == until else None
+        _, span, stopped_at = found
+        return span if span.next_offset <= until and stopped_at in (None, until) else None
 
-    def add_span(self, offset: int, bytes_max: int, found: Span) -> None:
-        """Remember what a reader got, and where the next one begins."""
-        segment = found.segment()
-        if segment is not None:
-            self.spans.put((id(segment), offset, bytes_max), found)
-            self.add_position(segment, found.next_offset, found.position + found.length, found.next_offset)
+    def add_span(self, segment: "Segment", offset: int, bytes_max: int, span: Span, stopped_at: int | None) -> None:
+        """Remember what a reader got.
+
+        It had to stop at an offset; or at None for another reason, which stays whatever is appended.
+        """
+        self.spans.put((id(segment), offset, bytes_max), (weakref.ref(segment), span, stopped_at))

@@ -1,6 +1,5 @@
 """Reading a log: by offset, by time, as batches or as byte ranges; the same for every place a log can live."""
 
-import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -70,32 +69,28 @@ class LogReader:
 
         Only their headers are checked: whoever decodes the batches checks the rest.
         """
-        end = self.next_offset if until is None else min(until, self.next_offset)
         self._check(offset)
+        end = self.next_offset if until is None else min(until, self.next_offset)
         if offset >= end:
             return None
-        return self._known_range(offset, bytes_max, end) or self._find_range(offset, bytes_max, end)
-
-    def _known_range(self, offset: int, bytes_max: int, end: int) -> ByteRange | None:
-        """What another reader at the same offset found, if that is still so."""
         layout = self._layout()
         number = _segment_number(layout, offset)
         found = self._lookups.span(layout[number], offset, bytes_max, end) if number >= 0 else None
-        if found is None:
-            return None
-        try:
-            return _byte_range(layout[number], found)
-        except (SegmentReplaced, LogNotFound, InvalidBatch):
-            return None  # its file is gone or another: a search finds that out, and what is there now
+        if found is not None:
+            # Unless its file is gone or another: a search finds that out, and what is there now.
+            with suppress(SegmentReplaced, LogNotFound, InvalidBatch):
+                return _byte_range(layout[number], found)
+        return self._find_range(offset, bytes_max, end)
 
     def _find_range(self, offset: int, bytes_max: int, end: int) -> ByteRange:
         asked = offset
-        until: int | None = end
+        stopped_at: int | None = end
         begin = length = first = 0
         segment: Segment | None = None
         for position, item, found_in in self._from(offset, end, verify=False):
             if segment is not None and (found_in is not segment or position + item.length - begin > bytes_max):
-                until = None
+                stopped_at = None
+                self._lookups.add_position(segment, offset, begin + length, offset)
                 break
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 if segment is None:
@@ -106,8 +101,8 @@ class LogReader:
             length = position + item.length - begin
             offset = item.next_offset
         assert segment is not None
-        found = Span(weakref.ref(segment), first, offset, begin, length, until)
-        self._lookups.add_span(asked, bytes_max, found)
+        found = Span(first, offset, begin, length)
+        self._lookups.add_span(segment, asked, bytes_max, found, stopped_at)
         return _byte_range(segment, found)
 
     def find_time(self, time_us: int) -> int:
@@ -144,12 +139,10 @@ class LogReader:
                     if isinstance(item, Damage) and self._layout() is not layout:
                         break  # the segment was replaced or removed while we read it
                     if item.next_offset > offset:
-                        if not after and not isinstance(item, Damage):
-                            self._lookups.add_position(segment, offset, position, item.base_offset)
                         offset = item.next_offset
                         after = position + item.length
                         yield position, item, segment
-                if after:
+                if after and not isinstance(item, Damage):  # which may seem to reach further than it does
                     self._lookups.add_position(segment, offset, after, offset)
             except (SegmentReplaced, LogNotFound):
                 if not self._stale(segment, layout):
@@ -157,17 +150,24 @@ class LogReader:
             self._check(offset)
 
     def _scan(self, segment: Segment, offset: int, stop: int, verify: bool) -> Iterator[tuple[int, Batch | Damage]]:
-        known = self._lookups.position(segment, offset)
-        if known is not None:
-            _, position, base = known
-        else:
-            index = self._index(segment, offset)
-            entry = index.at_offset(offset)
-            if index.positions:
-                position, base = index.positions[entry], index.offsets[entry]
-            else:
-                position, base = segment.begin, segment.base_offset
+        position, base = self._lookups.position(segment, offset) or self._search(segment, offset, stop)
         return scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=verify)
+
+    def _search(self, segment: Segment, offset: int, stop: int) -> tuple[int, int]:
+        """Where the batch with an offset begins, for all who come there: a position, and the offset due there."""
+        index = self._index(segment, offset)
+        entry = index.at_offset(offset)
+        if index.positions:
+            position, base = index.positions[entry], index.offsets[entry]
+        else:
+            position, base = segment.begin, segment.base_offset
+        for at, item in scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=False):
+            if item.next_offset > offset:
+                if isinstance(item, Damage):
+                    break  # it is reported by who reads it, from the index on
+                self._lookups.add_position(segment, offset, at, item.base_offset)
+                return at, item.base_offset
+        return position, base
 
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
         """Whether a segment whose file is gone or another now can be looked up again."""
@@ -205,7 +205,7 @@ def _segment_number(layout: Sequence[Segment], offset: int) -> int:
 
 
 def _byte_range(segment: Segment, found: Span) -> ByteRange:
-    _, first_offset, next_offset, begin, length, _ = found
+    first_offset, next_offset, begin, length = found
     view = segment.view(begin + length)[begin : begin + length]
     return ByteRange(first_offset, next_offset, view, begin, length)
 
