@@ -17,7 +17,7 @@ FILES_MAX = 256
 VIEWS_MAX = 64
 INDEXES_MAX = 32
 POSITIONS_MAX = 16 << 10
-"""More than there are readers that come back soon; twice as many take 8 MB."""
+"""More than there are readers that come back soon; twice as many take 9 MB."""
 SPANS_MAX = 1 << 10
 _FILES_MIN = 8
 _VIEWS_MIN = 4
