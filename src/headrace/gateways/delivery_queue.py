@@ -39,17 +39,13 @@ class DeliveryQueue:
 
     def _serve(self) -> None:
         now_us, until = self._now_us(), self._clock() + SLICE_S
-        for _ in range(len(self._waiting)):
+        while self._waiting:  # also those that come meanwhile, or come again because they have more to send
             self._serve_one(self._waiting.popleft(), now_us)
             if self._clock() >= until:
                 break
-        else:  # all of them; those that have more to send are in it again
-            self._comes = bool(self._waiting)
-            if self._comes:
-                self._soon(self._serve)
-            return
-        self._comes = True
-        self._loop.call_soon(self._serve)
+        self._comes = bool(self._waiting)
+        if self._comes:
+            self._loop.call_soon(self._serve)
 
     def _serve_one(self, out: "Outgoing", now_us: int) -> None:
         try:
