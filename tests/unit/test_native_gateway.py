@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from headrace.model.errors import (
 )
 from headrace.model.requests import Info, Publish, TopicCreate, TopicDelete, TopicDescribe
 from headrace.server import EmbeddedServer
+from headrace.storage import scan
 from headrace.wire.frames import Frame, frame
 from headrace.wire.native import (
     Delivery,
@@ -227,6 +229,43 @@ def test_streams_of_a_connection_take_turns(client: NativeClient) -> None:
     shared = seen[: len(seen) // 2]
     assert set(shared) == set(streams)
     assert sum(first != second for first, second in pairwise(shared)) > len(shared) // 2
+
+
+def test_many_readers_get_every_message_and_one_of_them_looks_for_it(
+    server: EmbeddedServer, client: NativeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client, 30)
+    scanned: list[int] = []
+    batch_at = scan.batch_at
+
+    def counted(source: scan.Source, view: memoryview, position: int, offset: int) -> Batch:
+        scanned.append(position)
+        return batch_at(source, view, position, offset)
+
+    monkeypatch.setattr(scan, "batch_at", counted)
+    looked_at: dict[int, int] = {}
+    offset = 300
+    with ExitStack() as stack:
+        clients = [stack.enter_context(NativeClient(server.connect())) for _ in range(5)]
+        streams: list[tuple[NativeClient, int]] = []
+        for one in clients:
+            one.hello()
+        for count in (1, 100):
+            while len(streams) < count:
+                reader = clients[len(streams) % len(clients)]
+                streams.append((reader, opened(reader, offset)))
+            for _ in range(4):  # the least counts: new readers have to search, and the broker has other things to do
+                before = len(scanned)
+                client.ask(Publish(TOPIC, 0), batch(20))
+                for number, reader in enumerate(clients):
+                    wanted = {stream for one, stream in streams if one is reader}
+                    while wanted:
+                        come = reader.receive()
+                        assert [found.base_offset for found in batches(come.body)] == [offset], number
+                        wanted.remove(come.correlation)
+                looked_at[count] = min(len(scanned) - before, looked_at.get(count, len(scanned)))
+                offset += 20
+    assert looked_at[1] == looked_at[100] > 0
 
 
 def test_stream_ends_with_its_topic(client: NativeClient, other: NativeClient) -> None:

@@ -77,6 +77,11 @@ class Server:
         """The resident memory of all its processes."""
         return sum(_resident_bytes(process) for process in self._processes())
 
+    @property
+    def cpu_s(self) -> float:
+        """The processor time that all its processes have taken so far, in seconds."""
+        return sum(map(_cpu_s, self._processes()))
+
     def sleep(self) -> None:
         """Have all its processes do nothing."""
         self._tell(signal.SIGSTOP)
@@ -135,6 +140,13 @@ def _status(process: int) -> list[str]:
     return []
 
 
+def _cpu_s(process: int) -> float:
+    with contextlib.suppress(OSError):
+        # Linux makes the number of a process's clock from its id: to the nanosecond, where /proc counts in 10 ms.
+        return time.clock_gettime(~process << 3 | 2)
+    return 0.0
+
+
 def _resident_bytes(process: int) -> int:
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -183,6 +195,11 @@ class Node(abc.ABC):
     def memory_bytes(self) -> int:
         """The resident memory of all its processes."""
         return sum(server.memory_bytes for server in self._servers)
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time that all its processes have taken so far, in seconds."""
+        return sum(server.cpu_s for server in self._servers)
 
     @abc.abstractmethod
     def find(self) -> None:

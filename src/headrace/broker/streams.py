@@ -31,6 +31,10 @@ class Stream:
             self._offset = found.next_offset
         return found
 
+    def listen(self) -> None:
+        """Have `on_ready` called once when there may be more, after all that there was has been read."""
+        self._lane.listen(self._on_ready)
+
     def close(self) -> None:
         """Do not call `on_ready` any more."""
         self._lane.forget(self._on_ready)

@@ -97,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         """The connection stands."""
         gateway = self._gateway
         self._transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
-        self._out = Outgoing(self._transport, gateway.soon, gateway.flush_soon, gateway.now_us, self._sender_failed)
+        self._out = Outgoing(self._transport, gateway.deliver_soon, gateway.flush_soon, self._sender_failed)
         refusal = gateway.admit(self)
         if refusal is not None:
             self.end(refusal)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.gateways.connection import Connection
+from headrace.gateways.delivery_queue import DeliveryQueue
 from headrace.gateways.listening import listen_failed, listen_unix_failed
 from headrace.gateways.outgoing import Outgoing
 from headrace.gateways.turns import Turns
@@ -63,6 +64,7 @@ class NativeGateway:
         self.memory = Memory()
         """Where all connections receive, one after the other."""
         self.soon = turns.soon
+        self.deliver_soon = DeliveryQueue(loop, turns.soon, now_us).add
         self.draining = False
         self.ignores_requests = False
         """Whether what clients send is thrown away, because the end is near."""

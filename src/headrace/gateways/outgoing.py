@@ -23,8 +23,8 @@ _SMALL_BYTES = 8 << 10
 _TOGETHER_BYTES = 64 << 10
 _TURN_BYTES = 1 << 20
 """How much one connection sends before others have their turn."""
-
-Soon = Callable[[Callable[[], None]], None]
+_SENDER_BYTES_MIN = 16 << 10
+"""What a sender's turn counts for at least, so that a connection of many that send little does not take long either."""
 
 
 class Outgoing:
@@ -33,15 +33,13 @@ class Outgoing:
     def __init__(
         self,
         transport: asyncio.Transport,
-        soon: Soon,
+        deliver_soon: Callable[["Outgoing"], None],
         flush_soon: Callable[["Outgoing"], None],
-        now_us: Callable[[], int],
         failed: Callable[["Sender", HeadraceError], None],
     ) -> None:
         self._transport = transport
-        self._soon = soon
+        self._deliver_soon = deliver_soon
         self._flush_soon = flush_soon
-        self._now_us = now_us
         self._failed = failed
         self._together = bytearray()
         """Small frames that go out with the next flush."""
@@ -49,6 +47,7 @@ class Outgoing:
         self._waiting: deque[Sender] = deque()
         """Those who want a turn."""
         self._turn_comes = False
+        """Whether it is in the queue of those that deliver, or is delivering."""
         self._unsent_bytes = 0
         self._closed = False
         self.paused = False
@@ -98,6 +97,16 @@ class Outgoing:
         self.paused = False
         self._take_turns_soon()
 
+    def deliver(self, now_us: int) -> None:
+        """Give those that want one a turn, as far as there is room; the others have theirs later."""
+        self.corked = True
+        room = _TURN_BYTES
+        while self._waiting and room > 0 and not self.paused:
+            room -= max(self._turn(self._waiting.popleft(), now_us), _SENDER_BYTES_MIN)
+        self.corked = self._turn_comes = False
+        self.flush()
+        self._take_turns_soon()
+
     def close(self) -> None:
         """Send nothing more, whoever wants to."""
         self._closed = True
@@ -114,17 +123,7 @@ class Outgoing:
     def _take_turns_soon(self) -> None:
         if self._waiting and not self._turn_comes and not self.paused:
             self._turn_comes = True
-            self._soon(self._take_turns)
-
-    def _take_turns(self) -> None:
-        self._turn_comes = False
-        self.corked = True
-        now_us, room = self._now_us(), _TURN_BYTES
-        while self._waiting and room > 0 and not self.paused:
-            room -= self._turn(self._waiting.popleft(), now_us)
-        self.corked = False
-        self.flush()
-        self._take_turns_soon()
+            self._deliver_soon(self)
 
     def _turn(self, sender: "Sender", now_us: int) -> int:
         try:

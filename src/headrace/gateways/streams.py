@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DELIVERY_BYTES = 512 << 10
 """What a delivery's body aims at: large enough to be quick, small enough that many streams share a connection."""
-
+_DELIVERY = int(Kind.DELIVERY)  # every look at a member of an enumeration is a call
 
 CallLater = Callable[[float, Callable[[], None]], TimerHandle]
 
@@ -87,11 +87,14 @@ class Pump(Sender):
         found = self.stream.read(DELIVERY_BYTES, now_us)
         if found is None:
             return 0
-        self._starved = False
         view, next_offset, end_offset = found
         self._credit_bytes -= len(view)
-        self._out.send_batches(Kind.DELIVERY, self.correlation, Delivery(next_offset, end_offset), view)
-        self._go_on()
+        self._out.send_batches(_DELIVERY, self.correlation, Delivery(next_offset, end_offset), view)
+        if next_offset < end_offset:
+            self._starved = False
+            self._go_on()
+        else:
+            self.stream.listen()
         return len(view)
 
     def _go_on(self) -> None:

@@ -28,7 +28,7 @@ class FilesReader(LogReader):
         self._end = self._find_end()
 
     def _begin(self, host: Host, directory: str) -> None:
-        super().__init__()
+        super().__init__(host.lookups)
         self.host = host
         self.directory = directory
         meta = read_meta(host, directory)

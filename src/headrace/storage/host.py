@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from headrace.storage.disk import Disk, OpenFile, after_fork
 from headrace.storage.index import Index
+from headrace.storage.lookups import Lookups
 from headrace.storage.pool import Pool
 from headrace.storage.quickness import Quickness
 from headrace.storage.worker import Worker
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 FILES_MAX = 256
 VIEWS_MAX = 64
 INDEXES_MAX = 32
+POSITIONS_MAX = 16 << 10
+"""More than there are readers that come back soon; twice as many take 9 MB."""
+SPANS_MAX = 1 << 10
 _FILES_MIN = 8
 _VIEWS_MIN = 4
 
@@ -46,6 +50,7 @@ class Host:
         self.files: Pool[FileSegment, OpenFile] = Pool(self.files_max)
         self.views: Pool[FileSegment, memoryview] = Pool(self.views_max)
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
+        self.lookups = Lookups(POSITIONS_MAX, SPANS_MAX)
         self.flusher = flusher or Worker("headrace-flush")
         self.quickness = Quickness()
         self.preparer = preparer or Worker("headrace-prepare")

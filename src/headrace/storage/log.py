@@ -84,7 +84,7 @@ class FileLog(LogReader):
         offsets in between. Messages below the `lost_floor` were synced: if they are missing, they are reported as lost.
         `root` is the directory above the log's parent, which is then made too.
         """
-        super().__init__()
+        super().__init__(host.lookups)
         self.host = host
         self.directory = directory
         self.settings = settings

@@ -10,12 +10,15 @@ from headrace.storage.compaction import Keep, before, compacted
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
 from headrace.storage.log import FileLog
+from headrace.storage.lookups import Lookups
 from headrace.storage.reader import LogReader, retention_offset
 from headrace.storage.receipt import Receipt
 from headrace.storage.segment import TIME_NONE, Segment, note
 from headrace.storage.settings import LogSettings
 
 SEGMENT_BYTES = 1 << 20
+_POSITIONS_MAX = 256
+_SPANS_MAX = 32
 
 
 class MemorySegment:
@@ -88,7 +91,7 @@ class MemoryLog(LogReader):
         if spill is not None:
             assert spill.next_offset >= first_offset
             spill.truncate_before(spill.next_offset)
-        super().__init__()
+        super().__init__(Lookups(_POSITIONS_MAX, _SPANS_MAX))
         self._bytes_max = bytes_max
         self._spill = spill
         self._lock = threading.Lock()

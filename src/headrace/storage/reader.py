@@ -8,23 +8,19 @@ from typing import NamedTuple
 
 from headrace.model.batch import FLAG_LOST, Batch
 from headrace.model.errors import CorruptBatch, InvalidBatch, LogNotFound, OffsetOutOfRange
-from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
+from headrace.storage.lookups import Lookups, Span
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import Segment, SegmentReplaced
 
-_ENDS_MAX = 16
-
 
 class ByteRange(NamedTuple):
-    """Whole batches that lie side by side, ready for a socket: as a file's range for sendfile, and as a view."""
+    """Whole batches that lie side by side, ready for a socket."""
 
     first_offset: int
     """Of the first batch, which may begin before the offset asked for."""
     next_offset: int
     view: memoryview
-    file: OpenFile | None
-    """None for a log in memory. The descriptor stays open as long as this is held."""
     position: int
     length: int
 
@@ -32,11 +28,10 @@ class ByteRange(NamedTuple):
 class LogReader:
     """What can be read of a log. Readers hold no lock, and never make the writer wait."""
 
-    __slots__ = ("_ends",)
+    __slots__ = ("_lookups",)
 
-    def __init__(self) -> None:
-        self._ends: dict[int, tuple[Segment, int]] = {}
-        """Where readers came to the end lately: offsets to segments and positions."""
+    def __init__(self, lookups: Lookups) -> None:
+        self._lookups = lookups
 
     @property
     def first_offset(self) -> int:
@@ -74,14 +69,28 @@ class LogReader:
 
         Only their headers are checked: whoever decodes the batches checks the rest.
         """
-        end = self.next_offset if until is None else min(until, self.next_offset)
         self._check(offset)
+        end = self.next_offset if until is None else min(until, self.next_offset)
         if offset >= end:
             return None
+        layout = self._layout()
+        number = _segment_number(layout, offset)
+        found = self._lookups.span(layout[number], offset, bytes_max, end) if number >= 0 else None
+        if found is not None:
+            # Unless its file is gone or another: a search finds that out, and what is there now.
+            with suppress(SegmentReplaced, LogNotFound, InvalidBatch):
+                return _byte_range(layout[number], found)
+        return self._find_range(offset, bytes_max, end)
+
+    def _find_range(self, offset: int, bytes_max: int, end: int) -> ByteRange:
+        asked = offset
+        stopped_at: int | None = end
         begin = length = first = 0
         segment: Segment | None = None
         for position, item, found_in in self._from(offset, end, verify=False):
             if segment is not None and (found_in is not segment or position + item.length - begin > bytes_max):
+                stopped_at = None
+                self._lookups.add_position(segment, offset, begin + length, offset)
                 break
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 if segment is None:
@@ -92,8 +101,9 @@ class LogReader:
             length = position + item.length - begin
             offset = item.next_offset
         assert segment is not None
-        view = segment.view(begin + length)[begin : begin + length]
-        return ByteRange(first, offset, view, segment.file(), begin, length)
+        found = Span(first, offset, begin, length)
+        self._lookups.add_span(segment, asked, bytes_max, found, stopped_at)
+        return _byte_range(segment, found)
 
     def find_time(self, time_us: int) -> int:
         """The offset of the first message with this timestamp or a later one; next_offset when there is none."""
@@ -118,7 +128,7 @@ class LogReader:
         """Batches and damage from an offset on, to the end of the log, with where they are."""
         while offset < end:
             layout = self._layout()
-            number = bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
+            number = _segment_number(layout, offset)
             if number < 0:
                 raise OffsetOutOfRange(f"offset {offset} is before the first one, {self.first_offset}")
             segment = layout[number]
@@ -132,31 +142,32 @@ class LogReader:
                         offset = item.next_offset
                         after = position + item.length
                         yield position, item, segment
-                if after:
-                    self._remember(offset, segment, after)
+                if after and not isinstance(item, Damage):  # which may seem to reach further than it does
+                    self._lookups.add_position(segment, offset, after, offset)
             except (SegmentReplaced, LogNotFound):
                 if not self._stale(segment, layout):
                     raise
             self._check(offset)
 
     def _scan(self, segment: Segment, offset: int, stop: int, verify: bool) -> Iterator[tuple[int, Batch | Damage]]:
-        remembered = self._ends.pop(offset, None)
-        if remembered is not None and remembered[0] is segment:
-            position, base = remembered[1], offset
-        else:
-            index = self._index(segment, offset)
-            entry = index.at_offset(offset)
-            if index.positions:
-                position, base = index.positions[entry], index.offsets[entry]
-            else:
-                position, base = segment.begin, segment.base_offset
+        position, base = self._lookups.position(segment, offset) or self._search(segment, offset, stop)
         return scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=verify)
 
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        """Keep where a reader came to the end, so that it goes on from there without a search."""
-        if len(self._ends) >= _ENDS_MAX:
-            self._ends.clear()
-        self._ends[offset] = segment, position
+    def _search(self, segment: Segment, offset: int, stop: int) -> tuple[int, int]:
+        """Where the batch with an offset begins, for all who come there: a position, and the offset due there."""
+        index = self._index(segment, offset)
+        entry = index.at_offset(offset)
+        if index.positions:
+            position, base = index.positions[entry], index.offsets[entry]
+        else:
+            position, base = segment.begin, segment.base_offset
+        for at, item in scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=False):
+            if item.next_offset > offset:
+                if isinstance(item, Damage):
+                    break  # it is reported by who reads it, from the index on
+                self._lookups.add_position(segment, offset, at, item.base_offset)
+                return at, item.base_offset
+        return position, base
 
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
         """Whether a segment whose file is gone or another now can be looked up again."""
@@ -184,6 +195,19 @@ def retention_offset(layout: Sequence[Segment], now_us: int, age_us: int | None,
         offset = segment.next_offset
         kept_bytes -= segment.end
     return offset
+
+
+def _segment_number(layout: Sequence[Segment], offset: int) -> int:
+    """Which segment holds an offset; -1 if it is before all of them."""
+    if layout and layout[-1].base_offset <= offset:  # nearly always: most readers are near the end
+        return len(layout) - 1
+    return bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
+
+
+def _byte_range(segment: Segment, found: Span) -> ByteRange:
+    first_offset, next_offset, begin, length = found
+    view = segment.view(begin + length)[begin : begin + length]
+    return ByteRange(first_offset, next_offset, view, begin, length)
 
 
 def _corrupt(item: Batch | Damage, segment: Segment, position: int) -> CorruptBatch:

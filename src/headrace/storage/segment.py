@@ -106,6 +106,7 @@ class FileSegment:
     begin = DATA_AT
 
     __slots__ = (
+        "__weakref__",
         "_index",
         "_zeroing",
         "allocated",
