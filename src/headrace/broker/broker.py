@@ -104,7 +104,7 @@ class Broker:
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
         self._topics = Topics(store, self._ledger, ports, settings)
         self._membership = Membership(self._topics, self._ledger, ports)
-        self._topics.on_change = self._topics_changed
+        self._topics.on_change = self._topic_changed
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
         )
@@ -191,17 +191,27 @@ class Broker:
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
-        self._membership.tick(now_us)
-        self._transactions.tick(now_us)
-        self._upkeep.tick(now_us)
-        self._leasing.tick(now_us)
-        self._finding.tick(now_us)
+        self._tick("groups", self._membership.tick, now_us)
+        self._tick("transactions", self._transactions.tick, now_us)
+        self._tick("maintenance", self._upkeep.tick, now_us)
+        self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("queries", self._finding.tick, now_us)
         if not self._draining:
-            self._crons.tick(now_us + self.wall_offset_us)  # crontabs are about the time of day
+            self._tick("schedules", self._crons.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._crons.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         times = [self._upkeep.next_tick_us, self._leasing.next_tick_us, self._membership.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
+
+    def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
+        """What goes wrong with one component keeps none of the others from doing what is due."""
+        try:
+            tick(now_us)
+        except Exception as error:  # noqa: BLE001 it is told, and tried again at the next tick
+            text = "broker tick failed; trying again  component=%s"
+            self._ledger.failures.note(("tick", component), error, text, component)
+        else:
+            self._ledger.failures.worked(("tick", component))
 
     def drain(self) -> None:
         """Take nothing new from now on; what was begun can be ended."""
@@ -210,6 +220,7 @@ class Broker:
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
+        self._upkeep.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
@@ -286,9 +297,9 @@ class Broker:
             self._subscriptions.refresh(one, self._subscriptions.now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
-    def _topics_changed(self, now_us: int) -> None:
-        self._membership.topics_changed(now_us)
-        self._subscriptions.topics_changed(now_us)
+    def _topic_changed(self, topic: Topic, now_us: int) -> None:
+        self._membership.topic_changed(topic, now_us)
+        self._subscriptions.topic_changed(topic, now_us)
 
     def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Words | Later[Any]:
         batch = received(body)

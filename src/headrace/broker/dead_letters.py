@@ -11,7 +11,7 @@ import msgspec
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import Finished
 from headrace.broker.ports import Ports
-from headrace.broker.slices import Steps, in_slices
+from headrace.broker.slices import Steps
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
@@ -36,6 +36,7 @@ _BATCH_BYTES = 8 << 20
 _BURIED_BYTES = 8 << 20
 """What is read and sent at a time."""
 _LEARNT_TOGETHER = 200
+_LOOKED_AT_TOGETHER = 1000
 
 
 class DeadLetters:
@@ -65,17 +66,24 @@ class DeadLetters:
             for number, index in dead.indexes.items()
         )
 
-    def learn(self) -> None:
+    def learn(self) -> Steps:
         """Learn in slices whose the dead messages are, so that counting them does not have to."""
-        dead = [one for one in self.registry if one.name == REDRIVE]
+        dead = []
+        for at, one in enumerate(self.registry, 1):
+            if one.name == REDRIVE:
+                dead.append(one)
+            if not at % _LOOKED_AT_TOGETHER:
+                yield
         known = {one.id for one in dead}
         self._origins = {key: found for key, found in self._origins.items() if key[0] in known}
-        for one in dead:
-            in_slices(self._ports, self._learn(one))
+        for at, one in enumerate(dead, 1):
+            yield from self._learn(one)
+            if not at % _LEARNT_TOGETHER:
+                yield
 
     def _learn(self, dead: Subscription) -> Steps:
         """Read the headers of dead messages that are new; of all if any was edited."""
-        for number, index in dead.indexes.items():
+        for number, index in list(dead.indexes.items()):
             origins = self._origins.get((dead.id, number))
             if origins is None or index.edits:
                 origins = self._origins[dead.id, number] = _Origins()

@@ -177,6 +177,8 @@ class LeasedState:
         self._by_topic: dict[int, list[int]] = {}
         """The subscriptions of each topic."""
         self._indexes: dict[tuple[int, int], LeasedIndex] = {}
+        self._partitions: dict[int, list[int]] = {}
+        """The partitions in which a subscription has an index."""
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
         """A subscription's state in a partition."""
@@ -184,6 +186,7 @@ class LeasedState:
         if index is None:
             start = self.subscriptions[subscription].starts.get(partition, 0)
             index = self._indexes[subscription, partition] = LeasedIndex(start)
+            self._partitions.setdefault(subscription, []).append(partition)
         return index
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
@@ -256,7 +259,8 @@ class LeasedState:
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)
-        self._indexes = {key: index for key, index in self._indexes.items() if key[0] != subscription}
+        for partition in self._partitions.pop(subscription, ()):
+            del self._indexes[subscription, partition]
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
@@ -319,13 +323,13 @@ class LeasedState:
             for fact in settled_facts(subscription, partition, index)
         ]
 
-    def forget_topic(self, topic_id: int) -> None:
-        """A topic is gone, and its subscriptions with it."""
-        for subscription in [one for one in self.subscriptions.values() if one.topic_id == topic_id]:
-            self.apply(SubscriptionGone(subscription.id))
-        for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
-            for key in [key for key in table if key[0] == topic_id]:
-                del table[key]
+    def forget_topic(self, topic_id: int, partitions: Iterable[int]) -> None:
+        """A topic with these partitions is gone, and its subscriptions with it."""
+        for subscription in list(self._by_topic.get(topic_id, ())):
+            self.apply(SubscriptionGone(subscription))
+        for partition in partitions:
+            for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
+                table.pop((topic_id, partition), None)
         self._by_topic.pop(topic_id, None)
 
     def forget_edits(self, topic_id: int, partition: int, first_offset: int, within: Iterable[int]) -> None:
@@ -371,6 +375,11 @@ class LeasedState:
             if not offsets.isdisjoint(packed.edited()):
                 packs[at] = pack_edits({offset: edit for offset, edit in packed.items() if offset not in offsets})
         packs[:] = [packed for packed in packs if packed.edited()]
+
+    def has_edits(self, topic_id: int, partition: int) -> bool:
+        """Whether anything is known of edits in a partition."""
+        place = topic_id, partition
+        return bool(self.edits.get(place) or self._settled_edits.get(place))
 
     def has_subscriptions(self, topic_id: int) -> bool:
         """Whether a topic has a leased subscription."""

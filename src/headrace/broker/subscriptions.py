@@ -121,6 +121,8 @@ class SubscriptionRegistry:
         self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
         """Called when leases or messages' times may be over."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
+        self._by_topic: dict[int, dict[str, Subscription]] = {}
+        """By topic id and name."""
         ledger.state.leased.on_broken = self._broken
         for fact in list(ledger.state.leased.subscriptions.values()):
             topic = topics.by_id.get(fact.topic_id)
@@ -137,7 +139,7 @@ class SubscriptionRegistry:
 
     def of_topic(self, topic: Topic) -> list[Subscription]:
         """The subscriptions of a topic."""
-        return [one for one in self._by_name.values() if one.topic is topic]
+        return list(self._by_topic.get(topic.id, {}).values())
 
     def find(self, topic: Topic, name: str) -> Subscription | None:
         """The subscription of that name, if there is one."""
@@ -255,11 +257,11 @@ class SubscriptionRegistry:
             chosen = [one for one in self if one.topic.name.tenant == tenant]
         return Subscriptions([self.info(one, now_us) for one in sorted(chosen, key=str)])
 
-    def topics_changed(self, now_us: int) -> None:
-        """Topics went, or got more partitions."""
+    def topic_changed(self, topic: Topic, now_us: int) -> None:
+        """A topic has gone, or got more partitions."""
         self.now_us = now_us
-        for subscription in self:
-            if subscription.topic.id not in self._topics.by_id:
+        for subscription in self.of_topic(topic):
+            if topic.id not in self._topics.by_id:
                 self._remove(subscription, f"the topic {subscription.topic} was deleted")
             else:
                 self._attach(subscription)
@@ -370,6 +372,7 @@ class SubscriptionRegistry:
     def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
         subscription = Subscription(fact, topic, SubscriptionSettings())
         self._by_name[topic.id, fact.name] = subscription
+        self._by_topic.setdefault(topic.id, {})[fact.name] = subscription
         try:
             subscription.settings = subscription_settings(fact.settings)
         except InvalidArgument as error:
@@ -382,6 +385,10 @@ class SubscriptionRegistry:
 
     def _remove(self, subscription: Subscription, why: str) -> None:
         del self._by_name[subscription.topic.id, subscription.name]
+        of_topic = self._by_topic[subscription.topic.id]
+        del of_topic[subscription.name]
+        if not of_topic:
+            del self._by_topic[subscription.topic.id]
         self._detach(subscription)
         self._refuse(subscription, SubscriptionNotFound(why))
 
