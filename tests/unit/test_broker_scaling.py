@@ -110,6 +110,24 @@ def test_a_list_is_linear_in_the_topics_it_names() -> None:
     assert many <= SLACK * MANY / FEW * few
 
 
+def test_a_list_of_many_topics_is_made_in_slices() -> None:
+    bench = with_topics(450)
+    answer = bench.begin(TopicList())
+    slices = 0
+    while answer.outcome is None:
+        slices += 1
+        if slices == 2:
+            bench.begin(TopicDelete("topic-449"))
+        assert bench.step()
+    assert slices >= 4
+    assert [one.topic for one in answer.outcome.topics] == [f"topic-{number:03}" for number in range(449)]
+
+
+def test_a_topic_is_listed_by_its_name_without_a_look_at_the_others() -> None:
+    few, many = (work_among(topics, lambda bench: bench.ask(TopicList("topic-0"))) for topics in (FEW, MANY))
+    assert many <= SLACK * few
+
+
 # Maintenance.
 
 

@@ -14,6 +14,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership, Session, find_offsets
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import Stream
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
@@ -99,6 +100,7 @@ class Broker:
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
+        self._ports = ports
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
@@ -331,8 +333,12 @@ class Broker:
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words:
-        return TopicsFound([self._topics.info(topic, partitions=False) for topic in self._topics.matching(request)])
+    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words | Later[Words]:
+        def steps() -> Steps:
+            return TopicsFound((yield from self._topics.matching(request)))
+
+        later: Later[Words] = in_slices(self._ports, steps())
+        return later.outcome if isinstance(later.outcome, TopicsFound) else later  # few are there at once
 
     def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Words:
         return BrokerInfo(
@@ -341,7 +347,7 @@ class Broker:
             started_us=self._started_us,
             time_us=now_us,
             topics=len(self._topics),
-            partitions_open=sum(1 for _ in self._topics.lanes()),
+            partitions_open=sum(len(topic.lanes) for topic in self._topics),
             groups=len(self._membership),
             subscriptions=len(self._subscriptions),
             crons=len(self._crons),

@@ -1,7 +1,7 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +38,11 @@ from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo,
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
+
+
+_MATCHED_TOGETHER = 1000
+_TOLD_TOGETHER = 100
+"""Topics that a list tells of in one slice."""
 
 
 class Topic:
@@ -203,11 +208,26 @@ class Topics:
         """All partitions of a topic, opened if need be."""
         return [self.lane(topic, number) for number in range(topic.settings.partitions)]
 
-    def matching(self, request: TopicList) -> list[Topic]:
-        """The topics that match, by name."""
+    def matching(self, request: TopicList) -> Generator[None, None, list[TopicInfo]]:
+        """What is told of the topics that match, by name and without their partitions, in slices."""
         tenant = f"{request.tenant}/" if request.tenant not in ("", DEFAULT_TENANT) else ""
         pattern = tenant + request.pattern
-        return [self.known(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
+        names = list(self._by_text)
+        if not {"*", "?"}.intersection(pattern):
+            names = [pattern] if pattern in self._by_text else []
+        found: list[str] = []
+        for start in range(0, len(names), _MATCHED_TOGETHER):
+            if start:
+                yield
+            found += wanted_topics((), (pattern,), names[start : start + _MATCHED_TOGETHER])
+        infos = []
+        for at, name in enumerate(sorted(found), 1):
+            topic = self._by_text.get(name)
+            if topic is not None:  # else it was deleted since
+                infos.append(self.info(topic, partitions=False))
+            if not at % _TOLD_TOGETHER:
+                yield
+        return infos
 
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
         """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
