@@ -23,7 +23,7 @@ from headrace.broker.trimming import Trimming
 from headrace.broker.upkeep import Upkeep
 from headrace.engines.api import PRODUCER_MIN, Store, explained
 from headrace.model.batch import received
-from headrace.model.errors import Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -92,6 +92,12 @@ _REFUSED_WHILE_DRAINING = (
 )
 
 
+_MAKING_ROOM = (
+    "the disk is full, and what room there is serves to make more; nothing was appended: trim topics (headrace topic "
+    "trim), or free some room"
+)
+
+
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
@@ -101,6 +107,7 @@ class Broker:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
         self._ports = ports
+        self._ballast = store.ballast
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
@@ -270,7 +277,7 @@ class Broker:
         groups, transactions = self._membership, self._transactions
         return {
             Publish: self._publish,
-            TransactionStage: lambda _, ask, body, now: transactions.stage(ask, received(body), now),
+            TransactionStage: self._stage,
             TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
             TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
             TransactionAbort: lambda _, ask, __, now: transactions.abort(ask, now),
@@ -309,7 +316,15 @@ class Broker:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
-        return topics.lane(topic, request.partition).publish(request, batch, now_us)
+        lane = topics.lane(topic, request.partition)
+        if self._ballast.dropped and lane.partition.in_files:
+            raise DiskFull(_MAKING_ROOM)
+        return lane.publish(request, batch, now_us)
+
+    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Words:
+        if self._ballast.dropped:
+            raise DiskFull(_MAKING_ROOM)
+        return self._transactions.stage(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Words]:
         new = self._topics.find(request.topic) is None

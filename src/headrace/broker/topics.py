@@ -80,6 +80,7 @@ class Topics:
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
+        self.ballast = store.ballast
         self.on_change: Callable[[Topic, int], None] = lambda _topic, _now_us: None
         """Called with the time when a topic came, went or got more partitions."""
         self.on_alter: Callable[[Topic, int], None] = lambda _topic, _now_us: None
@@ -249,12 +250,20 @@ class Topics:
             return later
 
         def keep(error: HeadraceError | None) -> None:
+            if error is None and saved is None and lane.partition.has_unsaved:
+                # More was appended, or what was saved before could not be kept meanwhile.
+                self.keep_producers(topic, lane, now_us, at_once=True).then(later.settle)
+                return
             try:
                 if error is not None:
                     raise error
                 if saved is not None and lane.gone is None:
-                    self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+                    fact = ProducersKept(topic.partition_name(lane.number), saved)
+                    record = partial(self._ledger.record, now_us, fact)
+                    self.ballast.use(record) if at_once else record()
             except HeadraceError as trouble:
+                if saved is not None:
+                    lane.partition.save_again()
                 later.settle(trouble)
             else:
                 self._ledger.durably(Done()).then(later.settle)

@@ -100,6 +100,7 @@ class Upkeep:
     def _round(self, now_us: int) -> Steps:
         """Look after all partitions that are open. Topics may come and go meanwhile."""
         self._ledger.failures.look_at_disk()
+        self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
         if compacting:
             self._compact_us = now_us + round(self._settings.compact_seconds * 1e6)
@@ -115,6 +116,20 @@ class Upkeep:
                 if left <= 0:
                     left = _SLICE_COST
                     yield
+
+    def _restore_ballast(self) -> None:
+        failure: HeadraceError | OSError | None = None
+        try:
+            self._topics.ballast.restore()
+        except (HeadraceError, OSError) as error:
+            failure = error
+        self._ports.from_thread(partial(self._ballast_restored, failure))
+
+    def _ballast_restored(self, failure: Exception | None) -> None:
+        if failure is None:
+            self._ledger.failures.worked("ballast")
+        else:
+            self._ledger.failures.note("ballast", failure, "ballast not written; trying again")
 
     def _maintain(self, topic: Topic, lane: Lane, now_us: int, compacting: bool) -> int:
         """Look after a partition; returns about how much there was to do."""
@@ -171,7 +186,7 @@ class Upkeep:
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, lane.number))
         if first_offset > partition.first_offset:
-            works.append(partial(partition.truncate_before, first_offset))
+            works.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
         if not partition.in_files and (age_us is not None or settings.retain_bytes is not None):
             works.append(partial(partition.retain, now_us, age_us, settings.retain_bytes))
         if settings.compact_by_key and compacting and self._worth_compacting(lane):
