@@ -17,6 +17,7 @@ from headrace.engines.api import (
     unpacked,
     whole,
 )
+from headrace.model.limits import PARTITIONS_MAX
 
 logger = logging.getLogger("headrace.broker")
 
@@ -177,8 +178,6 @@ class LeasedState:
         self._by_topic: dict[int, list[int]] = {}
         """The subscriptions of each topic."""
         self._indexes: dict[tuple[int, int], LeasedIndex] = {}
-        self._partitions: dict[int, list[int]] = {}
-        """The partitions in which a subscription has an index."""
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
         """A subscription's state in a partition."""
@@ -186,7 +185,6 @@ class LeasedState:
         if index is None:
             start = self.subscriptions[subscription].starts.get(partition, 0)
             index = self._indexes[subscription, partition] = LeasedIndex(start)
-            self._partitions.setdefault(subscription, []).append(partition)
         return index
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
@@ -259,8 +257,8 @@ class LeasedState:
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)
-        for partition in self._partitions.pop(subscription, ()):
-            del self._indexes[subscription, partition]
+        for partition in range(PARTITIONS_MAX):
+            self._indexes.pop((subscription, partition), None)
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:

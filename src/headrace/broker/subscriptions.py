@@ -121,8 +121,7 @@ class SubscriptionRegistry:
         self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
         """Called when leases or messages' times may be over."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
-        self._by_topic: dict[int, dict[str, Subscription]] = {}
-        """By topic id and name."""
+        self._by_topic: dict[int, list[Subscription]] = {}
         ledger.state.leased.on_broken = self._broken
         for fact in list(ledger.state.leased.subscriptions.values()):
             topic = topics.by_id.get(fact.topic_id)
@@ -139,7 +138,7 @@ class SubscriptionRegistry:
 
     def of_topic(self, topic: Topic) -> list[Subscription]:
         """The subscriptions of a topic."""
-        return list(self._by_topic.get(topic.id, {}).values())
+        return list(self._by_topic.get(topic.id, ()))
 
     def find(self, topic: Topic, name: str) -> Subscription | None:
         """The subscription of that name, if there is one."""
@@ -261,7 +260,7 @@ class SubscriptionRegistry:
         """A topic has gone, or got more partitions."""
         self.now_us = now_us
         for subscription in self.of_topic(topic):
-            if topic.id not in self._topics.by_id:
+            if subscription.topic.id not in self._topics.by_id:
                 self._remove(subscription, f"the topic {subscription.topic} was deleted")
             else:
                 self._attach(subscription)
@@ -372,7 +371,7 @@ class SubscriptionRegistry:
     def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
         subscription = Subscription(fact, topic, SubscriptionSettings())
         self._by_name[topic.id, fact.name] = subscription
-        self._by_topic.setdefault(topic.id, {})[fact.name] = subscription
+        self._by_topic.setdefault(topic.id, []).append(subscription)
         try:
             subscription.settings = subscription_settings(fact.settings)
         except InvalidArgument as error:
@@ -385,9 +384,8 @@ class SubscriptionRegistry:
 
     def _remove(self, subscription: Subscription, why: str) -> None:
         del self._by_name[subscription.topic.id, subscription.name]
-        of_topic = self._by_topic[subscription.topic.id]
-        del of_topic[subscription.name]
-        if not of_topic:
+        self._by_topic[subscription.topic.id].remove(subscription)
+        if not self._by_topic[subscription.topic.id]:
             del self._by_topic[subscription.topic.id]
         self._detach(subscription)
         self._refuse(subscription, SubscriptionNotFound(why))
