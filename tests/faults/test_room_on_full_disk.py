@@ -13,6 +13,7 @@ from tests.known import quick_place
 from headrace.engines.ballast import BALLAST_BYTES
 from headrace.model.batch import Producer
 from headrace.model.errors import DiskFull
+from headrace.model.leasing import Lease, SubscriptionCreate, SubscriptionDescribe
 from headrace.model.requests import (
     Commit,
     Place,
@@ -182,6 +183,9 @@ def test_a_full_disk_is_logged_once_until_there_is_room(
         bench.publish(f"other-{number}", LARGE, producer=Producer(99, 0, 0))
         bench.ask(Commit("readers", [Place(f"other-{number}", 0, 20)]))
         bench.ask(TransactionBegin(f"import-{number}", join=True, timeout_ms=1000))
+    bench.ask(SubscriptionCreate("jobs", "workers", {"lease_seconds": 1, "deliveries_max": 1}))
+    bench.publish("jobs", LARGE)
+    bench.ask(Lease("jobs", "workers", messages_max=20))
     fill(bench, disk)
 
     def logged() -> list[str]:
@@ -196,6 +200,7 @@ def test_a_full_disk_is_logged_once_until_there_is_room(
     for _ in range(5):
         bench.tick(10)
     assert first_offset(bench, "other-4") == 20
+    assert bench.ask(SubscriptionDescribe("jobs", "workers")).ready == 20  # they could not be moved, and can be leased
     assert logged() == ["disk full", "disk has room again"]
     bench.ask(TransactionBegin("late", join=True, timeout_ms=1000))
     fill(bench, disk)

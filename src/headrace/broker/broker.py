@@ -119,7 +119,7 @@ class Broker:
         )
         dead_letters = DeadLetters(self._topics, self._transactions, ports)
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
-        dead_letters.registry = self._subscriptions
+        dead_letters.registry, dead_letters.failures = self._subscriptions, self._ledger.failures
         self._topics.on_alter = self._subscriptions.topic_altered
         self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
         self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)

@@ -1,6 +1,5 @@
 """Dead letters: messages that could not be processed go to a topic of their own, and can be put back from there."""
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.broker.failures import Failures
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import Finished
 from headrace.broker.ports import Ports
@@ -22,8 +22,6 @@ from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.requests import Done, Place, TopicCreate, Words
 from headrace.model.subscription import SubscriptionSettings
-
-logger = logging.getLogger("headrace.broker")
 
 REDRIVE = "redrive"
 """The subscription of a dead letter topic that knows which messages were not put back yet."""
@@ -47,6 +45,7 @@ class DeadLetters:
         self._ports = ports
         self._transactions = transactions
         self.registry: SubscriptionRegistry
+        self.failures = Failures()
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
@@ -173,10 +172,8 @@ class DeadLetters:
 
         def sent(outcome: object) -> None:
             if isinstance(outcome, HeadraceError) and self._is_there(subscription):
-                logger.warning(
-                    "dead letter of damaged messages not written; trying again  subscription=%s reason=%s",
-                    subscription, outcome,
-                )  # fmt: skip
+                text = "dead letter of damaged messages not written; trying again  subscription=%s"
+                self.failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
             self.registry.served(subscription)  # others of their keys can be had, or the next try is planned
 
@@ -198,7 +195,8 @@ class DeadLetters:
 
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
-            logger.warning("dead messages of %s have to stay: %s", burial.subscription, error)
+            text = "dead messages not moved; they can be leased again  subscription=%s"
+            self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
         burial.later.settle(error)
