@@ -180,6 +180,25 @@ def with_topics(count: int, data: str | None = None) -> Workbench:
     return bench
 
 
+def test_few_partitions_are_synced_in_one_step(monkeypatch: pytest.MonkeyPatch, data: str) -> None:
+    """A little is synced at once, while everybody waits."""
+    bench = Workbench(data)
+    for number in range(40):
+        bench.ask(TopicCreate(f"topic-{number}", {"durability": "written"}))
+        for _ in range(2):
+            bench.publish(f"topic-{number}", [b"message"])
+    partitions = [lane.partition for lane in bench.broker._topics.lanes()]
+    assert all(partition.synced_offset < partition.next_offset for partition in partitions)
+    visits = Visits(monkeypatch)
+    bench.now_us += 10_000_000
+    bench.broker.tick(bench.now_us)
+    assert 0 < len(visits.topics) <= 8
+    while len(visits.topics) < 40:
+        before = len(visits.topics)
+        assert bench.step()
+        assert len(visits.topics) <= before + 8
+
+
 def test_a_round_that_is_under_way_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = with_topics(200)
     visits = Visits(monkeypatch)

@@ -27,6 +27,7 @@ _SLICE_COST = 64
 """Idle partitions that are looked at in one slice: less than a millisecond."""
 _WORK_COST = 16
 """What a partition with something to do counts for."""
+_FAILED = "maintenance failed; trying again  topic=%s partition=%s"
 
 
 class Upkeep:
@@ -133,31 +134,37 @@ class Upkeep:
 
     def _maintain(self, topic: Topic, lane: Lane, now_us: int, compacting: bool) -> int:
         """Look after a partition; returns about how much there was to do."""
-        key = ("maintenance", topic.id, lane.number)
+        key, partition = ("maintenance", topic.id, lane.number), lane.partition
+        unsynced = partition.in_files and partition.synced_offset < partition.next_offset
         try:
-            lane.partition.request_sync()
+            partition.request_sync()  # which may be done at once, if it is little
             lane.reserve_again()
             self._topics.keep_producers(topic, lane, now_us, at_once=False)
-            return self._look_after(topic, lane, now_us, compacting)
+            works = self._look_after(topic, lane, now_us, compacting)
         except Exception as error:  # noqa: BLE001 it is told; all others are looked after
-            text = "maintenance failed; trying again  topic=%s partition=%s"
-            self._ledger.failures.note(key, error, text, topic, lane.number)
+            self._ledger.failures.note(key, error, _FAILED, topic, lane.number)
             return _WORK_COST
+        self._ledger.failures.worked(key)
+        return _WORK_COST if works or unsynced else 1
 
     def _forget_edits(self, topic: Topic, lane: Lane) -> Steps:
         """Look through a partition's edits when messages are gone or settled since the last time."""
         leased, place, first_offset = self._ledger.state.leased, (topic.id, lane.number), lane.partition.first_offset
         if not leased.has_edits(*place):
             return
-        bound = max(first_offset, leased.settled_offset(*place))
-        if self._edits_seen.get(place, 0) == bound:
-            return
-        self._edits_seen[place] = bound
-        leased.forget_settled_edits(*place, first_offset)
-        offsets = list(leased.edits.get(place, ()))
-        for start in range(0, len(offsets), _EDITS_TOGETHER):
-            leased.forget_edits(*place, first_offset, offsets[start : start + _EDITS_TOGETHER])
-            yield
+        key = ("edits", *place)
+        try:
+            bound = max(first_offset, leased.settled_offset(*place))
+            if self._edits_seen.get(place, 0) == bound:
+                return
+            self._edits_seen[place] = bound
+            leased.forget_settled_edits(*place, first_offset)
+            offsets = list(leased.edits.get(place, ()))
+            for start in range(0, len(offsets), _EDITS_TOGETHER):
+                leased.forget_edits(*place, first_offset, offsets[start : start + _EDITS_TOGETHER])
+                yield
+        except Exception as error:  # noqa: BLE001 it is told; all others are looked after
+            self._ledger.failures.note(key, error, _FAILED, topic, lane.number)
 
     def _open_some(self) -> Steps:
         for _ in range(min(_OPENED_EACH_TIME, len(self._unopened))):
@@ -175,7 +182,8 @@ class Upkeep:
                 self._ledger.failures.note(key, error, text, topic, number)
             yield
 
-    def _look_after(self, topic: Topic, lane: Lane, now_us: int, compacting: bool) -> int:
+    def _look_after(self, topic: Topic, lane: Lane, now_us: int, compacting: bool) -> bool:
+        """Have done what is due with a partition; whether there was anything."""
         settings, partition = topic.settings, lane.partition
         age = settings.ttl_seconds if settings.validity is Validity.TTL else settings.retain_seconds
         age_us = None if age is None else round(age * 1e6)
@@ -201,7 +209,7 @@ class Upkeep:
             # Before messages go: who produced them, and everything else that the journal says of them, must be safe.
             kept = self._topics.keep_producers(topic, lane, now_us, at_once=True)
             kept.then(partial(self._do, lane, works))
-        return _WORK_COST if works else 1
+        return bool(works)
 
     def _worth_compacting(self, lane: Lane) -> bool:
         """Whether a segment's worth of messages has come since the last time."""
@@ -232,12 +240,11 @@ class Upkeep:
 
     def _done(self, lane: Lane, failure: Exception | None) -> None:
         self._at_work.discard(id(lane))
-        key = ("maintenance", lane.topic_id, lane.number)
+        key = ("removing", lane.topic_id, lane.number)
         if failure is None:
             self._ledger.failures.worked(key)
         else:
-            text = "maintenance failed; trying again  topic=%s partition=%s"
-            self._ledger.failures.note(key, failure, text, lane.topic, lane.number)
+            self._ledger.failures.note(key, failure, _FAILED, lane.topic, lane.number)
 
     def _compact(self, topic: Topic, lane: Lane, compact: Callable[[], int]) -> None:
         freed = compact()
