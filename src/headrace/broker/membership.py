@@ -218,12 +218,16 @@ class Membership:
     def tick(self, now_us: int) -> None:
         """Give up members that were out of touch for too long."""
         for name in self._deadlines.pop_due(now_us, _TICKED_MAX):
-            group = self._groups[name]
+            group = self._groups.get(name)
+            if group is None:
+                continue
             try:
                 self._push(group, group.tick(now_us), now_us)
             except Exception as error:  # noqa: BLE001 it is told; all others go on
                 self._deadlines.set(name, now_us + _AGAIN_US)
                 self._ledger.failures.note(("group", name), error, "group tick failed; trying again  group=%s", name)
+            else:
+                self._ledger.failures.worked(("group", name))
 
     def next_tick_us(self) -> int | None:
         """When a member may have to be given up; or earlier, if something was heard of it since."""
@@ -232,8 +236,9 @@ class Membership:
     def topic_changed(self, topic: Topic, now_us: int) -> None:
         """A topic came, went, or got more partitions."""
         for name in self._interests.groups(str(topic)):
-            group = self._groups[name]
-            self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
+            group = self._groups.get(name)
+            if group is not None:
+                self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """What every group has passed; None when no group reads the topic."""
