@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.known import ENVIRONMENT
@@ -51,9 +53,11 @@ def fill(place: Path, name: str = "filler") -> None:
 
 
 @contextmanager
-def broker(data: Path) -> "Iterator[tuple[subprocess.Popen[bytes], headrace.Bus]]":
+def broker(
+    data: Path, log: "IO[bytes] | int" = subprocess.DEVNULL
+) -> "Iterator[tuple[subprocess.Popen[bytes], headrace.Bus]]":
     command = [sys.executable, "-m", "headrace", "serve", "--data", str(data), "--host", "", "--json"]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log) as process:
         assert process.stdout is not None
         try:
             ready = json.loads(process.stdout.readline() or "{}")
@@ -71,6 +75,14 @@ def publish_until_full(bus: headrace.Bus) -> int:
             bus.publish("orders", os.urandom(30_000))
             published += 1
     return published
+
+
+def exhaust_journal(bus: headrace.Bus) -> None:
+    """Take the room that was prepared for the journal."""
+    with suppress(DiskFull):
+        for _ in range(100_000):
+            bus.commit("filler", {("orders", 0): 0})
+        pytest.fail("the disk is full and nobody noticed")
 
 
 def offsets(bus: headrace.Bus) -> list[int]:
@@ -113,3 +125,35 @@ def test_a_log_whose_writer_was_killed_when_the_disk_was_full(small: Path) -> No
             reader.verify()
         with headrace.Log(path) as log:
             assert [message.offset for message in log] == read
+
+
+def test_a_topic_is_trimmed_when_the_disk_is_full(small: Path, tmp_path: Path) -> None:
+    """A part of it, then all of it; publishing goes on, and the log has told of the full disk once."""
+    told = tmp_path / "log"
+    with told.open("wb") as log, broker(small / "data", log) as (process, bus):
+        bus.create_topic("orders", segment_bytes=1 << 20)
+        deadline = time.monotonic() + 100
+        while not (small / "data/broker/ballast").exists():
+            assert time.monotonic() < deadline, "there is no ballast"
+            time.sleep(0.05)
+        for _ in range(2):
+            published = publish_until_full(bus)
+            fill(small)
+            exhaust_journal(bus)
+            (info,) = bus.describe_topic("orders").partitions
+            end = info.next_offset
+            for bound in (end - 10, end):
+                assert bus.trim_topic("orders", {0: bound}, unread=True) == {0: bound}
+            (small / "filler").unlink()
+            deadline = time.monotonic() + 100
+            while True:
+                with suppress(DiskFull):
+                    assert bus.publish("orders", b"small").offset >= end
+                    break
+                assert time.monotonic() < deadline, "nothing can be published though there is room"
+            assert published
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 0
+    text = told.read_text()
+    assert "Traceback" not in text
+    assert text.count("disk full;") <= 2, text

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from headrace.broker.slices import Steps, in_slices
 from headrace.gateways.turns import Turns
 
 
@@ -78,3 +79,35 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
     run(begin, lambda: len(done) == 3)
     assert done == ["list index out of range", "next", "last"]
+
+
+def test_work_in_slices_leaves_the_loop_between_any_two_of_them() -> None:
+    turn = 0
+    slices: list[int] = []
+
+    def work() -> Steps:
+        for _ in range(10):
+            slices.append(turn)
+            yield
+
+    class OnLoop:
+        """The ports that slices need."""
+
+        def __init__(self, turns: Turns) -> None:
+            self.soon, self.last, self.from_thread = turns.soon, turns.last, turns.from_thread
+
+        def background(self, job: Callable[[], None]) -> None:
+            raise NotImplementedError
+
+        wake_at = background  # type: ignore[assignment]
+
+    async def main() -> None:
+        nonlocal turn
+        in_slices(OnLoop(Turns(asyncio.get_running_loop())), work())  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            while len(slices) < 10:
+                await asyncio.sleep(0)
+                turn += 1
+
+    asyncio.run(main())
+    assert len(set(slices[1:])) == 9, "others were kept waiting for several slices"

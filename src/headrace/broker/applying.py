@@ -22,6 +22,8 @@ STAGES_BITS = 20
 _TURN_BYTES = 2 << 20
 """So much is appended at once, of all of them together; then others have their turn."""
 _SYNC_BYTES = 32 << 20
+_AGAIN_US = 1_000_000
+"""How long what could not be appended waits for the next try."""
 
 Told = Callable[[list[Place] | HeadraceError], None]
 
@@ -54,8 +56,13 @@ class Applying:
         self._topics = topics
         self._ledger = ledger
         self._ports = ports
-        self._works = [_Work(fact, _nothing) for _, fact in sorted(ledger.state.unsettled.items())]
-        self._settled: deque[int] = deque()
+        self._works = {number: _Work(fact, _nothing) for number, fact in sorted(ledger.state.unsettled.items())}
+        """By the commits' numbers, in their order: those whose turn has come."""
+        self._stuck: dict[int, _Work] = {}
+        """Those that could not be appended, and those behind them: they are tried again from time to time."""
+        self._stuck_targets: set[tuple[int, int]] = set()
+        self._again_us = 0
+        self._settled: deque[Committed] = deque()
         self._now_us = now_us
         self._comes = False
         self._go_on()
@@ -63,7 +70,7 @@ class Applying:
     @property
     def idle(self) -> bool:
         """Whether all of them are."""
-        return not self._works
+        return not self._works and not self._stuck
 
     def follow(self, fact: Committed, tell: Told, now_us: int, batches: list[Batch] | None = None) -> None:
         """Have the batches of a commit put into their partitions as soon as the fact is on the disk."""
@@ -73,7 +80,7 @@ class Applying:
             if isinstance(outcome, HeadraceError):
                 tell(outcome)
             else:
-                self._works.append(work)
+                self._works[fact.number] = work
                 self._now_us = max(self._now_us, now_us)
                 self._go_on()
 
@@ -82,28 +89,36 @@ class Applying:
     def tick(self, now_us: int) -> None:
         """Go on with what could not be done."""
         self._now_us = now_us
+        if self._stuck and now_us >= self._again_us:
+            self._again_us = now_us + _AGAIN_US
+            self._works = dict(sorted({**self._stuck, **self._works}.items()))
+            self._stuck, self._stuck_targets = {}, set()
         self._go_on()
         self._record_settled()
 
     def _go_on(self) -> None:
         """Append committed batches to their partitions, in each in the order of the commits; or try again later."""
-        failed: set[tuple[int, int]] = set()
         waiting: set[tuple[int, int]] = set()
         share = _TURN_BYTES // max(len(self._works), 1)
-        for work in list(self._works):
+        for number, work in list(self._works.items()):
+            key = ("apply", number)
             try:
-                if failed.isdisjoint(work.targets) and waiting.isdisjoint(work.targets):
+                if self._stuck_targets.isdisjoint(work.targets) and waiting.isdisjoint(work.targets):
                     self._append_some(work, share)
             except (HeadraceError, OSError) as error:
-                logger.warning("the committed transaction %s has to wait: %s", _name(work.fact), error)
-                failed |= work.targets
+                text = "committed transaction not published; trying again  transaction=%s"
+                self._ledger.failures.note(key, error, text, _name(work.fact))
+                self._stuck_targets |= work.targets
             if work.next == len(work.fact.stages):
-                self._works.remove(work)
+                del self._works[number]
+                self._ledger.failures.worked(key)
                 self._settle(work)
-            elif failed.isdisjoint(work.targets):
+            elif self._stuck_targets.isdisjoint(work.targets):
                 waiting |= work.targets
             else:
-                failed |= work.targets
+                del self._works[number]
+                self._stuck[number] = work
+                self._stuck_targets |= work.targets
                 work.tell([])  # it is committed, whenever it can be seen
                 work.tell, work.batches = _nothing, []
         if waiting and not self._comes:
@@ -157,7 +172,7 @@ class Applying:
             if not waiting:
                 work.tell(work.places)
             if not waiting and not failed:
-                self._settled.append(work.fact.number)
+                self._settled.append(work.fact)
                 self._record_settled()
 
         for lane in work.lanes.values():
@@ -167,10 +182,13 @@ class Applying:
     def _record_settled(self) -> None:
         try:
             while self._settled:
-                self._ledger.record(self._now_us, Settled(self._settled[0]))
+                fact = self._settled[0]
+                self._ledger.record(self._now_us, Settled(fact.number))
                 self._settled.popleft()
+                self._staging.let_go(stage for stage, _, _ in fact.stages)
+                self._ledger.failures.worked("settled")
         except HeadraceError as error:
-            logger.warning("the journal takes no notes, which are tried again later: %s", error)
+            self._ledger.failures.note("settled", error, "journal write failed; retrying")
 
 
 def _name(fact: Committed) -> str:

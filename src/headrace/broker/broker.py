@@ -14,6 +14,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Membership, Session, find_offsets
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import Stream
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
@@ -22,7 +23,7 @@ from headrace.broker.trimming import Trimming
 from headrace.broker.upkeep import Upkeep
 from headrace.engines.api import PRODUCER_MIN, Store, explained
 from headrace.model.batch import received
-from headrace.model.errors import Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -91,6 +92,12 @@ _REFUSED_WHILE_DRAINING = (
 )
 
 
+_MAKING_ROOM = (
+    "the disk is full, and what room there is serves to make more; nothing was appended: trim topics (headrace topic "
+    "trim), or free some room"
+)
+
+
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
@@ -99,18 +106,20 @@ class Broker:
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
+        self._ports = ports
+        self._ballast = store.ballast
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
         self._topics = Topics(store, self._ledger, ports, settings)
         self._membership = Membership(self._topics, self._ledger, ports)
-        self._topics.on_change = self._topics_changed
+        self._topics.on_change = self._topic_changed
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
         )
         dead_letters = DeadLetters(self._topics, self._transactions, ports)
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
-        dead_letters.registry = self._subscriptions
+        dead_letters.registry, dead_letters.failures = self._subscriptions, self._ledger.failures
         self._topics.on_alter = self._subscriptions.topic_altered
         self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
         self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
@@ -193,17 +202,27 @@ class Broker:
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
-        self._membership.tick(now_us)
-        self._transactions.tick(now_us)
-        self._upkeep.tick(now_us)
-        self._leasing.tick(now_us)
-        self._finding.tick(now_us)
+        self._tick("groups", self._membership.tick, now_us)
+        self._tick("transactions", self._transactions.tick, now_us)
+        self._tick("maintenance", self._upkeep.tick, now_us)
+        self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("queries", self._finding.tick, now_us)
         if not self._draining:
-            self._crons.tick(now_us + self.wall_offset_us)  # crontabs are about the time of day
+            self._tick("schedules", self._crons.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._crons.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         times = [self._upkeep.next_tick_us, self._leasing.next_tick_us, self._membership.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
+
+    def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
+        """What goes wrong with one component keeps none of the others from doing what is due."""
+        try:
+            tick(now_us)
+        except Exception as error:  # noqa: BLE001 it is told, and tried again at the next tick
+            text = "broker tick failed; trying again  component=%s"
+            self._ledger.failures.note(("tick", component), error, text, component)
+        else:
+            self._ledger.failures.worked(("tick", component))
 
     def drain(self) -> None:
         """Take nothing new from now on; what was begun can be ended."""
@@ -212,6 +231,7 @@ class Broker:
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
+        self._upkeep.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
@@ -259,7 +279,7 @@ class Broker:
         groups, transactions = self._membership, self._transactions
         return {
             Publish: self._publish,
-            TransactionStage: lambda _, ask, body, now: transactions.stage(ask, received(body), now),
+            TransactionStage: self._stage,
             TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
             TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
             TransactionAbort: lambda _, ask, __, now: transactions.abort(ask, now),
@@ -288,9 +308,9 @@ class Broker:
             self._subscriptions.refresh(one, self._subscriptions.now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
-    def _topics_changed(self, now_us: int) -> None:
-        self._membership.topics_changed(now_us)
-        self._subscriptions.topics_changed(now_us)
+    def _topic_changed(self, topic: Topic, now_us: int) -> None:
+        self._membership.topic_changed(topic, now_us)
+        self._subscriptions.topic_changed(topic, now_us)
 
     def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Words | Later[Any]:
         batch = received(body)
@@ -298,7 +318,15 @@ class Broker:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
-        return topics.lane(topic, request.partition).publish(request, batch, now_us)
+        lane = topics.lane(topic, request.partition)
+        if self._ballast.dropped and lane.partition.in_files:
+            raise DiskFull(_MAKING_ROOM)
+        return lane.publish(request, batch, now_us)
+
+    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Words:
+        if self._ballast.dropped:
+            raise DiskFull(_MAKING_ROOM)
+        return self._transactions.stage(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Words]:
         new = self._topics.find(request.topic) is None
@@ -322,8 +350,12 @@ class Broker:
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words:
-        return TopicsFound([self._topics.info(topic, partitions=False) for topic in self._topics.matching(request)])
+    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words | Later[Words]:
+        def steps() -> Steps:
+            return TopicsFound((yield from self._topics.matching(request)))
+
+        later: Later[Words] = in_slices(self._ports, steps())
+        return later.outcome if isinstance(later.outcome, TopicsFound) else later  # few are there at once
 
     def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Words:
         return BrokerInfo(
@@ -332,7 +364,7 @@ class Broker:
             started_us=self._started_us,
             time_us=now_us,
             topics=len(self._topics),
-            partitions_open=sum(1 for _ in self._topics.lanes()),
+            partitions_open=sum(len(topic.lanes) for topic in self._topics),
             groups=len(self._membership),
             subscriptions=len(self._subscriptions),
             crons=len(self._crons),

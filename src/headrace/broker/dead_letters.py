@@ -1,6 +1,5 @@
 """Dead letters: messages that could not be processed go to a topic of their own, and can be put back from there."""
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
@@ -8,10 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.broker.failures import Failures
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import Finished
 from headrace.broker.ports import Ports
-from headrace.broker.slices import Steps, in_slices
+from headrace.broker.slices import Steps
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
@@ -22,8 +22,6 @@ from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.requests import Done, Place, TopicCreate, Words
 from headrace.model.subscription import SubscriptionSettings
-
-logger = logging.getLogger("headrace.broker")
 
 REDRIVE = "redrive"
 """The subscription of a dead letter topic that knows which messages were not put back yet."""
@@ -36,6 +34,7 @@ _BATCH_BYTES = 8 << 20
 _BURIED_BYTES = 8 << 20
 """What is read and sent at a time."""
 _LEARNT_TOGETHER = 200
+_LOOKED_AT_TOGETHER = 1000
 
 
 class DeadLetters:
@@ -46,6 +45,7 @@ class DeadLetters:
         self._ports = ports
         self._transactions = transactions
         self.registry: SubscriptionRegistry
+        self.failures = Failures()
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
@@ -65,17 +65,24 @@ class DeadLetters:
             for number, index in dead.indexes.items()
         )
 
-    def learn(self) -> None:
+    def learn(self) -> Steps:
         """Learn in slices whose the dead messages are, so that counting them does not have to."""
-        dead = [one for one in self.registry if one.name == REDRIVE]
+        dead = []
+        for at, one in enumerate(self.registry, 1):
+            if one.name == REDRIVE:
+                dead.append(one)
+            if not at % _LOOKED_AT_TOGETHER:
+                yield
         known = {one.id for one in dead}
         self._origins = {key: found for key, found in self._origins.items() if key[0] in known}
-        for one in dead:
-            in_slices(self._ports, self._learn(one))
+        for at, one in enumerate(dead, 1):
+            yield from self._learn(one)
+            if not at % _LEARNT_TOGETHER:
+                yield
 
     def _learn(self, dead: Subscription) -> Steps:
         """Read the headers of dead messages that are new; of all if any was edited."""
-        for number, index in dead.indexes.items():
+        for number, index in list(dead.indexes.items()):
             origins = self._origins.get((dead.id, number))
             if origins is None or index.edits:
                 origins = self._origins[dead.id, number] = _Origins()
@@ -165,10 +172,8 @@ class DeadLetters:
 
         def sent(outcome: object) -> None:
             if isinstance(outcome, HeadraceError) and self._is_there(subscription):
-                logger.warning(
-                    "dead letter of damaged messages not written; trying again  subscription=%s reason=%s",
-                    subscription, outcome,
-                )  # fmt: skip
+                text = "dead letter of damaged messages not written; trying again  subscription=%s"
+                self.failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
             self.registry.served(subscription)  # others of their keys can be had, or the next try is planned
 
@@ -190,7 +195,8 @@ class DeadLetters:
 
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
-            logger.warning("dead messages of %s have to stay: %s", burial.subscription, error)
+            text = "dead messages not moved; they can be leased again  subscription=%s"
+            self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
         burial.later.settle(error)

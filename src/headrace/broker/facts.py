@@ -8,6 +8,7 @@ import msgspec
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedState
 from headrace.model.errors import UnsupportedFormat
+from headrace.model.limits import PARTITIONS_MAX
 from headrace.model.recurring import Recurrence
 
 
@@ -198,6 +199,12 @@ def partition_name(topic_id: int, number: int) -> str:
     return f"{topic_id}/{number}"
 
 
+def _numbers(topic: TopicSet | None) -> range:
+    """The numbers of all partitions that a topic ever had: they only become more."""
+    count = 0 if topic is None else topic.settings.get("partitions", 1)
+    return range(count if isinstance(count, int) and count <= PARTITIONS_MAX else PARTITIONS_MAX)
+
+
 class State:
     """All facts together, in memory."""
 
@@ -211,6 +218,8 @@ class State:
         """Deleted topics whose files are not all removed: all that the broker may ever remove."""
         self.groups: dict[str, dict[tuple[int, int], int]] = {}
         """Groups to positions by topic id and partition."""
+        self._readers: dict[int, set[str]] = {}
+        """The groups that have a position in a topic, by its id."""
         self.producers: dict[str, bytes] = {}
         self.commits = 0
         """The number of the last transaction committed."""
@@ -252,7 +261,8 @@ class State:
             case Moved():
                 self._move(fact.group, fact.places)
             case GroupGone():
-                self.groups.pop(fact.group, None)
+                for topic_id, _ in self.groups.pop(fact.group, ()):
+                    self._readers[topic_id].discard(fact.group)
             case ProducersKept():
                 self.producers[fact.partition] = fact.saved
             case Committed():
@@ -305,34 +315,43 @@ class State:
         yield from self.reserved.values()
         yield from self.leased.facts()
 
+    def groups_of(self, topic_id: int) -> list[str]:
+        """The groups that have a position in a topic, by name."""
+        return sorted(self._readers.get(topic_id, ()))
+
+    def positions(self, topic_id: int, partition: int) -> dict[str, int]:
+        """The positions in a partition by group; looks at the groups of the topic alone."""
+        place = (topic_id, partition)
+        readers = self._readers.get(topic_id, ())
+        return {group: self.groups[group][place] for group in readers if place in self.groups[group]}
+
     def groups_within(self, topic_id: int, partition: int, begin: int, end: int) -> list[str]:
         """The groups whose position in a partition is one of these offsets."""
-        place = (topic_id, partition)
-        return [group for group, positions in self.groups.items() if begin <= positions.get(place, end) < end]
+        return sorted(group for group, at in self.positions(topic_id, partition).items() if begin <= at < end)
 
     def known_end(self, topic_id: int, partition: int) -> int:
         """The end of the offsets of a partition that anything here refers to."""
-        positions = (positions.get((topic_id, partition), 0) for positions in self.groups.values())
+        positions = self.positions(topic_id, partition).values()
         return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
 
     def forget_topic(self, topic_id: int) -> None:
         """Forget a topic, with all that belongs to it."""
         topic = self.topics.pop(topic_id, None)
-        if topic is not None:
-            for number in range(topic.settings.get("partitions", 1)):
-                self.producers.pop(partition_name(topic_id, number), None)
-        self.leased.forget_topic(topic_id)
-        for place in [place for place in self.reserved if place[0] == topic_id]:
-            del self.reserved[place]
-        for positions in self.groups.values():
-            for place in [place for place in positions if place[0] == topic_id]:
-                del positions[place]
+        numbers = _numbers(topic)
+        for number in numbers:
+            self.producers.pop(partition_name(topic_id, number), None)
+            self.reserved.pop((topic_id, number), None)
+        for group in self._readers.pop(topic_id, ()):
+            for number in numbers:
+                self.groups[group].pop((topic_id, number), None)
+        self.leased.forget_topic(topic_id, numbers)
 
     def _move(self, group: str, places: list[tuple[int, int, int]]) -> None:
         positions = self.groups.setdefault(group, {})
         for topic_id, partition, offset in places:
             if topic_id in self.topics:
                 positions[topic_id, partition] = offset
+                self._readers.setdefault(topic_id, set()).add(group)
 
     def _commit(self, fact: Committed) -> None:
         self.commits = max(self.commits, fact.number)

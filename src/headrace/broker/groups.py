@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from headrace.broker.assignment import Partition, divide, wanted_topics
+from headrace.broker.deadlines import Deadlines
 from headrace.model.errors import MemberFenced, UnknownMember
 
 
@@ -72,6 +73,8 @@ class Group:
         self._counts: dict[str, int] = {}  # partitions of the topics that somebody wants
         self._owners: dict[Partition, str] = {}
         self._release_by_us: dict[Partition, int] = {}  # what is being revoked
+        self._expiries = Deadlines[str]()
+        self._releases = Deadlines[Partition]()  # the same as _release_by_us
         self._targets: dict[Partition, str] = {}  # who is to have it; the owner, unless it is being revoked
 
     @property
@@ -104,6 +107,7 @@ class Group:
         seen_us = max(now_us, known.seen_us) if known else now_us
         owned = known.owned if known else {}
         self._members[member] = Member(member, client, tuple(topics), tuple(patterns), session_us, seen_us, owned)
+        self._expiries.set(member, seen_us + session_us)
         changes = self.topics_changed(available, now_us)
         if revoked := sorted(one for place, one in owned.items() if place in self._release_by_us):
             changes.setdefault(member, Change()).revoked = revoked
@@ -118,8 +122,8 @@ class Group:
 
     def release(self, member: str, partitions: Iterable[Assigned], now_us: int) -> Changes:
         """A member has finished with partitions that were revoked; others, and what it no longer has, do not matter."""
+        self.touch(member, now_us)
         known = self._known(member)
-        known.seen_us = max(known.seen_us, now_us)
         released = {(one.topic, one.partition) for one in partitions if self._is_revoked(known, one)}
         for place in released:
             self._free(place)
@@ -131,9 +135,13 @@ class Group:
         """A member shows that it is alive."""
         known = self._known(member)
         known.seen_us = max(known.seen_us, now_us)
+        self._expiries.set(member, known.expires_us)
 
     def tick(self, now_us: int) -> Changes:
         """Time has passed: give up members out of touch, and wait no longer for what should have been released."""
+        due_us = self.next_tick_us()
+        if due_us is None or due_us > now_us:
+            return {}
         changes: Changes = defaultdict(Change)
         expired = [member for member in self._members.values() if member.expires_us <= now_us]
         for member in expired:
@@ -150,8 +158,8 @@ class Group:
 
     def next_tick_us(self) -> int | None:
         """When tick() has something to do if nothing else happens; None: never."""
-        expiries = (member.expires_us for member in self._members.values())
-        return min((*expiries, *self._release_by_us.values()), default=None)
+        times_us = (self._expiries.next_us(), self._releases.next_us())
+        return min((time_us for time_us in times_us if time_us is not None), default=None)
 
     def topics_changed(self, available: Mapping[str, int], now_us: int) -> Changes:
         """Topics came, went or grew: these are there now, with so many partitions."""
@@ -222,6 +230,7 @@ class Group:
         for place in list(member.owned):
             self._free(place)
         del self._members[member.id], self._wishes[member.id]
+        self._expiries.remove(member.id)
 
     def _lose(self, places: Iterable[Partition], changes: Changes) -> None:
         """Take them from their owners at once."""
@@ -232,7 +241,8 @@ class Group:
 
     def _free(self, place: Partition) -> None:
         del self._members[self._owners.pop(place)].owned[place]
-        self._release_by_us.pop(place, None)
+        if self._release_by_us.pop(place, None) is not None:
+            self._releases.remove(place)
 
     def _is_revoked(self, member: Member, one: Assigned) -> bool:
         place = (one.topic, one.partition)
@@ -256,6 +266,7 @@ class Group:
                 changes[target].assigned.append(one)
             elif owner is not None and owner != target and place not in self._release_by_us:
                 self._release_by_us[place] = now_us + self._members[owner].session_us
+                self._releases.set(place, self._release_by_us[place])
                 changes[owner].revoked.append(self._members[owner].owned[place])
 
     def _concluded(self, changes: Changes) -> Changes:

@@ -17,6 +17,7 @@ from headrace.engines.api import (
     unpacked,
     whole,
 )
+from headrace.model.limits import PARTITIONS_MAX
 
 logger = logging.getLogger("headrace.broker")
 
@@ -256,7 +257,8 @@ class LeasedState:
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)
-        self._indexes = {key: index for key, index in self._indexes.items() if key[0] != subscription}
+        for partition in range(PARTITIONS_MAX):
+            self._indexes.pop((subscription, partition), None)
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
@@ -319,13 +321,13 @@ class LeasedState:
             for fact in settled_facts(subscription, partition, index)
         ]
 
-    def forget_topic(self, topic_id: int) -> None:
-        """A topic is gone, and its subscriptions with it."""
-        for subscription in [one for one in self.subscriptions.values() if one.topic_id == topic_id]:
-            self.apply(SubscriptionGone(subscription.id))
-        for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
-            for key in [key for key in table if key[0] == topic_id]:
-                del table[key]
+    def forget_topic(self, topic_id: int, partitions: Iterable[int]) -> None:
+        """A topic with these partitions is gone, and its subscriptions with it."""
+        for subscription in list(self._by_topic.get(topic_id, ())):
+            self.apply(SubscriptionGone(subscription))
+        for partition in partitions:
+            for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
+                table.pop((topic_id, partition), None)
         self._by_topic.pop(topic_id, None)
 
     def forget_edits(self, topic_id: int, partition: int, first_offset: int, within: Iterable[int]) -> None:
@@ -371,6 +373,11 @@ class LeasedState:
             if not offsets.isdisjoint(packed.edited()):
                 packs[at] = pack_edits({offset: edit for offset, edit in packed.items() if offset not in offsets})
         packs[:] = [packed for packed in packs if packed.edited()]
+
+    def has_edits(self, topic_id: int, partition: int) -> bool:
+        """Whether anything is known of edits in a partition."""
+        place = topic_id, partition
+        return bool(self.edits.get(place) or self._settled_edits.get(place))
 
     def has_subscriptions(self, topic_id: int) -> bool:
         """Whether a topic has a leased subscription."""

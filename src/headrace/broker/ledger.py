@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
+from headrace.broker.failures import Failures
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
@@ -30,6 +31,7 @@ class Ledger:
         self._journal = journal = store.open_journal("journal")
         self._ports = ports
         self._settings = settings
+        self.failures = Failures()
         self._syncing = Syncing(journal, ports)
         self._end = 0
         self._written_bytes = 0

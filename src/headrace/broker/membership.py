@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
+from headrace.broker.deadlines import Deadlines
 from headrace.broker.facts import GroupGone, Moved
 from headrace.broker.groups import Assigned, Changes, Group
+from headrace.broker.interests import Interests
 from headrace.broker.lane import Lane
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
@@ -41,6 +43,9 @@ logger = logging.getLogger("headrace.broker")
 
 _SESSION_MS_MIN, _SESSION_MS_MAX = 100, 3_600_000
 _MEMBER_CHARS_MAX = 200
+_AGAIN_US = 1_000_000
+_TICKED_MAX = 100
+"""Groups that are looked at in one tick: the next one comes at once if more are due."""
 
 
 class Session:
@@ -71,6 +76,9 @@ class Membership:
         """Those with members."""
         self._starts: dict[str, _Start] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._interests = Interests()
+        self._deadlines = Deadlines[str]()
+        """When a group has something to do, or earlier: a sign of life does not change it."""
         self._epoch = ledger.state.session << 32
         """No group that has no members any more has had a greater one."""
 
@@ -94,13 +102,14 @@ class Membership:
             group = self._groups[name] = Group(name, self._epoch)
         self._starts.setdefault(name, _Start(request.start, request.start_us))
         self._attach(session, name, request.member)
+        self._interests.set(name, request.member, topics, request.patterns)
         changes = group.join(
             request.member,
             session.name,
             topics,
             request.patterns,
             request.session_ms * 1000,
-            self._topics.partitions(),
+            self._topics.partitions,
             now_us,
         )
         if request.member in changes:
@@ -188,6 +197,7 @@ class Membership:
         if name in self._groups and self._groups[name].members:
             raise GroupInUse(f"the group {name} has members; end them first")
         self._ledger.record(now_us, GroupGone(name))
+        self._deadlines.remove(name)
         self._groups.pop(name, None)
         self._starts.pop(name, None)
         return self._ledger.durably(Done())
@@ -207,29 +217,32 @@ class Membership:
 
     def tick(self, now_us: int) -> None:
         """Give up members that were out of touch for too long."""
-        for group in list(self._groups.values()):
-            due_us = group.next_tick_us()
-            if due_us is not None and due_us <= now_us:
+        for name in self._deadlines.pop_due(now_us, _TICKED_MAX):
+            group = self._groups.get(name)
+            if group is None:
+                continue
+            try:
                 self._push(group, group.tick(now_us), now_us)
+            except Exception as error:  # noqa: BLE001 it is told; all others go on
+                self._deadlines.set(name, now_us + _AGAIN_US)
+                self._ledger.failures.note(("group", name), error, "group tick failed; trying again  group=%s", name)
+            else:
+                self._ledger.failures.worked(("group", name))
 
     def next_tick_us(self) -> int | None:
-        """When the next member is given up, if nothing is heard of it."""
-        return min((due for group in self._groups.values() if (due := group.next_tick_us()) is not None), default=None)
+        """When a member may have to be given up; or earlier, if something was heard of it since."""
+        return self._deadlines.next_us()
 
-    def topics_changed(self, now_us: int) -> None:
-        """Topics came, went, or got more partitions."""
-        available = self._topics.partitions()
-        for group in list(self._groups.values()):
-            self._push(group, group.topics_changed(available, now_us), now_us)
+    def topic_changed(self, topic: Topic, now_us: int) -> None:
+        """A topic came, went, or got more partitions."""
+        for name in self._interests.groups(str(topic)):
+            group = self._groups.get(name)
+            if group is not None:
+                self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """What every group has passed; None when no group reads the topic."""
-        offsets = [
-            positions[topic.id, partition]
-            for positions in self._ledger.state.groups.values()
-            if (topic.id, partition) in positions
-        ]
-        return min(offsets, default=None)
+        return min(self._ledger.state.positions(topic.id, partition).values(), default=None)
 
     def _attach(self, session: Session, name: str, member: str) -> None:
         key = name, member
@@ -240,6 +253,7 @@ class Membership:
         session.memberships.add(key)
 
     def _detach(self, name: str, member: str) -> None:
+        self._interests.remove(name, member)
         session = self._sessions.pop((name, member), None)
         if session is not None:
             session.memberships.discard((name, member))
@@ -268,8 +282,12 @@ class Membership:
                 _without_offsets(change.lost),
             )
             self._ports.soon(partial(session.push, assignment))
+        due_us = group.next_tick_us()
+        if due_us is not None:
+            self._deadlines.set(group.name, due_us)
         if not group.members:
             self._epoch = max(self._epoch, group.generation)
+            self._deadlines.remove(group.name)
             self._groups.pop(group.name, None)
             self._starts.pop(group.name, None)
 

@@ -1,6 +1,7 @@
 """Where a transaction's batches wait for its commit: a log, in which a shared one's can be found again."""
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +58,8 @@ class Staging:
         self._syncing = Syncing(log, ports)
         self._notes = 0
         self._unsynced_bytes = 0
+        self._held: OrderedDict[int, int] = OrderedDict()
+        """The batches that are needed: their offsets, which rise, and where each begins, with its note."""
 
     @property
     def idle(self) -> bool:
@@ -78,12 +81,27 @@ class Staging:
         """Where the next batch will stand."""
         return self._log.next_offset
 
+    @property
+    def needed_offset(self) -> int:
+        """Nothing before this offset is needed any more."""
+        return next(iter(self._held.values()), self._log.next_offset)
+
+    def hold(self, places: Iterable[tuple[int, int]]) -> None:
+        """After a restart: these are needed, given as offsets and where each begins."""
+        self._held = OrderedDict(sorted({*self._held.items(), *places}))
+
+    def let_go(self, offsets: Iterable[int]) -> None:
+        """Batches at these offsets are not needed any more."""
+        for offset in offsets:
+            self._held.pop(offset, None)
+
     def keep(self, batch: Batch, topic_id: int, partition: int, now_us: int, note: Note | None = None) -> Staged:
-        """Keep a batch, with a note if it is to be found again."""
+        """Keep a batch until it is let go of, with a note if it is to be found again."""
         first_offset = self._log.next_offset
         if note is not None:
             self._write(_encode(note), now_us)
         appended = self._log.append(batch, now_us)
+        self._held[appended.base_offset] = first_offset
         self._unsynced_bytes += batch.length
         if self._unsynced_bytes >= _SYNC_BYTES:
             self._unsynced_bytes = 0

@@ -121,6 +121,7 @@ class SubscriptionRegistry:
         self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
         """Called when leases or messages' times may be over."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
+        self._by_topic: dict[int, list[Subscription]] = {}
         ledger.state.leased.on_broken = self._broken
         for fact in list(ledger.state.leased.subscriptions.values()):
             topic = topics.by_id.get(fact.topic_id)
@@ -137,7 +138,7 @@ class SubscriptionRegistry:
 
     def of_topic(self, topic: Topic) -> list[Subscription]:
         """The subscriptions of a topic."""
-        return [one for one in self._by_name.values() if one.topic is topic]
+        return list(self._by_topic.get(topic.id, ()))
 
     def find(self, topic: Topic, name: str) -> Subscription | None:
         """The subscription of that name, if there is one."""
@@ -255,10 +256,10 @@ class SubscriptionRegistry:
             chosen = [one for one in self if one.topic.name.tenant == tenant]
         return Subscriptions([self.info(one, now_us) for one in sorted(chosen, key=str)])
 
-    def topics_changed(self, now_us: int) -> None:
-        """Topics went, or got more partitions."""
+    def topic_changed(self, topic: Topic, now_us: int) -> None:
+        """A topic has gone, or got more partitions."""
         self.now_us = now_us
-        for subscription in self:
+        for subscription in self.of_topic(topic):
             if subscription.topic.id not in self._topics.by_id:
                 self._remove(subscription, f"the topic {subscription.topic} was deleted")
             else:
@@ -370,6 +371,7 @@ class SubscriptionRegistry:
     def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
         subscription = Subscription(fact, topic, SubscriptionSettings())
         self._by_name[topic.id, fact.name] = subscription
+        self._by_topic.setdefault(topic.id, []).append(subscription)
         try:
             subscription.settings = subscription_settings(fact.settings)
         except InvalidArgument as error:
@@ -382,6 +384,9 @@ class SubscriptionRegistry:
 
     def _remove(self, subscription: Subscription, why: str) -> None:
         del self._by_name[subscription.topic.id, subscription.name]
+        self._by_topic[subscription.topic.id].remove(subscription)
+        if not self._by_topic[subscription.topic.id]:
+            del self._by_topic[subscription.topic.id]
         self._detach(subscription)
         self._refuse(subscription, SubscriptionNotFound(why))
 

@@ -1,9 +1,10 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import MappingProxyType
 
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import (
@@ -37,6 +38,11 @@ from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo,
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
+
+
+_MATCHED_TOGETHER = 1000
+_TOLD_TOGETHER = 100
+"""Topics that a list tells of in one slice."""
 
 
 class Topic:
@@ -74,13 +80,17 @@ class Topics:
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
-        self.on_change: Callable[[int], None] = lambda _now_us: None
-        """Called with the time when topics came, went or got more partitions."""
+        self.ballast = store.ballast
+        self.on_change: Callable[[Topic, int], None] = lambda _topic, _now_us: None
+        """Called with the time when a topic came, went or got more partitions."""
         self.on_alter: Callable[[Topic, int], None] = lambda _topic, _now_us: None
         """Called with the time when a topic has got other settings."""
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
+        self._counts: dict[str, int] = {}
+        self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
+        """The names of all topics, with how many partitions they have: a view, which is always up to date."""
         for fact in ledger.state.topics.values():
             self._add(_opened(fact))
         if store.data is not None:
@@ -95,10 +105,6 @@ class Topics:
     def lanes(self) -> Iterator[Lane]:
         """All partitions that are open."""
         return (lane for topic in self for lane in topic.lanes.values())
-
-    def partitions(self) -> dict[str, int]:
-        """The names of all topics, with how many partitions they have."""
-        return {str(topic): topic.settings.partitions for topic in self}
 
     def find(self, name: str) -> Topic | None:
         """The topic of that name, if there is one."""
@@ -152,7 +158,7 @@ class Topics:
         self._ledger.record(now_us, fact)
         topic = Topic(fact, settings)
         self._add(topic)
-        self.on_change(now_us)
+        self.on_change(topic, now_us)
         return topic
 
     def alter(self, name: str, given: dict[str, object], now_us: int) -> Topic:
@@ -167,11 +173,12 @@ class Topics:
         self._ledger.record(now_us, fact)
         grown = settings.partitions > topic.settings.partitions
         topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
+        self._counts[str(topic)] = settings.partitions
         for lane in topic.lanes.values():
             lane.alter(settings, now_us)
             self._ports.background(partial(self._store_owner, lane, topic.owner(lane.number, self._identity)))
         if grown:
-            self.on_change(now_us)
+            self.on_change(topic, now_us)
         self.on_alter(topic, now_us)
         return topic
 
@@ -179,11 +186,11 @@ class Topics:
         """Remove a topic and its messages; whoever reads it is told."""
         topic = self.known(name)
         self._ledger.record(now_us, TopicGone(topic.id))
-        del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id]
+        del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         lanes, topic.lanes = topic.lanes, {}
         for lane in lanes.values():
             lane.end()
-        self.on_change(now_us)
+        self.on_change(topic, now_us)
         self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(lanes.values())))
 
     def lane(self, topic: Topic, number: int) -> Lane:
@@ -203,11 +210,26 @@ class Topics:
         """All partitions of a topic, opened if need be."""
         return [self.lane(topic, number) for number in range(topic.settings.partitions)]
 
-    def matching(self, request: TopicList) -> list[Topic]:
-        """The topics that match, by name."""
+    def matching(self, request: TopicList) -> Generator[None, None, list[TopicInfo]]:
+        """What is told of the topics that match, by name and without their partitions, in slices."""
         tenant = f"{request.tenant}/" if request.tenant not in ("", DEFAULT_TENANT) else ""
         pattern = tenant + request.pattern
-        return [self.known(name) for name in sorted(wanted_topics((), (pattern,), self._by_text))]
+        names = list(self._by_text)
+        if not {"*", "?"}.intersection(pattern):
+            names = [pattern] if pattern in self._by_text else []
+        found: list[str] = []
+        for start in range(0, len(names), _MATCHED_TOGETHER):
+            if start:
+                yield
+            found += wanted_topics((), (pattern,), names[start : start + _MATCHED_TOGETHER])
+        infos = []
+        for at, name in enumerate(sorted(found), 1):
+            topic = self._by_text.get(name)
+            if topic is not None:  # else it was deleted since
+                infos.append(self.info(topic, partitions=False))
+            if not at % _TOLD_TOGETHER:
+                yield
+        return infos
 
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
         """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
@@ -215,11 +237,7 @@ class Topics:
             self.all_lanes(topic)
         numbers = range(topic.settings.partitions) if partitions else ()
         lanes = [topic.lanes[at].info() if at in topic.lanes else PartitionInfo(at, 0, 0, 0) for at in numbers]
-        groups = [
-            group
-            for group, positions in sorted(self._ledger.state.groups.items())
-            if partitions and any(topic_id == topic.id for topic_id, _ in positions)
-        ]
+        groups = self._ledger.state.groups_of(topic.id) if partitions else []
         return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups, topic.failure)
 
     def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Words]:
@@ -229,20 +247,29 @@ class Topics:
         """
         later: Later[Words] = Later()
         saved = lane.partition.save_producers(at_once=at_once)
+        if saved is None and not at_once:
+            return later
 
         def keep(error: HeadraceError | None) -> None:
+            if error is None and saved is None and lane.partition.has_unsaved:
+                # More was appended, or what was saved before could not be kept meanwhile.
+                self.keep_producers(topic, lane, now_us, at_once=True).then(later.settle)
+                return
             try:
                 if error is not None:
                     raise error
                 if saved is not None and lane.gone is None:
-                    self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
+                    fact = ProducersKept(topic.partition_name(lane.number), saved)
+                    record = partial(self._ledger.record, now_us, fact)
+                    self.ballast.use(record) if at_once else record()
             except HeadraceError as trouble:
+                if saved is not None:
+                    lane.partition.save_again()
                 later.settle(trouble)
             else:
                 self._ledger.durably(Done()).then(later.settle)
 
-        if saved is not None or at_once:
-            lane.when_synced(keep)
+        lane.when_synced(keep)
         return later
 
     def close(self, now_us: int) -> None:
@@ -266,6 +293,7 @@ class Topics:
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
+        self._counts[str(topic)] = topic.settings.partitions
 
     def _defaults(self, request: TopicCreate) -> TopicSettings:
         if self._store.directory is None and "storage" not in request.settings:

@@ -1,10 +1,12 @@
 """Transactions: batches wait in a staging log, and one fact in the journal makes all of them count."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.broker.applying import STAGES_BITS, Applying
+from headrace.broker.deadlines import Deadlines
 from headrace.broker.facts import AnyFact, Committed, Moved, TransactionShared, TransactionUnshared
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
@@ -43,6 +45,9 @@ _OPEN_MAX = 100_000
 _SEQUENCE_MAX = (1 << 63) - 1
 _STAGES_MAX = 1 << STAGES_BITS
 _TRIM_BYTES = 16 << 20
+_AGAIN_US = 1_000_000
+_ENDED_MAX = 200
+"""Transactions that are aborted in one tick."""
 
 
 @dataclass
@@ -52,7 +57,6 @@ class _Open:
     epoch: int
     sequence: int
     timeout_us: int
-    deadline_us: int
     shared: bool = False
     """Processes share it, and it outlives the broker's end."""
     stages: dict[int, Staged] = field(default_factory=dict)
@@ -80,9 +84,14 @@ class Transactions:
         self._ports = ports
         self._settings = settings
         self._open: dict[str, _Open] = {}
+        self._deadlines = Deadlines[str]()
+        """When a transaction is aborted unless something is heard of it; of those that are not being committed."""
+        self._staged_bytes = 0
+        """Of all that are open."""
+        self._trims = False
+        """Whether the staging log is being trimmed."""
         self._epoch = self._stage = ledger.state.session << 32
-        self._carried: set[int] = set()
-        """Where batches of the broker's own are staged that are not committed yet."""
+        self._staging.hold((at, at) for fact in ledger.state.unsettled.values() for at, _, _ in fact.stages)
         self._reopen(now_us)
         self._applying = Applying(self._staging, topics, ledger, ports, now_us)
 
@@ -114,7 +123,7 @@ class Transactions:
             if sequence < before.sequence:
                 raise TransactionFenced(f"the transaction {name} has gone on to sequence {before.sequence}")
             if before.shared and sequence == before.sequence:
-                before.deadline_us = now_us + before.timeout_us
+                self._deadlines.set(name, now_us + before.timeout_us)
                 return TransactionBegun(before.epoch, sequence)
         return self._begin(request, sequence, before, now_us)
 
@@ -129,10 +138,9 @@ class Transactions:
             check_messages(batch.columns(), lane.settings.message_bytes_max)
         if len(opened.stages) == _STAGES_MAX:
             raise LimitExceeded(f"a transaction has at most {_STAGES_MAX} batches")
-        staged_bytes = sum(one.bytes for one in self._open.values())
-        if staged_bytes + batch.length > self._settings.staged_bytes_max:
+        if self._staged_bytes + batch.length > self._settings.staged_bytes_max:
             raise LimitExceeded(
-                f"open transactions have staged {staged_bytes} bytes, and no more fit (staged_bytes_max)"
+                f"open transactions have staged {self._staged_bytes} bytes, and no more fit (staged_bytes_max)"
             )
         note = None
         if opened.shared:
@@ -142,6 +150,7 @@ class Transactions:
         number = staged.offset if note is None else note.stage
         opened.stages[number] = staged
         opened.bytes += batch.length
+        self._staged_bytes += batch.length
         return TransactionStaged(number)
 
     def commit(self, request: TransactionCommit, now_us: int) -> Words | Later[Words]:
@@ -153,11 +162,12 @@ class Transactions:
         chosen = self._chosen(request, opened)
         self._moved(request)
         opened.committing = True
+        self._deadlines.remove(request.transaction)
         later: Later[Words] = Later()
 
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
-                opened.committing = False
+                self._not_committed(request.transaction, opened, now_us)
                 later.settle(error)
             else:
                 self._record(request, opened, chosen, now_us, later)
@@ -182,14 +192,13 @@ class Transactions:
             for topic, number, batch in batches:
                 stages.append(self._staging.keep(batch, topic.id, number, now_us))
         except (HeadraceError, OSError) as error:
+            self._let_go(stages)
             later.settle(_told(error))
             return later
-        offsets = {stage.offset for stage in stages}
-        self._carried |= offsets
 
         def staged(error: HeadraceError | None) -> None:
-            self._carried -= offsets
             if error is not None:
+                self._let_go(stages)
                 later.settle(error)
             else:
                 self._record_carried(stages, [batch for _, _, batch in batches], facts, now_us, later)
@@ -199,14 +208,16 @@ class Transactions:
 
     def tick(self, now_us: int) -> None:
         """Abort what took too long; go on with what could not be done; make room."""
-        for name, opened in list(self._open.items()):
-            if opened.deadline_us <= now_us and not opened.committing:
-                try:
-                    self._end(name, opened, now_us)
-                except HeadraceError as error:
-                    logger.warning("the transaction %s is aborted later: %s", name, error)
-                else:
-                    logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
+        for name in self._deadlines.pop_due(now_us, _ENDED_MAX):
+            try:
+                self._end(name, self._open[name], now_us)
+            except Exception as error:  # noqa: BLE001 it is told; all others go on
+                self._deadlines.set(name, now_us + _AGAIN_US)
+                failures, text = self._ledger.failures, "transaction not aborted; trying again  transaction=%s"
+                failures.note(("abort", name), error, text, name)
+            else:
+                self._ledger.failures.worked(("abort", name))
+                logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
         self._applying.tick(now_us)
         self._trim()
 
@@ -218,8 +229,9 @@ class Transactions:
         """Go on with the transactions that processes share, as far as their batches are still there."""
         by_epoch: dict[int, _Open] = {}
         for fact in self._ledger.state.shared.values():
-            opened = _Open(fact.epoch, fact.sequence, fact.timeout_us, now_us + fact.timeout_us, shared=True)
+            opened = _Open(fact.epoch, fact.sequence, fact.timeout_us, shared=True)
             self._open[fact.transaction] = by_epoch[fact.epoch] = opened
+            self._deadlines.set(fact.transaction, now_us + fact.timeout_us)
         try:
             found = self._staging.find_again(now_us) if by_epoch else []
         except (HeadraceError, OSError) as error:
@@ -231,6 +243,8 @@ class Transactions:
             if of is not None and (topic is None or str(topic) == note.topic):
                 of.stages[note.stage] = staged
                 of.bytes += staged.bytes
+                self._staged_bytes += staged.bytes
+        self._staging.hold((one.offset, one.first_offset) for of in by_epoch.values() for one in of.stages.values())
 
     def _check(self, request: TransactionBegin) -> None:
         name, sequence = request.transaction, request.sequence
@@ -252,14 +266,32 @@ class Transactions:
             facts.append(TransactionShared(name, self._epoch, sequence, timeout_us))
         if facts:
             self._ledger.record(now_us, *facts)
-        self._open[name] = _Open(self._epoch, sequence, timeout_us, now_us + timeout_us, request.join)
+        if before is not None:
+            self._close(name, before, before.stages.values())
+        self._open[name] = _Open(self._epoch, sequence, timeout_us, request.join)
+        self._deadlines.set(name, now_us + timeout_us)
         return TransactionBegun(self._epoch, sequence)
 
     def _end(self, name: str, opened: _Open, now_us: int) -> None:
         """End one without a commit."""
         if opened.shared:
             self._ledger.record(now_us, TransactionUnshared(name, opened.epoch))
+        self._close(name, opened, opened.stages.values())
+
+    def _close(self, name: str, opened: _Open, unneeded: Iterable[Staged]) -> None:
+        """It is not open any more."""
         del self._open[name]
+        self._deadlines.remove(name)
+        self._staged_bytes -= opened.bytes
+        self._let_go(unneeded)
+
+    def _let_go(self, stages: Iterable[Staged]) -> None:
+        self._staging.let_go(stage.offset for stage in stages)
+
+    def _not_committed(self, name: str, opened: _Open, now_us: int) -> None:
+        """The commit failed: it stays open, and can be tried again."""
+        opened.committing = False
+        self._deadlines.set(name, now_us + opened.timeout_us)
 
     def _find(self, name: str, epoch: int, now_us: int) -> _Open:
         opened = self._open.get(name)
@@ -269,7 +301,7 @@ class Transactions:
             raise TransactionFenced(f"the transaction {name} was begun anew by another process")
         if opened.committing:
             raise Busy(f"the transaction {name} is being committed")
-        opened.deadline_us = now_us + opened.timeout_us
+        self._deadlines.set(name, now_us + opened.timeout_us)
         return opened
 
     def _chosen(self, request: TransactionCommit, opened: _Open) -> list[Staged]:
@@ -305,10 +337,11 @@ class Transactions:
             fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
-            opened.committing = False
+            self._not_committed(name, opened, now_us)
             later.settle(error)
             return
-        del self._open[name]
+        needed = {stage.offset for stage in chosen}
+        self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
 
         def told(outcome: list[Place] | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
@@ -333,6 +366,7 @@ class Transactions:
         try:
             self._ledger.record(now_us, *([fact] if stages else []), *facts)
         except (HeadraceError, OSError) as error:
+            self._let_go(stages)
             later.settle(_told(error))
             return
         if stages:
@@ -343,18 +377,34 @@ class Transactions:
             )
 
     def _trim(self) -> None:
-        if self._staging.size_bytes < _TRIM_BYTES:
+        if self._trims or self._staging.size_bytes < _TRIM_BYTES:
             return
-        needed = [*self._carried, *(stage.first_offset for one in self._open.values() for stage in one.stages.values())]
-        needed += [stage for fact in self._ledger.state.unsettled.values() for stage, _, _ in fact.stages]
-        offset = min(needed, default=self._staging.next_offset)
+        offset = self._staging.needed_offset
         if offset > self._staging.first_offset:
+            self._trims = True
             # Not before the journal says for certain that all of it is settled.
             self._ledger.durably(Done()).then(partial(self._truncate, offset))
 
     def _truncate(self, offset: int, outcome: object) -> None:
-        if not isinstance(outcome, HeadraceError):
-            self._ports.background(lambda: self._staging.forget_before(offset))
+        def job() -> None:
+            error: Exception | None = None
+            try:
+                self._staging.forget_before(offset)
+            except (HeadraceError, OSError) as caught:
+                error = caught
+            self._ports.from_thread(partial(self._truncated, error))
+
+        if isinstance(outcome, HeadraceError):
+            self._truncated(outcome)
+        else:
+            self._ports.background(job)
+
+    def _truncated(self, error: Exception | None) -> None:
+        self._trims = False
+        if error is not None:
+            self._ledger.failures.note("staging", error, "staging log not trimmed; trying again")
+        else:
+            self._ledger.failures.worked("staging")
 
 
 def _told(error: HeadraceError | OSError) -> HeadraceError:

@@ -1,6 +1,7 @@
 """Removing old messages of a topic at once, when somebody asks for it: by default nothing that is still to be read."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from headrace.broker.lane import Lane
@@ -10,7 +11,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import explained
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, TopicNotFound
+from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
 from headrace.model.requests import TopicTrim, TopicTrimmed, Words
 
 
@@ -71,8 +72,11 @@ class Trimming:
                     raise outcome
                 if lane.gone is not None:
                     raise TopicNotFound(str(lane.gone))
-                lane.partition.truncate_before(bound)
+                ballast = self._topics.ballast
+                ballast.use(partial(lane.partition.truncate_before, bound))
                 failure = None
+                with suppress(DiskFull):  # maintenance tries again
+                    ballast.restore()
             except HeadraceError as error:
                 failure = error
             except OSError as error:

@@ -1,5 +1,6 @@
 """All that the broker knows of engines and of storage."""
 
+from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
 from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
@@ -22,6 +23,7 @@ __all__ = [
     "PRODUCER_MIN",
     "RANK_BITS",
     "Appended",
+    "Ballast",
     "Content",
     "Contents",
     "DataDirectory",

@@ -60,7 +60,7 @@ class Partition:
         """Whether it can be written and synced at all."""
         self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
         self.producers = Producers()
-        self._unsaved = 0
+        self._unsaved = self._saved = 0
         self._expired = 0, 0
         """What comes before this offset was appended before this time: nobody has to look at it again."""
         self._damaged: dict[int, int] = {}
@@ -240,8 +240,18 @@ class Partition:
         """What is known of the producers, if much was appended since, or anything; to be kept once that is synced."""
         if not self.in_files or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
             return None
-        self._unsaved = 0
+        self._saved, self._unsaved = self._unsaved, 0
         return self.producers.save(self._log.next_offset)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether something about producers is known only from the log."""
+        return self.in_files and self._unsaved > 0
+
+    def save_again(self) -> None:
+        """What was saved last could not be kept: it is as if it had not been saved."""
+        self._unsaved += self._saved
+        self._saved = 0
 
     def kept_from(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
         """The first offset that retention would keep in files."""

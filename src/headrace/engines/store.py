@@ -2,6 +2,7 @@
 
 from copy import copy
 
+from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import OWN, TOPICS, DataDirectory
 from headrace.engines.journal import Journal
 from headrace.engines.partition import Partition
@@ -33,6 +34,7 @@ class Store:
         self._own = FileDriver(host, f"{directory}/{OWN}", owned=True) if directory else None
         self.data = DataDirectory(host, directory) if directory else None
         """What else is in the directory, if there is one."""
+        self.ballast = Ballast(host.disk, f"{directory}/{OWN}/ballast" if directory else None)
 
     @property
     def boot_id(self) -> bytes:
