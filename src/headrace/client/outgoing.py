@@ -8,9 +8,9 @@ import msgspec
 from headrace.client import forking
 from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds, shown
-from headrace.model.batch import Batch, Columns, Producer, encode
+from headrace.model.batch import Batch, Columns, Producer, encode, message_too_large
 from headrace.model.codec import Codec
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
 
 GivenHeaders = Mapping[str, str | bytes]
@@ -125,7 +125,7 @@ class Parcel:
         if headers:
             size += sum(len(name) + len(text) for name, text in headers.items())
         if size > bytes_max:
-            raise MessageTooLarge(f"a message of this topic has at most {bytes_max} bytes, not {size}")
+            raise message_too_large(message.topic, size, bytes_max)
         if not self.plain or headers is not None or not _bare(message):
             self._add_fields(message, key, headers)
         self.values.append(value)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from headrace.client.outgoing import GivenHeaders, Outgoing, checked_headers, checked_keys, checked_priority, moment
 from headrace.client.serialising import Serializer, serialized, to_bytes
 from headrace.client.times import Moment, shown
-from headrace.model.batch import Columns
-from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.batch import Columns, message_too_large
+from headrace.model.errors import InvalidArgument
 
 
 class Given(NamedTuple):
@@ -79,7 +79,12 @@ class Portion(NamedTuple):
 
 
 def portions(
-    checked: Checked, places: Sequence[int] | None, batch_bytes: int, batch_count: int, message_bytes_max: int
+    checked: Checked,
+    places: Sequence[int] | None,
+    batch_bytes: int,
+    batch_count: int,
+    message_bytes_max: int,
+    topic: str,
 ) -> list[Portion]:
     """The messages at these places (None: all of them), divided into batches of about this size at most."""
     columns, total = checked
@@ -92,7 +97,7 @@ def portions(
         return [Portion(columns, total)]
     sizes = _sizes(columns)
     if max(sizes) > message_bytes_max:
-        raise MessageTooLarge(f"a message has at most {message_bytes_max} bytes, not {max(sizes)}")
+        raise message_too_large(topic, max(sizes), message_bytes_max)
     made: list[Portion] = []
     start = size = 0
     for place, bytes_more in enumerate(sizes):

@@ -469,12 +469,25 @@ def _check_sizes(columns: Columns, batch_bytes: int, message_bytes_max: int) -> 
     check_messages(columns, message_bytes_max)
 
 
-def check_messages(columns: Columns, bytes_max: int) -> None:
-    """Refuse messages that are larger."""
+def check_messages(columns: Columns, bytes_max: int, topic: str = "") -> None:
+    """Refuse messages that are larger than this limit, which is the topic's if one is named."""
     for index in range(len(columns.values)):
         size = message_bytes(columns, index)
         if size > bytes_max:
-            raise MessageTooLarge(f"a message has at most {bytes_max} bytes here, not {size}")
+            raise message_too_large(topic, size, bytes_max)
+
+
+def message_too_large(topic: str, size: int, bytes_max: int) -> MessageTooLarge:
+    """The error about a message that is larger than a limit, with what can be done about it."""
+    if topic and size <= MESSAGE_BYTES_MAX:
+        text = (
+            f"a message for {topic} has {size} bytes, and the topic takes {bytes_max} at most: "
+            f"`headrace topic alter {topic} --message-bytes-max {size}` lets it take more"
+        )
+    else:
+        most = MESSAGE_BYTES_MAX if topic else bytes_max
+        text = f"a message has {size} bytes, and {most} are the most: divide it, or publish where it is stored"
+    return MessageTooLarge(text, bytes=size, bytes_max=bytes_max)
 
 
 def message_bytes(columns: Columns, index: int) -> int:

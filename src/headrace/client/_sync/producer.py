@@ -9,11 +9,12 @@ from headrace.client._sync.gathering import Gathering
 from headrace.client._sync.sent import Sent, SentMany
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, WhenSent, checked_key
 from headrace.client.partitioning import divided
-from headrace.client.portions import Given, portions
+from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
-from headrace.client.shapes import durability_of
+from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
 from headrace.model.durability import Durability
+from headrace.model.errors import MessageTooLarge, PartitionNotFound
 
 
 class Producer(Gathering):
@@ -196,28 +197,38 @@ class Producer(Gathering):
             return SentMany(list(dict.fromkeys(parcel for parcel, _ in put)))
         checked = given.checked(self._serializer)
         shape = self._catalogue.known(name) or self._catalogue.get(name, now() + self._timeout)
-        keyless = self._turn(name, shape) if partition is None else partition
-        if keys is None or partition is not None:
-            plan: dict[int, list[int] | None] = {keyless: None}
-        else:
-            plan = dict(divided(checked.columns.keys or (), shape.partitions, self._partitioner, keyless))
+        try:
+            planned = self._planned(name, checked, partition, shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = self._catalogue.refreshed(name, refusal, now() + self._timeout)
+            planned = self._planned(name, checked, partition, shape)
         parcels: list[Parcel] = []
-        for number, places in plan.items():
-            for portion in portions(checked, places, self._batch_bytes, self._batch_count, shape.message_bytes_max):
-                with self._guard:
-                    self._shipping.room(now() + self._timeout)  # each: there may be any number
-                    lane = self._lane(name, number, shape)
-                    self._seal(lane)  # what was sent before goes before
-                    parcel = self._begun(asked)
-                    parcel.fill(portion.columns, portion.size)
-                    self._shipping.ship(lane, parcel)
-                self._shipping.flush()
-                parcels.append(parcel)
-                if lane.waiting:
-                    breathe()
-        if keys is None and partition is None:
-            self._sticky[name] = keyless + 1
+        for number, portion in planned:
+            with self._guard:
+                self._shipping.room(now() + self._timeout)  # each: there may be any number
+                lane = self._lane(name, number, shape)
+                self._seal(lane)  # what was sent before goes before
+                parcel = self._begun(asked)
+                parcel.fill(portion.columns, portion.size)
+                self._shipping.ship(lane, parcel)
+            self._shipping.flush()
+            parcels.append(parcel)
+            if lane.waiting:
+                breathe()
+        if planned and keys is None and partition is None:
+            self._sticky[name] = planned[0][0] + 1
         return SentMany(parcels)
+
+    def _planned(self, name: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
+        """The messages as batches, each with its partition."""
+        keyless = self._turn(name, shape) if partition is None else partition
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, shape.partitions, self._partitioner, keyless))
+        for number in plan:
+            check_partition(name, number, shape)
+        terms = (self._batch_bytes, self._batch_count, shape.message_bytes_max, name)
+        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
 
     def publish_many(
         self,

@@ -15,9 +15,9 @@ from headrace.client._sync.subscription import Subscription
 from headrace.client.exchange import Bytes
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, checked_key
 from headrace.client.partitioning import divided
-from headrace.client.portions import Given, portions
+from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.serialising import to_bytes
-from headrace.client.shapes import Shape
+from headrace.client.shapes import Shape, check_partition
 from headrace.client.times import Moment, listed, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import (
@@ -27,6 +27,7 @@ from headrace.model.errors import (
     Draining,
     HeadraceError,
     InvalidArgument,
+    MessageTooLarge,
     PartitionNotFound,
 )
 from headrace.model.partitioning import by_key
@@ -137,12 +138,11 @@ class Transaction:
         message = Outgoing(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        number = self._partition(shape, partition, message.key)
-        _check_partition(topic, number, shape)
-        parcel = self._gathering.get((topic, number))
-        if parcel is None:
-            parcel = self._gathering[topic, number] = _parcel()
-        parcel.add(message, to_bytes(value), shape.message_bytes_max)
+        try:
+            number, parcel = self._put(message, to_bytes(value), shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)
+            number, parcel = self._put(message, to_bytes(value), shape)
         if parcel.bytes >= _BATCH_BYTES or len(parcel.values) >= _BATCH_COUNT:
             self._stage(topic, number, shape, deadline)
 
@@ -174,18 +174,17 @@ class Transaction:
         checked = given.checked(to_bytes)
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        keyless = self._partition(shape, partition, None)
-        plan: dict[int, list[int] | None] = {keyless: None}
-        if checked.columns.keys is not None and partition is None:
-            plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
-        for number, places in plan.items():
-            _check_partition(topic, number, shape)
+        try:
+            planned = self._planned(topic, checked, partition, shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)
+            planned = self._planned(topic, checked, partition, shape)
+        for number, portion in planned:
             self._stage(topic, number, shape, deadline)  # what was published before goes before
-            for portion in portions(checked, places, _BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max):
-                parcel = self._gathering[topic, number] = _parcel()
-                parcel.fill(portion.columns, portion.size)
-                deadline = now() + self._line.timeout  # each: there may be any number
-                self._stage(topic, number, shape, deadline)
+            parcel = self._gathering[topic, number] = _parcel()
+            parcel.fill(portion.columns, portion.size)
+            deadline = now() + self._line.timeout  # each: there may be any number
+            self._stage(topic, number, shape, deadline)
         self._turn += 1
 
     def commit_positions(self, subscription: Subscription) -> None:
@@ -228,10 +227,11 @@ class Transaction:
             return
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        if type(partition) is not int or not 0 <= partition < shape.partitions:
-            self._catalogue.forget(topic)  # it may have more by now
-            shape = self._catalogue.get(topic, deadline)
-            _check_partition(topic, partition, shape)
+        try:
+            check_partition(topic, partition, shape)
+        except PartitionNotFound as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)  # it may have more by now
+            check_partition(topic, partition, shape)
         self._stage(topic, partition, shape, deadline)  # what was published before goes before
         self._send(topic, partition, batch.data, deadline)
 
@@ -322,6 +322,26 @@ class Transaction:
             return given
         return self._turn % shape.partitions if key is None else by_key(key, shape.partitions)
 
+    def _put(self, message: Outgoing, value: bytes | None, shape: Shape) -> tuple[int, Parcel]:
+        """Put a message into the batch of its partition; returns both."""
+        number = self._partition(shape, message.partition, message.key)
+        check_partition(message.topic, number, shape)
+        parcel = self._gathering.get((message.topic, number)) or _parcel()
+        parcel.add(message, value, shape.message_bytes_max)
+        self._gathering[message.topic, number] = parcel
+        return number, parcel
+
+    def _planned(self, topic: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
+        """The messages as batches, each with its partition."""
+        keyless = self._partition(shape, partition, None)
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
+        for number in plan:
+            check_partition(topic, number, shape)
+        terms = (_BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max, topic)
+        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
+
     def _stage(self, topic: str, number: int, shape: Shape, deadline: float) -> None:
         """Send what was gathered for a partition."""
         parcel = self._gathering.pop((topic, number), None)
@@ -357,8 +377,3 @@ class Transaction:
 def _parcel() -> Parcel:
     outcome: Outcome[None] = Outcome()
     return Parcel(outcome, now())
-
-
-def _check_partition(topic: str, number: int, shape: Shape) -> None:
-    if type(number) is not int or not 0 <= number < shape.partitions:
-        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(number)}")
