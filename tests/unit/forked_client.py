@@ -318,7 +318,7 @@ def with_asyncio(address: str) -> None:
 def descriptors(address: str) -> None:
     """A child keeps no connection of its parent open: the broker sees at once that the parent has closed it."""
     watching, bus = headrace.connect(address), headrace.connect(address)
-    with bus.subscribe("open", group="open"):
+    with bus.subscribe("open", group="open", create=True):
         before = watching.info().connections
         read, write = os.pipe()
         child = in_child(lambda: os.read(read, 1))

@@ -134,6 +134,7 @@ class AsyncMembership:
     def _answered(self, link: Link, answer: Any, _body: Bytes) -> None:
         if isinstance(answer, GroupJoined):
             self._backoff.reset()
+            self._wish.missing = "wait"  # a topic that is deleted later may be made again
             self._begin(link, answer)
             self.joined.settle(None)
         elif isinstance(answer, ConnectionFailed):

@@ -39,12 +39,14 @@ class AsyncQueue(AsyncPending):
         settling: AsyncSettling,
         taking: AsyncTaking,
         deserializer: str | Deserializer | None,
+        create: bool = False,
     ) -> None:
         super().__init__(line, settling.topic, settling.subscription)
         self._bus = bus
         self._settling = settling
         self._taking = taking
         self._unpacking = Unpacking(deserializer_of(deserializer))
+        self._create = create
 
     async def lease(
         self,
@@ -122,6 +124,7 @@ class AsyncQueue(AsyncPending):
             lease_ms=span_ms(lease, "lease"),
             auto=ack == "auto",
             timeout=timeout,
+            create=self._create,
         )
         self._bus.keep(jobs)
         return jobs
@@ -243,7 +246,7 @@ class AsyncQueue(AsyncPending):
         return await self._say(Kind.REJECT, heads, jobs)
 
     async def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
-        jobs = await self._taking.take(max, lease_ms, wait_ms, bytes_max, extend)
+        jobs = await self._taking.take(max, lease_ms, wait_ms, bytes_max, extend, self._create)
         now_us = self._settling.clock.now_us()
         for job in jobs:
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is

@@ -56,6 +56,7 @@ class AsyncSubscription:
         timeout: float | None,
         session_timeout: float,
         prefetch_bytes: int,
+        create: bool,
     ) -> None:
         self._closed = True  # until all is well
         self._line: AsyncLine | None = None
@@ -77,6 +78,7 @@ class AsyncSubscription:
         self._timeout = timeout
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
+        self._create = create
         self._on_out_of_range = on_out_of_range
         self._on_corrupt = on_corrupt
         self._entered = False
@@ -163,7 +165,8 @@ class AsyncSubscription:
             on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
                 workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
                 the error, and ends the run only by raising.
-            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; in the main thread only.
+            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; a second one ends the process at once. In the
+                main thread only.
         """
         runner = AsyncRunner(
             self._intake, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
@@ -373,7 +376,7 @@ class AsyncSubscription:
 
     async def _begin_alone(self, line: AsyncLine, deadline: float) -> None:
         self._discovery = AsyncDiscovery(
-            line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions
+            line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions, self._create
         )
         line.listen(self._intake)
         await self._discovery.begin(self._start, deadline)
@@ -383,6 +386,7 @@ class AsyncSubscription:
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
         wish = GroupJoin(group, "", list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
+        wish.missing = "create" if self._create else "refuse"
         membership = self._membership = AsyncMembership(self._intake, self._bus.timers, wish, self._auto_commit)
         line.ping_every(self._session_s / 3)
         line.listen(membership)

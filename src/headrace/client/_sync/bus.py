@@ -71,8 +71,11 @@ class Bus(Publishing):
         timeout: float | None = None,
         session_timeout: float = 10.0,
         prefetch_bytes: int = 8 << 20,
+        create: bool = False,
     ) -> Subscription:
         """Receive messages; begins when it is iterated, or entered with `with`.
+
+        A topic that does not exist then raises TopicNotFound, which names those that may have been meant.
 
         With a group, its members share the partitions, and the group's positions are kept by the broker. Without
         one, this subscription reads by itself from `start`, and nothing is kept.
@@ -102,6 +105,7 @@ class Bus(Publishing):
             session_timeout: after so many seconds out of touch a member's partitions go to others.
             prefetch_bytes: how much is received ahead of what is being processed, for all partitions together, but
                 64 KiB for each at least.
+            create: make topics that do not exist, if the broker may make topics by itself (`auto_create_topics`).
         """
         self._check_open()
         subscription = Subscription(
@@ -120,23 +124,31 @@ class Bus(Publishing):
             timeout=timeout,
             session_timeout=session_timeout,
             prefetch_bytes=prefetch_bytes,
+            create=create,
         )
         self.keep(subscription)
         return subscription
 
     def queue(
-        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, deserializer: str | Deserializer | None = None
+        self,
+        topic: str,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        *,
+        deserializer: str | Deserializer | None = None,
+        create: bool = False,
     ) -> Queue:
         """A leased subscription of a topic, from which messages are taken one by one; nothing is asked yet.
 
         Parameters:
-            topic: whose messages.
+            topic: whose messages. If it does not exist, what is asked of the queue raises TopicNotFound.
             subscription: which; made with the first lease if there is none of that name, with all messages.
             deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
+            create: make the topic with the first lease if it does not exist and the broker may make topics by itself
+                (`auto_create_topics`).
         """
         self._check_open()
         settling, taking = self.leasing(topic, subscription)
-        return Queue(self, self._line, settling, taking, deserializer)
+        return Queue(self, self._line, settling, taking, deserializer, create)
 
     def lease(
         self,
@@ -147,6 +159,7 @@ class Bus(Publishing):
         lease: float | timedelta | None = None,
         wait: float | timedelta = 0.0,
         deserializer: str | Deserializer | None = None,
+        create: bool = False,
     ) -> LeasedBlock:
         """Messages for the time of a block: `with bus.lease("jobs", max=10) as jobs:`.
 
@@ -162,8 +175,10 @@ class Bus(Publishing):
             lease: for how many seconds; by default as the subscription's settings say. It is extended by itself.
             wait: how many seconds to wait when there is none.
             deserializer: as for `queue`.
+            create: as for `queue`.
         """
-        return self.queue(topic, subscription, deserializer=deserializer).leased(max, lease=lease, wait=wait)
+        queue = self.queue(topic, subscription, deserializer=deserializer, create=create)
+        return queue.leased(max, lease=lease, wait=wait)
 
     # The bus itself.
 

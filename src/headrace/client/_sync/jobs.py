@@ -37,6 +37,7 @@ class Jobs:
         lease_ms: int,
         auto: bool,
         timeout: float | None,
+        create: bool = False,
     ) -> None:
         wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
         self._bus = bus
@@ -44,7 +45,9 @@ class Jobs:
         self._unpacking = unpacking
         self._auto = auto
         self._timeout = timeout
-        self._prefetch = Prefetch(bus, settling, appetite=Appetite(prefetch), lease_ms=lease_ms, wait_s=wait_s)
+        self._prefetch = Prefetch(
+            bus, settling, appetite=Appetite(prefetch), lease_ms=lease_ms, wait_s=wait_s, create_topic=create
+        )
         self._said = Said()
         self._current: Job | None = None
         self._begun = False

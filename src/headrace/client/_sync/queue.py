@@ -39,12 +39,14 @@ class Queue(Pending):
         settling: Settling,
         taking: Taking,
         deserializer: str | Deserializer | None,
+        create: bool = False,
     ) -> None:
         super().__init__(line, settling.topic, settling.subscription)
         self._bus = bus
         self._settling = settling
         self._taking = taking
         self._unpacking = Unpacking(deserializer_of(deserializer))
+        self._create = create
 
     def lease(
         self,
@@ -122,6 +124,7 @@ class Queue(Pending):
             lease_ms=span_ms(lease, "lease"),
             auto=ack == "auto",
             timeout=timeout,
+            create=self._create,
         )
         self._bus.keep(jobs)
         return jobs
@@ -243,7 +246,7 @@ class Queue(Pending):
         return self._say(Kind.REJECT, heads, jobs)
 
     def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
-        jobs = self._taking.take(max, lease_ms, wait_ms, bytes_max, extend)
+        jobs = self._taking.take(max, lease_ms, wait_ms, bytes_max, extend, self._create)
         now_us = self._settling.clock.now_us()
         for job in jobs:
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
