@@ -177,7 +177,7 @@ def connect(
 
     Parameters:
         address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`.
-        name: what this program calls itself in the broker's lists and logs.
+        name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
     """
@@ -200,7 +200,7 @@ def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0,
 
     Parameters:
         path: the directory, made if there is none; or `:memory:`, where nothing outlives the bus.
-        name: what the bus calls itself in the broker's lists and logs.
+        name: what the bus calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take.
         settings: of the broker, by the names that `headrace serve --print-config` shows.
     """

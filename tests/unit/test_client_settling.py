@@ -98,14 +98,14 @@ class Stand:
 
     def __init__(self) -> None:
         self.wire = wire()
-        self.timers = Timers()
+        self._timers = Timers()
         self.clock = Clock()
         self.clock.sample(self.clock.monotonic(), self.clock.now_us(), self.clock.monotonic())
-        self.settling = AsyncSettling(self.wire, self.timers, self.clock, "t", "s")
+        self.settling = AsyncSettling(self.wire, self._timers, self.clock, "t", "s")
         bus: Any = self
         self.queue = AsyncQueue(bus, self.wire, self.settling, AsyncTaking(bus, self.settling), None)
 
-    async def consuming_line(self) -> Any:
+    async def _consuming_line(self) -> Any:
         return self.wire
 
     def prefetch(self, messages: int, most: int | None = None) -> AsyncPrefetch:
@@ -116,7 +116,7 @@ class Stand:
         bus: Any = self
         return AsyncJobs(bus, self.settling, Unpacking(None), prefetch=1, lease_ms=200, auto=True, timeout=None)
 
-    def forget(self, _part: Any) -> None:
+    def _forget(self, _part: Any) -> None:
         """A bus forgets what is closed."""
 
     def portion(self, *offsets: int, lease_s: float = 30.0, lease: int = 1) -> Leased:

@@ -176,6 +176,10 @@ class Batch(msgspec.Struct, gc=False):
     decoded: Columns | None = None
     """The messages of a small batch, decoded when it was received."""
 
+    def __repr__(self) -> str:
+        offsets = f"offsets {self.base_offset} to {self.next_offset - 1}"
+        return f"<Batch {offsets}, {self.count} messages, {self.length} bytes>"
+
     @property
     def next_offset(self) -> int:
         """The offset after the last one that the batch covers."""

@@ -56,7 +56,7 @@ class AsyncGathering:
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic
-        self.bus = bus
+        self._bus = bus
         """What must live as long as the producer does."""
         self._catalogue = catalogue
         self._timers = timers
@@ -89,7 +89,7 @@ class AsyncGathering:
         """And do not wait for others."""
         self._begin()
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: what is gathered is the parent's to deliver."""
         self._shipping.disown()
         self._begin()

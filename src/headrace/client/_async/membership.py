@@ -1,7 +1,6 @@
 """A subscription's part in a group: joining, and heeding what the broker says about partitions."""
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ class AsyncMembership:
 
     def __init__(self, intake: AsyncIntake, timers: Timers, wish: GroupJoin, auto_commit: bool) -> None:
         self.group = wish.group
-        self.member = wish.member = f"{secrets.token_hex(8)}"
+        self.member = wish.member
         self.joined: Outcome[None] = Outcome()
         """The broker has told which partitions are ours, for the first time."""
         self._wish = wish

@@ -1,6 +1,6 @@
 """Publishing: messages are gathered into batches, which go out in order and exactly once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
+from headrace.model.describing import described, short, state_of
 from headrace.model.durability import Durability
 from headrace.model.errors import MessageTooLarge, PartitionNotFound
 
@@ -23,6 +24,14 @@ class AsyncProducer(AsyncGathering):
     `publish` waits for the broker's receipt. `send` only puts a message into the batch that is being gathered, and is
     the quick way for single messages; `send_many` and `publish_many` are the quickest way of all.
     """
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield "" if self.topic is None else short(self.topic)
+        yield f"unacknowledged_bytes={self._shipping.buffered_bytes}"
+        yield state_of(closed=self._shipping.closed)
 
     async def send(
         self,
@@ -271,24 +280,24 @@ class AsyncProducer(AsyncGathering):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
-        self.hurry()
+        self._send_gathered()
         await self._shipping.drained(self._timeout if timeout is None else timeout)
 
-    def hurry(self) -> None:
+    def _send_gathered(self) -> None:
         """Send what is gathered, and do not wait for the answers."""
         with self._guard:
             for lane in self._shipping.lanes():
                 self._seal(lane)
         self._shipping.flush()
 
-    async def close_since(self, began: float) -> None:
+    async def _close_since(self, began: float) -> None:
         """Close, with the producer's time-out counted from then on."""
         await self.close(max(began + self._timeout - now(), 0.001))
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without waiting for the broker: what it has not acknowledged may have arrived or not."""
         if not self._shipping.closed:
-            self.hurry()
+            self._send_gathered()
             self._shipping.close()
 
     async def close(self, timeout: float | None = None) -> None:

@@ -16,6 +16,7 @@ from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
 from headrace.client.unpacking import Unpacking
+from headrace.model.describing import described, short
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.wire.native import Kind
@@ -47,6 +48,9 @@ class AsyncQueue(AsyncPending):
         self._taking = taking
         self._unpacking = Unpacking(deserializer_of(deserializer))
         self._create = create
+
+    def __repr__(self) -> str:
+        return described(self, lambda: [self.topic, f"subscription={short(self.subscription)}"])
 
     async def lease(
         self,
@@ -126,7 +130,7 @@ class AsyncQueue(AsyncPending):
             timeout=timeout,
             create=self._create,
         )
-        self._bus.keep(jobs)
+        self._bus._keep(jobs)
         return jobs
 
     @overload

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape, check_partition
 from headrace.client.times import Moment, listed, shown
 from headrace.model.batch import NO_PRODUCER, Batch
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
     Busy,
     Closed,
@@ -103,6 +104,21 @@ class AsyncTransaction:
         self._turn = 0
         self._subscription: AsyncSubscription | None = None
         self._positions: tuple[str, str, list[Place]] = ("", "", [])
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(self.name)
+        yield "" if self.sequence is None else f"sequence={self.sequence}"
+        yield state_of(
+            forked=self._forks != forking.count,
+            already_committed=self.already_committed,
+            committed=self.outcome is not None,
+            aborted=self._ended,
+            open=self._begun is not None,
+            not_begun=True,
+        )
 
     @property
     def already_committed(self) -> bool:
@@ -192,10 +208,10 @@ class AsyncTransaction:
 
         The subscription needs a group, and `commit="manual"`: it must not commit by itself.
         """
-        if not hasattr(subscription, "positions"):
+        if not hasattr(subscription, "_positions_handed"):
             raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
         if not self._nothing_to_do():
-            self._positions = subscription.positions()
+            self._positions = subscription._positions_handed()
             self._subscription = subscription
 
     async def begin(self) -> None:
@@ -258,7 +274,7 @@ class AsyncTransaction:
         self.outcome, _ = await self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
-            self._subscription.positions_committed(places)
+            self._subscription._positions_committed(places)
 
     async def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""

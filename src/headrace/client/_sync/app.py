@@ -4,16 +4,17 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from headrace.client._sync.bus import Bus, connect
 from headrace.client._sync.concurrency import HandlerExecutor, Monitor, stopped_by_signals
 from headrace.client._sync.handling import Handling
-from headrace.client.addresses import DEFAULT_ADDRESS
+from headrace.client.addresses import DEFAULT_ADDRESS, parse_address, place_of
 from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
+from headrace.model.describing import described, state_of
 from headrace.model.errors import InvalidArgument
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
 
@@ -52,6 +53,18 @@ class App:
         self._running = False
         self._stopped = False
         self._fatal: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        bus = self._bus
+        yield repr(bus) if isinstance(bus, Bus) else place_of(parse_address(self._address()))
+        yield f"handlers={len(self._registered)}"
+        yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
+
+    def _address(self) -> Any:
+        return self._bus or os.environ.get("HEADRACE_URL") or DEFAULT_ADDRESS
 
     def on(
         self,
@@ -166,8 +179,7 @@ class App:
         if isinstance(self._bus, Bus):
             self._work(self._bus)
             return
-        address = self._bus or os.environ.get("HEADRACE_URL") or DEFAULT_ADDRESS
-        with connect(address, name=self._name, wait=self._wait) as bus:
+        with connect(self._address(), name=self._name, wait=self._wait) as bus:
             self._work(bus)
 
     def _work(self, bus: Bus) -> None:

@@ -45,7 +45,7 @@ class Handling:
         self._wanted = wanted
         self._executor = executor
         self._on_fatal = on_fatal
-        self._settling, _ = bus.leasing(wanted.topic, wanted.subscription)
+        self._settling, _ = bus._shared_leasing(wanted.topic, wanted.subscription)
         self._unpacking = Unpacking(wanted.deserializer)
         least, most = wanted.concurrency, _AHEAD_MAX
         if wanted.prefetch is not None:

@@ -59,7 +59,7 @@ class Prefetch:
         self.monitor = Monitor()
         self.stopped = False
         self._bus = weakref.ref(bus)  # a connection of the bus has this one
-        self._timers = bus.timers
+        self._timers = bus._timers
         self._settling = settling
         self._clock = settling.clock
         self._appetite = appetite
@@ -97,7 +97,7 @@ class Prefetch:
         forking.register(self)
         bus = self._bus()
         assert bus is not None, "whoever asks has the bus"
-        self._line = bus.consuming_line()
+        self._line = bus._consuming_line()
         self._line.measure_clock()
         self._line.listen(self)
 
@@ -160,7 +160,7 @@ class Prefetch:
         with settling.monitor.guard:
             settling.hand.forget(self._tokens)
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: all of it is the parent's."""
         self.monitor = Monitor()
         self.stopped = self.disowned = True

@@ -51,7 +51,7 @@ class Taking:
 
     def __init__(self, bus: "Bus", settling: Settling) -> None:
         self._bus = weakref.ref(bus)  # the bus has this one
-        self._timers = bus.timers
+        self._timers = bus._timers
         self._settling = settling
         self._begin()
 
@@ -86,7 +86,7 @@ class Taking:
         if line is None:
             bus = self._bus()
             assert bus is not None, "whoever asks has the bus"
-            line = self._line = bus.consuming_line()
+            line = self._line = bus._consuming_line()
         again_until = began + wait_ms / 1000
         ask = Ask(wanted, again_until, again_until + line.timeout)
         self._put((lease_ms, wait_ms, bytes_max, extend, create_topic), ask)
