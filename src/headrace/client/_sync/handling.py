@@ -15,7 +15,7 @@ from headrace.client.selecting import span_ms
 from headrace.client.times import microseconds
 from headrace.client.unpacking import Unpacking, told
 from headrace.client.verdicts import Reject, Retry
-from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicNotFound
+from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
 from headrace.model.leasing import Reject as RejectWords
 from headrace.model.leasing import Release, cut_reason
 from headrace.wire.native import Kind
@@ -67,6 +67,8 @@ class Handling:
             set_up(self._bus, self._wanted)
         except TopicNotFound as error:
             self._report_missing(error)
+        except TopicFailed as error:  # others are handled meanwhile
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", self._wanted.topic, error)
         self._prefetch.begin()
         for number in range(self._wanted.concurrency):
             self._workers.append(spawn(f"{self._wanted.topic}-{number}", self._work))
@@ -85,20 +87,20 @@ class Handling:
         self._said.answered(self._settling.timeout)
 
     def _recover(self, error: HeadraceError) -> None:
-        """Set up again what is missing, as after a topic was deleted; a topic that is still missing is waited for."""
-        if not isinstance(error, TopicNotFound | SubscriptionNotFound):
-            logger.warning("lease refused; retrying  topic=%s error=%s", self._wanted.topic, error)
-            return
+        """Set up the handler anew after a refused lease, as its topic may have been deleted, made again or mended."""
+        topic = self._wanted.topic
         try:
             set_up(self._bus, self._wanted)
         except TopicNotFound as missing:
             self._report_missing(missing)
         except HeadraceError as failure:
-            logger.warning("handler setup failed; retrying  topic=%s error=%s", self._wanted.topic, failure)
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", topic, failure)
         else:
-            if self._wanted.topic in self._missing:
-                self._missing.discard(self._wanted.topic)
-                logger.info("topic exists; handler starts  topic=%s", self._wanted.topic)
+            if not isinstance(error, TopicNotFound | SubscriptionNotFound):
+                logger.warning("lease refused; retrying  topic=%s error=%s", topic, error)
+            elif topic in self._missing:
+                self._missing.discard(topic)
+                logger.info("topic exists; handler starts  topic=%s", topic)
 
     def _report_missing(self, error: TopicNotFound) -> None:
         """Log, once for each time that the topic is missing, that the handler waits for it."""
