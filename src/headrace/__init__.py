@@ -176,7 +176,7 @@ def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0
     Parameters:
         address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`; by default $HEADRACE_URL, or else
             `headrace://127.0.0.1:7390`.
-        name: what this program calls itself in the broker's lists and logs.
+        name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
     """
@@ -199,7 +199,7 @@ def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0,
 
     Parameters:
         path: the directory, made if there is none; or `:memory:`, where nothing outlives the bus.
-        name: what the bus calls itself in the broker's lists and logs.
+        name: what the bus calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take.
         settings: of the broker, by the names that `headrace serve --print-config` shows.
     """

@@ -71,7 +71,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     receive_bytes_max: int = 256 << 20
     """Memory for large requests that have arrived only in part, of all connections together."""
     auto_create_topics: bool = _BROKER_DEFAULTS.auto_create_topics
-    """Make a topic when something is published to it or read from it for the first time."""
+    """Make a topic when something is published to it for the first time, or a reader asks for it with `create`."""
     topics_max: int = _BROKER_DEFAULTS.topics_max
     """Topics at once."""
     upkeep_seconds: float = _BROKER_DEFAULTS.upkeep_seconds

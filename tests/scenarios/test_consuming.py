@@ -1,6 +1,7 @@
 """Stories of consumers: brokers that go away, members that come and go, workers that are stopped."""
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -291,6 +292,60 @@ def handle(message):
 {WORKERS[worker].format(url=broker.tcp_url)}
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ, timeout=PATIENCE_S, check=True)
+
+
+STUCK_WORKERS = {
+    "app": "app = headrace.App({url!r}); app.on('t')(handle); app.run()",
+    "app with a coroutine": "app = headrace.App({url!r}); app.on('t')(wait); app.run()",
+    "asyncio app": "app = headrace.AsyncApp({url!r}); app.on('t')(handle); asyncio.run(app.run())",
+    "asyncio app with a coroutine": "app = headrace.AsyncApp({url!r}); app.on('t')(wait); asyncio.run(app.run())",
+    "asyncio app whose loop is blocked": "app = headrace.AsyncApp({url!r}); app.on('t')(block); asyncio.run(app.run())",
+    "subscription": "headrace.connect({url!r}).subscribe('t', group='g').run(handle, stop_on_signals=True)",
+    "subscription with threads": (
+        "headrace.connect({url!r}).subscribe('t', group='g').run(handle, workers=2, stop_on_signals=True)"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("worker", "number"), list(zip(STUCK_WORKERS, itertools.cycle([signal.SIGTERM, signal.SIGINT]), strict=False))
+)
+def test_a_second_signal_ends_a_stuck_worker(
+    broker: BrokerProcess, bus: headrace.Bus, worker: str, number: signal.Signals
+) -> None:
+    bus.publish("t", b"")
+    bus.create_subscription("t", lease_seconds=1)
+    program = f"""
+import asyncio, headrace, sys, time
+def handle(message):
+    print("at work", flush=True)
+    while True:
+        time.sleep(1000)
+async def wait(message):
+    print("at work", flush=True)
+    await asyncio.Event().wait()
+async def block(message):
+    handle(message)
+{STUCK_WORKERS[worker].format(url=broker.tcp_url)}
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert process.stdout.readline() == "at work\n"
+            process.send_signal(number)
+            said = process.stderr.readline()
+            assert said.startswith(f"draining; signal again to stop at once  signal={number.name}")
+            assert process.poll() is None
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 128 + number
+        finally:
+            process.kill()
+    if "app" in worker:
+        with bus.lease("t", wait=PATIENCE_S) as jobs:  # when the lease has expired
+            assert [job.deliveries for job in jobs] == [2]
 
 
 def test_a_topic_that_is_made_anew_is_read_from_its_beginning(

@@ -318,7 +318,7 @@ def with_asyncio(address: str) -> None:
 def descriptors(address: str) -> None:
     """A child keeps no connection of its parent open: the broker sees at once that the parent has closed it."""
     watching, bus = headrace.connect(address), headrace.connect(address)
-    with bus.subscribe("open", group="open"):
+    with bus.subscribe("open", group="open", create=True):
         before = watching.info().connections
         read, write = os.pipe()
         child = in_child(lambda: os.read(read, 1))
@@ -328,6 +328,35 @@ def descriptors(address: str) -> None:
         os.write(write, b"!")
         check(child)
     watching.close()
+
+
+def named(address: str) -> None:
+    """A child has a name of its own, unless it was given one, and everything can be shown there."""
+    given, bus = headrace.connect(address, name="given"), headrace.connect(address)
+    bus.publish("named", b"x")
+    reading, jobs, transaction = bus.subscribe("named", group="named"), bus.queue("named").jobs(), bus.transaction("n")
+    reading.begin()
+    transaction.begin()
+    things = [given, bus, reading, jobs, transaction, bus.producer("named"), bus.queue("named"), headrace.App(bus)]
+    before = bus.name
+
+    def look() -> None:
+        assert str(os.getpid()) in bus.name
+        assert bus.name != before
+        assert given.name == "given"
+        for thing in things:
+            assert "unfinished" not in repr(thing)
+        assert "forked" in repr(reading)
+        assert "forked" in repr(transaction)
+        bus.publish("named", b"y")
+        with bus.subscribe("named", group="child"):
+            assert bus.name in bus.describe_group("child").members.values()
+
+    check(in_child(look))
+    assert bus.name == before
+    transaction.abort()
+    for closing in (reading, bus, given):
+        closing.close()
 
 
 ROLES = (
@@ -342,6 +371,7 @@ ROLES = (
     embedded,
     with_asyncio,
     descriptors,
+    named,
 )
 
 if __name__ == "__main__":

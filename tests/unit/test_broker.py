@@ -298,6 +298,7 @@ def test_a_reader_is_woken_though_the_disk_was_quicker_than_the_broker(data: str
 
 def test_a_reader_is_woken_by_a_transaction(data: str) -> None:
     bench = Workbench(data)
+    bench.ask(TopicCreate("orders"))
     reader = Reader(bench, "orders")
     for number in range(3):
         assert reader.read() is None
@@ -488,7 +489,7 @@ def test_what_a_broker_tells_of_itself(data: str) -> None:
 
 def test_ticks_come_often_enough() -> None:
     bench = Workbench(settings=BrokerSettings(upkeep_seconds=100.0))
-    bench.ask(GroupJoin("billing", "anna", ["orders"], session_ms=300))
+    bench.ask(GroupJoin("billing", "anna", ["orders"], session_ms=300, missing="create"))
     assert bench.broker.tick(bench.now_us) - bench.now_us == 300_000
     bench.tick(1)
     assert bench.broker.tick(bench.now_us) - bench.now_us == 1_000_000

@@ -22,7 +22,7 @@ from headrace.client.unpacking import Unpacking
 from headrace.client.verdicts import Reject, Retry
 from headrace.model.batch import Batch, Columns, encode, received
 from headrace.model.leasing import Found, FoundMessage, Holding, Leased, LeasedPortion, MessageId, Outcome, cut_reason
-from headrace.model.limits import REASON_CHARS_MAX
+from headrace.model.limits import LEASE_MESSAGES_MAX, REASON_CHARS_MAX
 
 
 class Hands:
@@ -334,16 +334,38 @@ def test_what_could_not_be_extended_in_time_is_lost() -> None:
 
 def test_appetite_grows_with_quick_work_and_shrinks_with_slow() -> None:
     appetite = Appetite(4, 20)
-    assert appetite.wanted(0.0) == 4
+    assert appetite.missing(0, 0.0) == 4
     for expected in (8, 16, 20, 20):
         appetite.served(True, 1.0)
-        assert appetite.wanted(1.1) == expected
+        assert appetite.missing(0, 1.1) == expected
     appetite.served(False, 2.0)
-    assert appetite.wanted(2.1) == 20  # there was no more: no reason for a larger stock
+    assert appetite.missing(0, 2.1) == 20  # there was no more: no reason for a larger stock
     for expected in (10, 5, 4, 4):
         appetite.served(True, 10.0)
-        assert appetite.wanted(12.0) == expected
+        assert appetite.missing(0, 12.0) == expected
     assert Appetite(7).size == 7
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(0, 2000),
+    st.lists(st.tuples(st.sampled_from(["fill", "take", "wait"]), st.floats(0, 3)), max_size=60),
+)
+def test_a_prefetch_window_asks_for_what_is_missing_and_never_for_nothing(
+    least: int, more: int, steps: list[tuple[str, float]]
+) -> None:
+    appetite, ready, asked, now_s = Appetite(least, least + more), 0, 0, 0.0
+    for step, seconds in steps:
+        now_s += seconds
+        if step == "take":
+            ready -= ready > 0
+        elif step == "fill" and asked:
+            ready, asked = ready + asked, 0
+            appetite.served(True, now_s)
+        if not asked:
+            asked = appetite.missing(ready, now_s)
+        assert asked > 0 or ready > 0  # whoever waits is served
+        assert 0 <= asked <= LEASE_MESSAGES_MAX
 
 
 # Words.

@@ -206,7 +206,7 @@ def test_portions_hold_everything_in_order(
 ) -> None:
     keys = [b"k%d" % (place % 3) for place in range(len(values))] if keyed else None
     checked = Given(values, keys).checked(to_bytes)
-    made = portions(checked, None, batch_bytes, batch_count, 1000)
+    made = portions(checked, None, batch_bytes, batch_count, 1000, "t")
     assert [value for portion in made for value in portion.columns.values] == values
     if keys is not None:
         assert [key for portion in made for key in portion.columns.keys or ()] == keys

@@ -1,12 +1,16 @@
 """How single messages come into batches, against a broker in this process."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace
-from headrace.model.errors import MessageTooLarge
+from headrace.model.errors import MessageTooLarge, PartitionNotFound
+from headrace.model.limits import MESSAGE_BYTES_MAX
+from headrace.server import EmbeddedServer
 
 
 def test_producers_begin_with_different_partitions(tmp_path: Path) -> None:
@@ -83,6 +87,77 @@ def test_a_message_that_is_too_large_is_refused(tmp_path: Path) -> None:
         with pytest.raises(MessageTooLarge):
             bus.publish("t", bytes(11))
         assert bus.publish("t", bytes(10)).offset == 0
+
+
+def _publish_in_transaction(bus: headrace.Bus, *values: bytes) -> None:
+    with bus.transaction("t") as transaction:
+        transaction.publish("t", values[0])
+        transaction.publish_many("t", list(values))
+
+
+PUBLISHING: dict[str, Callable[[headrace.Bus, headrace.Producer, bytes], Any]] = {
+    "publish": lambda bus, _, value: bus.publish("t", value),
+    "publish with a key": lambda bus, _, value: bus.publish("t", value[1:], key="k"),
+    "publish_many": lambda bus, _, value: bus.publish_many("t", [b"x", value]),
+    "publish_many with keys": lambda bus, _, value: bus.publish_many("t", [b"x", value[1:]], keys=["a", "b"]),
+    "send": lambda _, producer, value: producer.send(value).result(),
+    "send_many": lambda _, producer, value: producer.send_many([value]).result(),
+    "a transaction": lambda bus, _, value: _publish_in_transaction(bus, value),
+}
+
+
+@pytest.mark.parametrize("way", PUBLISHING)
+def test_a_limit_that_was_raised_elsewhere_counts_at_once(tmp_path: Path, way: str) -> None:
+    server = EmbeddedServer(tmp_path, unix_socket=f"{tmp_path}/s", host="")
+    address = f"headrace+unix://{tmp_path}/s"
+    try:
+        with headrace.connect(address) as bus, headrace.connect(address) as other, bus.producer("t") as producer:
+            other.create_topic("t", message_bytes_max=10)
+            bus.publish("t", b"known")
+            producer.send(b"known", key="too")
+            with pytest.raises(MessageTooLarge) as refused:
+                PUBLISHING[way](bus, producer, bytes(11))
+            assert "11 bytes" in str(refused.value)
+            assert "takes 10 at most" in str(refused.value)
+            assert "`headrace topic alter t --message-bytes-max 11`" in str(refused.value)
+            other.alter_topic("t", message_bytes_max=11)
+            PUBLISHING[way](bus, producer, bytes(11))
+            with pytest.raises(MessageTooLarge, match="divide it"):
+                PUBLISHING[way](bus, producer, bytes(MESSAGE_BYTES_MAX + 1))
+    finally:
+        server.close()
+
+
+def test_partitions_that_were_added_elsewhere_can_be_used_at_once(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, unix_socket=f"{tmp_path}/s", host="")
+    address = f"headrace+unix://{tmp_path}/s"
+    try:
+        with headrace.connect(address) as bus, headrace.connect(address) as other:
+            bus.publish("t", b"known")
+            for partition in range(1, 4):
+                other.alter_topic("t", partitions=partition + 1)
+                if partition == 1:
+                    assert bus.publish("t", b"x", partition=partition).partition == partition
+                elif partition == 2:
+                    assert bus.publish_many("t", [b"x"], partition=partition)[0].partition == partition
+                else:
+                    with bus.transaction("t") as transaction:
+                        transaction.publish("t", b"x", partition=partition)
+                with pytest.raises(PartitionNotFound):
+                    bus.publish("t", b"x", partition=partition + 1)
+            assert other.offsets("t") == {0: 1, 1: 1, 2: 1, 3: 1}
+    finally:
+        server.close()
+
+
+def test_a_message_is_refused_as_too_large_also_without_a_broker(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path, unix_socket=f"{tmp_path}/s", host="")
+    with headrace.connect(f"headrace+unix://{tmp_path}/s", timeout=0.2) as bus:
+        bus.create_topic("t", message_bytes_max=10)
+        bus.publish("t", b"known")
+        server.close()
+        with pytest.raises(MessageTooLarge):
+            bus.publish("t", bytes(11))
 
 
 def test_what_had_to_wait_for_an_answer_is_sent_at_once() -> None:

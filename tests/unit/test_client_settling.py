@@ -98,25 +98,25 @@ class Stand:
 
     def __init__(self) -> None:
         self.wire = wire()
-        self.timers = Timers()
+        self._timers = Timers()
         self.clock = Clock()
         self.clock.sample(self.clock.monotonic(), self.clock.now_us(), self.clock.monotonic())
-        self.settling = AsyncSettling(self.wire, self.timers, self.clock, "t", "s")
+        self.settling = AsyncSettling(self.wire, self._timers, self.clock, "t", "s")
         bus: Any = self
         self.queue = AsyncQueue(bus, self.wire, self.settling, AsyncTaking(bus, self.settling), None)
 
-    async def consuming_line(self) -> Any:
+    async def _consuming_line(self) -> Any:
         return self.wire
 
-    def prefetch(self, messages: int) -> AsyncPrefetch:
+    def prefetch(self, messages: int, most: int | None = None) -> AsyncPrefetch:
         bus: Any = self
-        return AsyncPrefetch(bus, self.settling, appetite=Appetite(messages), lease_ms=0)
+        return AsyncPrefetch(bus, self.settling, appetite=Appetite(messages, most), lease_ms=0)
 
     def jobs(self) -> AsyncJobs:
         bus: Any = self
         return AsyncJobs(bus, self.settling, Unpacking(None), prefetch=1, lease_ms=200, auto=True, timeout=None)
 
-    def forget(self, _part: Any) -> None:
+    def _forget(self, _part: Any) -> None:
         """A bus forgets what is closed."""
 
     def portion(self, *offsets: int, lease_s: float = 30.0, lease: int = 1) -> Leased:
@@ -435,6 +435,25 @@ def test_messages_that_are_not_due_do_not_keep_others_out() -> None:
         taken = await prefetch.take(0)
         assert taken is not None
         assert taken.offset == 2
+
+    run(story)
+
+
+def test_a_prefetch_window_that_shrinks_to_what_is_there_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = [0.0]
+    monkeypatch.setattr("headrace.client._async.prefetch.now", lambda: times_s[0])
+
+    async def story(stand: Stand) -> None:
+        prefetch = stand.prefetch(1, 1000)
+        await prefetch.begin()
+        stand.wire.answer(stand.portion(1), body(1))
+        assert await prefetch.take()
+        assert stand.wire.answer(stand.portion(2, 3, lease=2), body(2, 3)).messages_max == 2  # that was quick
+        times_s[0] = 5.0
+        assert await prefetch.take()  # that was slow: the window shrinks to the one message that is there
+        assert stand.wire.asked == []
+        assert await prefetch.take()
+        assert [head.messages_max for _, head, _ in stand.wire.asked] == [1]
 
     run(story)
 

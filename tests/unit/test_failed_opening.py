@@ -1,7 +1,9 @@
 """What cannot be opened is listed with its error, refused, and put right or deleted, while all else goes on."""
 
 import pickle
+import queue
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import rmtree
@@ -10,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import headrace
 from headrace.broker.facts import CronKept, TopicSet
 from headrace.broker.later import Later
 from headrace.broker.leased_facts import RestKept, SubscriptionSet
@@ -270,6 +273,30 @@ def test_a_topic_with_wrong_settings_stops_nothing_else(data: str) -> None:
     assert bench.ask(Ack("jobs", [holding], subscription="bad")).refused == []
     assert bench.ask(Lease("jobs", "good", 9)).words.portions
     assert bench.values("jobs") == restarted(bench, data).values("jobs")
+
+
+def test_an_app_handles_other_topics_and_the_failed_one_when_it_is_mended(data: str) -> None:
+    bench = started(data)
+    bench.publish("jobs", [b"job"])
+    bench.publish("others", [b"other"])
+    bench.broker._ledger.record(bench.now_us, TopicSet(1, "jobs", 0, {"retain_seconds": -1.0}))
+    bench.tick()
+    bench.close()
+    with headrace.open(data) as bus:
+        seen: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        app = headrace.App(bus)
+        app.on("jobs", retry={"deliveries_max": 3})(lambda job: seen.put(job.value))
+        app.on("others")(lambda job: seen.put(job.value))
+        running = threading.Thread(target=app.run)
+        running.start()
+        try:
+            assert seen.get(timeout=60) == b"other"
+            bus.alter_topic("jobs", retain_seconds=1e9)
+            assert seen.get(timeout=60) == b"job"
+        finally:
+            app.stop()
+            running.join()
+        assert bus.describe_subscription("jobs").settings["deliveries_max"] == 3
 
 
 def test_a_topic_with_wrong_settings_can_be_deleted(data: str) -> None:

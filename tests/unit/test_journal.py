@@ -20,6 +20,7 @@ from headrace.model.requests import (
     Commit,
     GroupDelete,
     GroupDescribe,
+    GroupJoin,
     GroupList,
     Info,
     Place,
@@ -260,7 +261,7 @@ def test_a_snapshot_that_does_not_fit_on_the_disk_is_no_error_of_who_asked(data:
 
 def test_the_journal_is_synced_though_nobody_waits_for_it(data: str, disk: FaultyDisk) -> None:
     bench = Workbench(data, disk=disk)
-    bench.broker.open_stream(bench.session, "orders", 0, 0, lambda: None, bench.now_us)
+    bench.ask(GroupJoin("billing", "anna", ["orders"], missing="create"))
     bench.tick(10)
     disk.power_loss(Unsynced.LOST)
     assert Workbench(data, disk=disk).ask(Info()).topics == 1

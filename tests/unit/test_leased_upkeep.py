@@ -185,7 +185,7 @@ def test_a_subscription_made_again_has_everything_again(data: str) -> None:
 
 def test_who_waits_when_the_broker_is_about_to_end_need_not(data: str) -> None:
     bench = Workbench(data)
-    waiting = bench.begin(Lease("jobs", wait_ms=60_000))
+    waiting = bench.begin(Lease("jobs", wait_ms=60_000, create_topic=True))
     bench.broker.drain()
     assert waiting.outcome == Leased([])
     with pytest.raises(Draining):
@@ -227,7 +227,7 @@ def test_a_subscription_begins_where_it_was_told_to(data: str, start: dict[str, 
 def test_the_broker_wants_to_be_woken_when_the_next_message_is_due_for_one_who_waits(data: str) -> None:
     bench = Workbench(data)
     bench.tick()
-    bench.begin(Lease("jobs", wait_ms=60_000, ahead_ms=500))
+    bench.begin(Lease("jobs", wait_ms=60_000, ahead_ms=500, create_topic=True))
     bench.run()
     due_us = bench.now_us + 5_000_000
     publish(bench, b"x", dues=[due_us])

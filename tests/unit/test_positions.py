@@ -109,7 +109,7 @@ def test_epochs_are_never_given_out_again(data: str, disk: FaultyDisk) -> None:
     for _ in range(3):
         bench = Workbench(data, disk=disk)
         for _ in range(2):
-            epochs.append(bench.ask(GroupJoin("billing", "anna", ["orders"])).assigned[0].epoch)
+            epochs.append(bench.ask(GroupJoin("billing", "anna", ["orders"], missing="create")).assigned[0].epoch)
             bench.ask(GroupLeave("billing", "anna"))
         disk.power_loss(Unsynced.LOST)
     assert sorted(set(epochs)) == epochs
@@ -184,7 +184,7 @@ def test_a_commit_in_the_turn_in_which_a_group_changes(data: str, change: str, s
 
 def test_a_group_with_members_is_not_deleted(data: str) -> None:
     bench = Workbench(data)
-    bench.ask(GroupJoin("billing", "anna", ["orders"]))
+    bench.ask(GroupJoin("billing", "anna", ["orders"], missing="create"))
     with pytest.raises(GroupInUse):
         bench.ask(GroupDelete("billing"))
     bench.ask(GroupLeave("billing", "anna"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.suggestions import nearest
 from headrace.model.errors import (
     DiskFull,
     InvalidArgument,
@@ -20,6 +21,7 @@ from headrace.model.errors import (
     TopicExists,
     TopicNotFound,
 )
+from headrace.model.leasing import Lease, SubscriptionCreate
 from headrace.model.limits import MESSAGE_BYTES_MAX, PARTITIONS_MAX
 from headrace.model.requests import (
     Commit,
@@ -254,10 +256,71 @@ def test_making_a_topic_with_many_partitions_opens_none_of_them(data: str) -> No
 def test_topics_make_themselves() -> None:
     bench = Workbench(settings=BrokerSettings(topic=TopicSettings(partitions=2)))
     bench.publish("published", [b"a"])
-    assert bench.values("read") == []
-    bench.ask(GroupJoin("group", "member", ["joined"]))
+    bench.ask(GroupJoin("group", "member", ["joined"], missing="create"))
+    bench.ask(Lease("leased", create_topic=True))
+    bench.ask(SubscriptionCreate("subscribed"))
     assert len(bench.ask(TopicDescribe("described", create=True)).partitions) == 2
-    assert names(bench) == ["described", "joined", "published", "read"]
+    assert names(bench) == ["described", "joined", "leased", "published", "subscribed"]
+
+
+def test_reading_makes_no_topics() -> None:
+    bench = Workbench()
+    for request in (
+        GroupJoin("group", "member", ["typo"]),
+        Lease("typo"),
+        Lease("typo", create=False),
+        SubscriptionCreate("typo", create_topic=False),
+        TopicDescribe("typo"),
+    ):
+        with pytest.raises(TopicNotFound):
+            bench.ask(request)
+    with pytest.raises(TopicNotFound):
+        bench.values("typo")
+    bench.ask(GroupJoin("group", "member", ["typo"], missing="wait"))
+    with pytest.raises(InvalidArgument):
+        bench.ask(GroupJoin("group", "member", ["typo"], missing="perhaps"))
+    assert names(bench) == []
+
+
+def test_a_member_gets_a_topic_that_it_waited_for() -> None:
+    bench = Workbench()
+    assert bench.ask(GroupJoin("group", "member", ["orders"], missing="wait")).assigned == []
+    bench.publish("orders", [b"a"])
+    joined = bench.ask(GroupJoin("group", "member", ["orders"], missing="wait"))
+    assert [(place.topic, place.partition) for place in joined.assigned] == [("orders", 0)]
+
+
+def test_an_error_names_the_topics_that_may_have_been_meant() -> None:
+    bench = Workbench()
+    for topic in ("orders", "Orders.eu", "order", "payments", "acme/ordres", "x"):
+        bench.ask(TopicCreate(topic))
+    expected = {
+        "ordres": ["orders"],
+        "ORDERS": ["orders", "order"],
+        "rders": ["orders", "order"],
+        "payment": ["payments"],
+        "acme/orders": ["acme/ordres"],
+        "nothing-alike": [],
+        "y": [],
+    }
+    for name, near in expected.items():
+        with pytest.raises(TopicNotFound) as refused:
+            bench.ask(TopicDescribe(name))
+        assert refused.value.details["nearest"] == near, name
+        assert f"`headrace topic create {name}` makes it" in str(refused.value)
+
+
+def test_looking_for_near_names_among_many_compares_few() -> None:
+    looked_at = 0
+
+    def names() -> Iterator[str]:
+        nonlocal looked_at
+        for number in range(1_000_000):
+            looked_at += 1
+            yield f"orders-{number:06}"
+
+    assert len(nearest("orders-00000x", names())) == 3
+    assert looked_at <= 10_000
 
 
 def test_topics_do_not_make_themselves_where_that_is_not_wanted() -> None:

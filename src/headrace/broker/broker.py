@@ -188,12 +188,12 @@ class Broker:
         partition: int,
         offset: int,
         on_ready: Callable[[], None],
-        now_us: int,
+        now_us: int,  # noqa: ARG002
         *,
         verify: bool = False,
     ) -> Stream:
         """Read a partition from an offset on; with `verify` the first batch is checked whole."""
-        found = self._topics.get_or_create(topic, now_us)
+        found = self._topics.get(topic)
         lane = self._topics.lane(found, partition)
         stream = Stream(lane, found.id, offset, on_ready)
         if verify and offset < lane.end_offset:

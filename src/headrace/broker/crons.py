@@ -133,7 +133,7 @@ class Crons:
         kept, entry = self._replaced(rule, before, now_us)
         topic = self._topics.get_or_create(rule.topic, now_us)
         columns = _columns(rule, [now_us])
-        check_messages(columns, topic.settings.message_bytes_max)
+        check_messages(columns, topic.settings.message_bytes_max, rule.topic)
         _partition(rule, topic)
         if kept != before:
             self._ledger.record(now_us, kept)

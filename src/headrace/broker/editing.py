@@ -237,6 +237,6 @@ def checked_edition(topic: Topic, change: Change, owner: str, body: memoryview) 
     columns = batch.columns()
     if batch.count != 1:
         raise InvalidArgument(f"the new value comes as one message, not {batch.count}")
-    check_messages(columns, topic.settings.message_bytes_max)
+    check_messages(columns, topic.settings.message_bytes_max, str(topic))
     headers = columns.headers[0] if columns.headers is not None else None
     return Edition(change, Content(columns.values[0], headers), owner)

@@ -112,7 +112,7 @@ class Lane:
         needed = max(request.durability, settings.durability)
         self.partition.check_durability(needed)
         if batch.raw_bytes > settings.message_bytes_max:
-            check_messages(batch.columns(), settings.message_bytes_max)
+            check_messages(batch.columns(), settings.message_bytes_max, request.topic)
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
         if small and request.expected_offset is None:
             return self._gather(batch, needed, now_us)

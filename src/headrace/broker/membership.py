@@ -37,7 +37,7 @@ from headrace.model.requests import (
     Place,
     Words,
 )
-from headrace.model.topic import DEFAULT_TENANT, checked_group
+from headrace.model.topic import DEFAULT_TENANT, checked_group, parse_topic
 
 logger = logging.getLogger("headrace.broker")
 
@@ -96,7 +96,9 @@ class Membership:
             raise InvalidArgument("a member wants some topics, or a pattern of them")
         if request.start not in ("earliest", "latest", "time"):
             raise InvalidArgument(f"a group starts at earliest, latest or time, not {request.start}")
-        topics = [str(self._topics.get_or_create(topic, now_us)) for topic in request.topics]
+        if request.missing not in ("refuse", "create", "wait"):
+            raise InvalidArgument(f"for missing topics say refuse, create or wait, not {request.missing}")
+        topics = [self._wanted(topic, request.missing, now_us) for topic in request.topics]
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(name, self._epoch)
@@ -116,6 +118,14 @@ class Membership:
             changes[request.member].assigned = []  # the answer has them
         self._push(group, changes, now_us)
         return GroupJoined(group.generation, self._places(group, group.held(request.member), now_us))
+
+    def _wanted(self, name: str, missing: str, now_us: int) -> str:
+        """The whole name of a topic that a member wants; one that is waited for may not exist."""
+        if missing == "create":
+            return str(self._topics.get_or_create(name, now_us))
+        if missing == "wait" and self._topics.find(name) is None:
+            return str(parse_topic(name))
+        return str(self._topics.get(name))
 
     def release(self, session: Session, request: GroupRelease, now_us: int) -> Words:
         """A member has finished with partitions that were revoked."""

@@ -11,7 +11,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a broker behaves, whatever reaches it from outside."""
 
     auto_create_topics: bool = True
-    """Make a topic when something is published to it or read from it for the first time."""
+    """Make a topic when something is published to it for the first time, or a reader asks for it with `create`."""
     topic: TopicSettings = TopicSettings()
     """The settings of topics where whoever makes them says nothing else."""
     topics_max: int = 10_000

@@ -168,12 +168,12 @@ class SubscriptionRegistry:
             return found
         if not request.create:
             return self.get(request.topic, request.subscription)
-        topic = self._topics.get_or_create(request.topic, now_us)
+        topic = self._topic(request, now_us)
         return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
 
     def create(self, request: SubscriptionCreate, now_us: int) -> Later[Words]:
         """Make a subscription."""
-        topic = self._topics.get_or_create(request.topic, now_us)
+        topic = self._topic(request, now_us)
         found = self.find(topic, checked_subscription(request.subscription))
         if found is not None and not request.exist_ok:
             raise SubscriptionExists(f"the topic {topic} already has a leased subscription {request.subscription}")
@@ -182,6 +182,11 @@ class SubscriptionRegistry:
             starts = self._starts(topic, request)
             found = self.make(topic, request.subscription, settings, starts, now_us)
         return self._ledger.durably(self.info(found, now_us))
+
+    def _topic(self, request: Lease | SubscriptionCreate, now_us: int) -> Topic:
+        """The topic of a subscription that is to be made; made as well only if the request says so."""
+        topics = self._topics
+        return topics.get_or_create(request.topic, now_us) if request.create_topic else topics.get(request.topic)
 
     def make(
         self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int

@@ -24,6 +24,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.suggestions import nearest
 from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, explained
 from headrace.model.errors import (
     HeadraceError,
@@ -121,8 +122,15 @@ class Topics:
         """The topic of that name, whether it could be opened or not."""
         topic = self.find(name)
         if topic is None:
-            raise TopicNotFound(f"there is no topic {name}")
+            raise self._not_found(name)
         return topic
+
+    def _not_found(self, name: str) -> TopicNotFound:
+        """The error about a topic that does not exist; it names those of the tenant that may have been meant."""
+        tenant = parse_topic(name).tenant
+        near = nearest(name, (text for text, topic in self._by_text.items() if topic.name.tenant == tenant))
+        meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+        return TopicNotFound(f"there is no topic {name}{meant} `headrace topic create {name}` makes it", nearest=near)
 
     def check(self, topic: Topic) -> None:
         """Refuse to do anything with one that could not be opened."""

@@ -135,7 +135,7 @@ class Transactions:
         if batch.producer_id:
             raise InvalidArgument("a staged batch has no producer of its own")
         if batch.raw_bytes > lane.settings.message_bytes_max:
-            check_messages(batch.columns(), lane.settings.message_bytes_max)
+            check_messages(batch.columns(), lane.settings.message_bytes_max, request.topic)
         if len(opened.stages) == _STAGES_MAX:
             raise LimitExceeded(f"a transaction has at most {_STAGES_MAX} batches")
         if self._staged_bytes + batch.length > self._settings.staged_bytes_max:

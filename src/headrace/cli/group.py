@@ -154,4 +154,6 @@ def _description(info: GroupInfo) -> Iterator[str]:
 
 def _member_text(info: GroupInfo, member: str) -> str:
     name = info.members.get(member, "")
-    return f"{name} ({member})" if name else member or "-"
+    if member.startswith(name):  # Python clients' ids begin with the name
+        return member or "-"
+    return f"{name} ({member})"

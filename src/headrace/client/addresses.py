@@ -69,6 +69,11 @@ def parse_address(text: str) -> Address:
     raise InvalidArgument(f"{text!r} is no address of a broker; write {_EXAMPLES}")
 
 
+def place_of(target: Target) -> str:
+    """Where a broker is, in one word."""
+    return str(target) if isinstance(target, Address) else "embedded"
+
+
 def unreachable(target: Target, error: BaseException | str) -> str:
     """What to tell a user whose broker cannot be reached."""
     where = str(target) if isinstance(target, Address) else "the broker in this process"

@@ -22,7 +22,14 @@ class Appetite:
         self._full = full
         self._served_s = now_s
 
-    def wanted(self, now_s: float) -> int:
+    def missing(self, ready: int, now_s: float) -> int:
+        """How many to ask for when so many are there: 0, which is nothing to ask for, while there are enough."""
+        if ready > self.size // 2:
+            return 0
+        # The window may just have shrunk to what is there.
+        return max(self._adapted(now_s) - ready, 0)
+
+    def _adapted(self, now_s: float) -> int:
         """How many there should be, now that most of them are used up."""
         if self._served_s is not None:
             took_s = now_s - self._served_s

@@ -24,7 +24,7 @@ ASYNCIO = (
 class Inherited(Protocol):
     """What a forked child gets a copy of and must not use as it is."""
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: drop the parent's state, without sending, waiting or taking a lock."""
 
 
@@ -32,7 +32,7 @@ _inherited: "weakref.WeakSet[Inherited]" = weakref.WeakSet()
 
 
 def register(inherited: Inherited) -> None:
-    """Call `disown` of this object in every forked child, for as long as the object lives."""
+    """Call `_disown` of this object in every forked child, for as long as the object lives."""
     _inherited.add(inherited)
 
 
@@ -54,7 +54,7 @@ def _disown_all() -> None:
     global count
     count += 1
     for inherited in list(_inherited):
-        inherited.disown()
+        inherited._disown()
 
 
 os.register_at_fork(after_in_child=_disown_all)

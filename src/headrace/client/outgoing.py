@@ -10,6 +10,7 @@ from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds, shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
+from headrace.model.describing import described_fields
 from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
 
@@ -30,6 +31,9 @@ class Outgoing(msgspec.Struct):
     expires: Moment | None = None
     partition: int | None = None
 
+    def __repr__(self) -> str:
+        return described_fields(self)
+
 
 BeforePublish = Callable[[Outgoing], Outgoing | None]
 """Sees every message before it is serialized, and returns it, another, or None to drop it."""
@@ -45,6 +49,7 @@ class Settled(Protocol):
     """Where the outcome of something is put, for whoever waits for it."""
 
     done: bool
+    error: HeadraceError | None
 
     def wait(self, timeout: float | None = None) -> Any: ...
 
@@ -125,7 +130,7 @@ class Parcel:
         if headers:
             size += sum(len(name) + len(text) for name, text in headers.items())
         if size > bytes_max:
-            raise MessageTooLarge.of(size, bytes_max)
+            raise MessageTooLarge.of(size, bytes_max, message.topic)
         if not self.plain or headers is not None or not _bare(message):
             self._add_fields(message, key, headers)
         self.values.append(value)

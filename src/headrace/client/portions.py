@@ -79,7 +79,12 @@ class Portion(NamedTuple):
 
 
 def portions(
-    checked: Checked, places: Sequence[int] | None, batch_bytes: int, batch_count: int, message_bytes_max: int
+    checked: Checked,
+    places: Sequence[int] | None,
+    batch_bytes: int,
+    batch_count: int,
+    message_bytes_max: int,
+    topic: str,
 ) -> list[Portion]:
     """The messages at these places (None: all of them), divided into batches of about this size at most."""
     columns, total = checked
@@ -92,7 +97,7 @@ def portions(
         return [Portion(columns, total)]
     sizes = _sizes(columns)
     if max(sizes) > message_bytes_max:
-        raise MessageTooLarge.of(max(sizes), message_bytes_max)
+        raise MessageTooLarge.of(max(sizes), message_bytes_max, topic)
     made: list[Portion] = []
     start = size = 0
     for place, bytes_more in enumerate(sizes):

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+from headrace.client.times import shown
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import Compression, topic_settings
 
@@ -21,6 +22,12 @@ def shape_of(info: TopicInfo) -> Shape:
     """The shape of a topic as the broker describes it."""
     settings = topic_settings(info.settings)
     return Shape(settings.partitions, settings.compression.codec, settings.message_bytes_max)
+
+
+def check_partition(topic: str, number: int, shape: Shape) -> None:
+    """Refuse a partition that the topic does not have, as far as is known."""
+    if type(number) is not int or not 0 <= number < shape.partitions:
+        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(number)}")
 
 
 def codec_of(compression: str | None) -> Codec | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, CursorInUse, InvalidArgument
 from headrace.model.message import Message
 from headrace.storage.disk import Disk
@@ -130,6 +131,14 @@ class Cursor:
         self._next = self._committed
         self._pid = os.getpid()
         self._open = True
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(self.name)
+        yield f"offset={self._next} committed={self._committed}"
+        yield state_of(closed=not self._open, of_another_process=self._pid != os.getpid())
 
     @property
     def offset(self) -> int:

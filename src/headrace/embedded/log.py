@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,7 @@ from headrace.embedded.reading import Readable, held, whole
 from headrace.embedded.repair import checked_path, locked
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
     DiskFull,
     HeadraceError,
@@ -324,7 +325,7 @@ class Log(Readable):
                 offset=end,
             )
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: a writer's log is the parent's, and its lock must not outlive the parent.
 
         A reader goes on with locks and files of its own.
@@ -362,8 +363,11 @@ class Log(Readable):
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"offsets {self.first_offset} to {self.next_offset}"
-        return f"<headrace.Log {self.path} {state}>"
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(str(self.path))
+        yield state_of(closed=self._closed, readonly=self.readonly, of_another_process=self._pid != os.getpid())
 
     def _open(self, settings: LogSettings, create: bool, memory_bytes: int) -> None:
         if self.path == MEMORY:

@@ -20,7 +20,7 @@ class Closable(Protocol):
     def close(self) -> None:
         """Flush and let go."""
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """Know that it belongs to the process that this one was forked off."""
 
 
@@ -75,7 +75,7 @@ def _forget() -> None:
     _host = _ticker = None
     _open = weakref.WeakSet()
     for log in parents:
-        log.disown()
+        log._disown()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -176,6 +176,10 @@ class Batch(msgspec.Struct, gc=False):
     decoded: Columns | None = None
     """The messages of a small batch, decoded when it was received."""
 
+    def __repr__(self) -> str:
+        offsets = f"offsets {self.base_offset} to {self.next_offset - 1}"
+        return f"<Batch {offsets}, {self.count} messages, {self.length} bytes>"
+
     @property
     def next_offset(self) -> int:
         """The offset after the last one that the batch covers."""
@@ -469,12 +473,12 @@ def _check_sizes(columns: Columns, batch_bytes: int, message_bytes_max: int) -> 
     check_messages(columns, message_bytes_max)
 
 
-def check_messages(columns: Columns, bytes_max: int) -> None:
-    """Refuse messages that are larger."""
+def check_messages(columns: Columns, bytes_max: int, topic: str = "") -> None:
+    """Refuse messages that are larger than this limit, which is the topic's if one is named."""
     for index in range(len(columns.values)):
         size = message_bytes(columns, index)
         if size > bytes_max:
-            raise MessageTooLarge.of(size, bytes_max)
+            raise MessageTooLarge.of(size, bytes_max, topic)
 
 
 def message_bytes(columns: Columns, index: int) -> int:

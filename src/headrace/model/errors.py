@@ -33,17 +33,16 @@ class MessageTooLarge(InvalidArgument):
     code = "message_too_large"
 
     @classmethod
-    def of(cls, size: int, bytes_max: int) -> "MessageTooLarge":
-        """A message of a size that is more than the limit; tells which limit that is, and how to raise it."""
-        if bytes_max >= MESSAGE_BYTES_MAX:
-            text = f"a message has at most {bytes_max} bytes, not {size}; no setting raises that: divide it"
+    def of(cls, size: int, bytes_max: int, topic: str = "") -> "MessageTooLarge":
+        """The error about a message of a size that is more than a limit, with what can be done about it."""
+        if bytes_max >= MESSAGE_BYTES_MAX or size > MESSAGE_BYTES_MAX:
+            text = f"a message has {size} bytes, and {MESSAGE_BYTES_MAX} are the most: divide it, or store it elsewhere"
         else:
             text = (
-                f"a message of this topic has at most {bytes_max} bytes, not {size}; `headrace topic alter TOPIC "
-                f"--message-bytes-max SIZE` or bus.alter_topic(TOPIC, message_bytes_max=...) raises the limit, up to "
-                f"{MESSAGE_BYTES_MAX}"
+                f"a message for {topic or 'this topic'} has {size} bytes, and the topic takes {bytes_max} at most: "
+                f"`headrace topic alter {topic or 'TOPIC'} --message-bytes-max {size}` lets it take more"
             )
-        return cls(text, size=size, message_bytes_max=bytes_max)
+        return cls(text, bytes=size, bytes_max=bytes_max)
 
 
 class BatchTooLarge(InvalidArgument):

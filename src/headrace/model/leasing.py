@@ -51,6 +51,8 @@ class SubscriptionCreate(Words):
     start_us: int = 0
     exist_ok: bool = False
     """Fine if it exists, whatever its settings are."""
+    create_topic: bool = True
+    """Make the topic as well if there is none and the broker may make topics by itself."""
 
 
 class SubscriptionAlter(Words):
@@ -157,6 +159,8 @@ class Lease(Words):
     """Also hand out what is due within so long: the holder keeps it back until then, when its lease begins."""
     create: bool = True
     """Make the subscription, with its defaults and with all messages, if the topic has none of that name."""
+    create_topic: bool = False
+    """Make the topic as well if there is none and the broker may make topics by itself."""
 
 
 class LeaseStop(Words):

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.model.describing import described_fields
+
 Headers = Mapping[str, bytes]
 """A message's headers: names to bytes, by convention UTF-8 text."""
 
@@ -22,3 +24,6 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     priority: int | None = None
     expires: int | None = None
     """Not to be delivered after."""
+
+    def __repr__(self) -> str:
+        return described_fields(self)

@@ -210,6 +210,8 @@ class GroupJoin(Words):
     session_ms: int = 10_000
     """How long a member may be out of touch before its partitions are given to others."""
     tenant: str = ""
+    missing: str = "refuse"
+    """What to do about named topics that do not exist: `refuse`, `create` (if the broker may), or `wait` for them."""
 
 
 class GroupJoined(Words):

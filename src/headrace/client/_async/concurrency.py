@@ -11,6 +11,7 @@ from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from headrace.client.handlers import Handler, check_returned, is_coroutine_function
+from headrace.client.stop_signals import STOP_SIGNALS, StopSignalHandler
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -273,16 +274,20 @@ def survives(error: BaseException) -> bool:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT call this, for as long as the block lasts."""
+    """Let SIGTERM and SIGINT call this while the block lasts, and the second of them end the process."""
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop)
+    handler = StopSignalHandler(lambda: None)  # the loop calls `stop`, at a moment when it may be called
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)  # this wakes the loop
+        signal.signal(number, handler)  # this is called also when a handler blocks the loop
     try:
         yield
     finally:
-        for number in signals:
+        for number, earlier in before.items():
             loop.remove_signal_handler(number)
+            if earlier is not None:
+                signal.signal(number, earlier)
 
 
 def _wake(waiter: "asyncio.Future[None]") -> None:

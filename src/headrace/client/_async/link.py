@@ -124,7 +124,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
         if self._transport is not None:
             await self._gone.wait()
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: close its copy of the connection; that says nothing to the broker."""
         self.closed = True
         self._outgoing, self._before_flush = [], []

@@ -1,7 +1,6 @@
 """A subscription's part in a group: joining, and heeding what the broker says about partitions."""
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ class AsyncMembership:
 
     def __init__(self, intake: AsyncIntake, timers: Timers, wish: GroupJoin, auto_commit: bool) -> None:
         self.group = wish.group
-        self.member = wish.member = f"{secrets.token_hex(8)}"
+        self.member = wish.member
         self.joined: Outcome[None] = Outcome()
         """The broker has told which partitions are ours, for the first time."""
         self._wish = wish
@@ -134,6 +133,7 @@ class AsyncMembership:
     def _answered(self, link: Link, answer: Any, _body: Bytes) -> None:
         if isinstance(answer, GroupJoined):
             self._backoff.reset()
+            self._wish.missing = "wait"  # a topic that is deleted later may be made again
             self._begin(link, answer)
             self.joined.settle(None)
         elif isinstance(answer, ConnectionFailed):

@@ -2,10 +2,12 @@
 
 import logging
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.client import forking
-from headrace.client._async.concurrency import Monitor, Outcome, breathe, now
+from headrace.client._async.concurrency import Monitor, Outcome, Task, breathe, now, spawn
 from headrace.client._async.line import AsyncLine
 from headrace.client._async.link import Link
 from headrace.client._async.settling import AsyncSettling
@@ -50,19 +52,24 @@ class AsyncPrefetch:
         appetite: Appetite,
         lease_ms: int,
         wait_s: float = WAIT_S,
-        enduring: bool = False,
+        create: bool = True,
+        create_topic: bool = False,
+        recover: Callable[[HeadraceError], Any] | None = None,
     ) -> None:
         self.monitor = Monitor()
         self.stopped = False
         self._bus = weakref.ref(bus)  # a connection of the bus has this one
-        self._timers = bus.timers
+        self._timers = bus._timers
         self._settling = settling
         self._clock = settling.clock
         self._appetite = appetite
         self._lease_ms = lease_ms
         self._wait_s = min(wait_s, WAIT_S)
-        self._enduring = enduring
-        """Whatever the broker says, ask again."""
+        self._create = create
+        self._create_topic = create_topic
+        self._recover = recover
+        """Does something about a refusal, beside; then it is asked again. Without it takers get the refusal."""
+        self._recovering: Task | None = None
         self._stock = Stock()
         self._tokens: set[tuple[int, int]] = set()
         """Partitions and leases of what was leased."""
@@ -90,7 +97,7 @@ class AsyncPrefetch:
         forking.register(self)
         bus = self._bus()
         assert bus is not None, "whoever asks has the bus"
-        self._line = await bus.consuming_line()
+        self._line = await bus._consuming_line()
         self._line.measure_clock()
         self._line.listen(self)
 
@@ -133,6 +140,8 @@ class AsyncPrefetch:
         if self._line is not None:
             self._line.forget(self)
         try:
+            if self._recovering is not None:
+                await self._recovering.join(self._settling.timeout)
             await self.give_back(deadline)
         finally:
             with self._settling.monitor.guard:
@@ -151,7 +160,7 @@ class AsyncPrefetch:
         with settling.monitor.guard:
             settling.hand.forget(self._tokens)
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: all of it is the parent's."""
         self.monitor = Monitor()
         self.stopped = self.disowned = True
@@ -229,10 +238,10 @@ class AsyncPrefetch:
         if self._asking or self._pausing or self.stopped or link is None or link.closed:
             return
         ready = self._stock.ready
-        if ready > self._appetite.size // 2:
+        asked = self._appetite.missing(ready, now())
+        if not asked:
             return
-        messages = self._appetite.wanted(now())
-        if self._stock.kept_back >= messages:
+        if self._stock.kept_back >= self._appetite.size:
             self._looks_ahead = False
         looks_ahead = self._looks_ahead
         wait_s = self._wait_s if looks_ahead else min(self._wait_s, _PAUSE_S)
@@ -240,15 +249,17 @@ class AsyncPrefetch:
         head = Lease(
             self._settling.topic,
             self._settling.subscription,
-            messages - ready,
+            asked,
             _BYTES_MAX,
             self._lease_ms,
             round(wait_s * 1000),
             round(AHEAD_S * 1000) if looks_ahead else 0,
+            create=self._create,
+            create_topic=self._create_topic,
         )
 
         def told(answer: Any, body: Bytes) -> None:
-            self._leased(link, messages - ready, answer, body)
+            self._leased(link, asked, answer, body)
 
         link.queue_request(Kind.LEASE, head, b"", told, wait_s + self._settling.timeout, late=self._came_late)
 
@@ -308,14 +319,27 @@ class AsyncPrefetch:
                 self.monitor.notify()
             if isinstance(error, ConnectionFailed) or self.stopped:
                 return  # the next connection asks again
-            if self._enduring or error.retryable:
-                if not error.retryable:
-                    logger.warning("nothing can be leased from %s: %s", self._settling.topic, error)
+            if error.retryable:
                 self._pausing = True
                 self._timers.later(self._backoff.next_s(), self._go_on)
+            elif self._recover is not None:
+                self._pausing = True
+                self._timers.later(self._backoff.next_s(), partial(self._recover_beside, error))
             else:
                 self._error = error
                 self.monitor.notify()
+
+    def _recover_beside(self, error: HeadraceError) -> None:
+        with self.monitor.guard:
+            if not self.stopped:
+                self._recovering = spawn("recover", self._recover_from, error)
+
+    async def _recover_from(self, error: HeadraceError) -> None:
+        assert self._recover is not None
+        try:
+            await self._recover(error)
+        finally:
+            self._go_on()
 
     def _go_on(self) -> None:
         with self.monitor.guard:

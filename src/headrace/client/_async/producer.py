@@ -1,6 +1,6 @@
 """Publishing: messages are gathered into batches, which go out in order and exactly once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -9,11 +9,13 @@ from headrace.client._async.gathering import AsyncGathering
 from headrace.client._async.sent import AsyncSent, AsyncSentMany
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, WhenSent, checked_key
 from headrace.client.partitioning import divided
-from headrace.client.portions import Given, portions
+from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
-from headrace.client.shapes import durability_of
+from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
+from headrace.model.describing import described, short, state_of
 from headrace.model.durability import Durability
+from headrace.model.errors import MessageTooLarge, PartitionNotFound
 
 
 class AsyncProducer(AsyncGathering):
@@ -22,6 +24,14 @@ class AsyncProducer(AsyncGathering):
     `publish` waits for the broker's receipt. `send` only puts a message into the batch that is being gathered, and is
     the quick way for single messages; `send_many` and `publish_many` are the quickest way of all.
     """
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield "" if self.topic is None else short(self.topic)
+        yield f"unacknowledged_bytes={self._shipping.buffered_bytes}"
+        yield state_of(closed=self._shipping.closed)
 
     async def send(
         self,
@@ -196,28 +206,38 @@ class AsyncProducer(AsyncGathering):
             return AsyncSentMany(list(dict.fromkeys(parcel for parcel, _ in put)))
         checked = given.checked(self._serializer)
         shape = self._catalogue.known(name) or await self._catalogue.get(name, now() + self._timeout)
-        keyless = self._turn(name, shape) if partition is None else partition
-        if keys is None or partition is not None:
-            plan: dict[int, list[int] | None] = {keyless: None}
-        else:
-            plan = dict(divided(checked.columns.keys or (), shape.partitions, self._partitioner, keyless))
+        try:
+            planned = self._planned(name, checked, partition, shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = await self._catalogue.refreshed(name, refusal, now() + self._timeout)
+            planned = self._planned(name, checked, partition, shape)
         parcels: list[Parcel] = []
-        for number, places in plan.items():
-            for portion in portions(checked, places, self._batch_bytes, self._batch_count, shape.message_bytes_max):
-                with self._guard:
-                    await self._shipping.room(now() + self._timeout)  # each: there may be any number
-                    lane = self._lane(name, number, shape)
-                    self._seal(lane)  # what was sent before goes before
-                    parcel = self._begun(asked)
-                    parcel.fill(portion.columns, portion.size)
-                    self._shipping.ship(lane, parcel)
-                self._shipping.flush()
-                parcels.append(parcel)
-                if lane.waiting:
-                    await breathe()
-        if keys is None and partition is None:
-            self._sticky[name] = keyless + 1
+        for number, portion in planned:
+            with self._guard:
+                await self._shipping.room(now() + self._timeout)  # each: there may be any number
+                lane = self._lane(name, number, shape)
+                self._seal(lane)  # what was sent before goes before
+                parcel = self._begun(asked)
+                parcel.fill(portion.columns, portion.size)
+                self._shipping.ship(lane, parcel)
+            self._shipping.flush()
+            parcels.append(parcel)
+            if lane.waiting:
+                await breathe()
+        if planned and keys is None and partition is None:
+            self._sticky[name] = planned[0][0] + 1
         return AsyncSentMany(parcels)
+
+    def _planned(self, name: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
+        """The messages as batches, each with its partition."""
+        keyless = self._turn(name, shape) if partition is None else partition
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, shape.partitions, self._partitioner, keyless))
+        for number in plan:
+            check_partition(name, number, shape)
+        terms = (self._batch_bytes, self._batch_count, shape.message_bytes_max, name)
+        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
 
     async def publish_many(
         self,
@@ -260,24 +280,24 @@ class AsyncProducer(AsyncGathering):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
-        self.hurry()
+        self._send_gathered()
         await self._shipping.drained(self._timeout if timeout is None else timeout)
 
-    def hurry(self) -> None:
+    def _send_gathered(self) -> None:
         """Send what is gathered, and do not wait for the answers."""
         with self._guard:
             for lane in self._shipping.lanes():
                 self._seal(lane)
         self._shipping.flush()
 
-    async def close_since(self, began: float) -> None:
+    async def _close_since(self, began: float) -> None:
         """Close, with the producer's time-out counted from then on."""
         await self.close(max(began + self._timeout - now(), 0.001))
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without waiting for the broker: what it has not acknowledged may have arrived or not."""
         if not self._shipping.closed:
-            self.hurry()
+            self._send_gathered()
             self._shipping.close()
 
     async def close(self, timeout: float | None = None) -> None:

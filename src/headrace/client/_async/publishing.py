@@ -31,7 +31,7 @@ class AsyncPublishing(AsyncRecurring):
         self, line: AsyncLine, catalogue: AsyncCatalogue, timers: Timers, clock: Clock, timeout: float
     ) -> None:
         super().__init__(line, catalogue)
-        self.timers = timers
+        self._timers = timers
         """What calls things later, for all parts of the bus."""
         self.clock = clock
         """The broker's clock, as far as it is known here."""
@@ -174,7 +174,7 @@ class AsyncPublishing(AsyncRecurring):
         producer = AsyncProducer(
             self._line,
             self._catalogue,
-            self.timers,
+            self._timers,
             topic=topic,
             linger=linger,
             batch_bytes=batch_bytes,
@@ -249,7 +249,7 @@ class AsyncPublishing(AsyncRecurring):
             partition=partition,
         )
         name = MessageName(topic, receipt.partition, receipt.offset, receipt.topic_id)
-        return AsyncScheduled(self._line, self.clock, name, 1, owner, self).knows(value, headers)
+        return AsyncScheduled(self._line, self.clock, name, 1, owner, self)._knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> AsyncScheduled:
         """A handle for a message that was scheduled before; nothing is asked yet.
@@ -265,7 +265,7 @@ class AsyncPublishing(AsyncRecurring):
     def _shared_producer(self) -> AsyncProducer:
         if self._own_producer is None:
             self._own_producer = self.producer(linger=0)
-            self._own_producer.bus = None  # the bus has it, and not the other way round
+            self._own_producer._bus = None  # the bus has it, and not the other way round
         return self._own_producer
 
     def _check_open(self) -> None:

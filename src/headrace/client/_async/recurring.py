@@ -48,6 +48,7 @@ class AsyncRecurring(AsyncAdministration):
         *,
         exist_ok: bool = False,
         start: Start = "earliest",
+        create: bool = True,
         **settings: Any,
     ) -> SubscriptionInfo:
         """Make a leased subscription of a topic.
@@ -58,10 +59,13 @@ class AsyncRecurring(AsyncAdministration):
             exist_ok: fine if there is one, whatever its settings are.
             start: which messages: all there are (`earliest`), those to come (`latest`), or those from a datetime or
                 an offset on.
+            create: make the topic as well if there is none and the broker may make topics by itself
+                (`auto_create_topics`).
             settings: any of SubscriptionSettings, such as `discipline="priority"` or `deliveries_max=5`.
         """
         spot = spot_at(start)
-        head = SubscriptionCreate(topic, subscription, _plain(settings), spot.kind, exist_ok=exist_ok)
+        head = SubscriptionCreate(topic, subscription, _plain(settings), spot.kind)
+        head.exist_ok, head.create_topic = exist_ok, create
         if spot.kind == "time":
             head.start_us = spot.value
         else:

@@ -5,22 +5,26 @@ from collections.abc import Sequence
 from headrace.client._async.concurrency import Pending, now
 from headrace.client.outgoing import Parcel
 from headrace.client.results import Receipt, merged, receipt_at
+from headrace.model.describing import described, state_of
 
 
 class AsyncSent(Pending):
     """A message on its way."""
 
-    __slots__ = ("_asked", "parcel", "place")
+    __slots__ = ("_asked", "_parcel", "_place")
 
     def __init__(self, parcel: Parcel, place: int) -> None:
-        self.parcel = parcel
-        self.place = place
+        self._parcel = parcel
+        self._place = place
         self._asked = False
+
+    def __repr__(self) -> str:
+        return described(self, lambda: [_decided([self._parcel])])
 
     @property
     def done(self) -> bool:
         """Whether it is decided."""
-        return self.parcel.outcome.done
+        return self._parcel.outcome.done
 
     async def result(self, timeout: float | None = None) -> Receipt:
         """The receipt, as soon as there is one; raises what went wrong.
@@ -30,10 +34,10 @@ class AsyncSent(Pending):
         """
         if not self._asked:
             self._asked = True
-            self.parcel.observed += 1
-        self.parcel.check_process()
-        receipt: Receipt = await self.parcel.outcome.wait(timeout)
-        return receipt_at(receipt, self.place)
+            self._parcel.observed += 1
+        self._parcel.check_process()
+        receipt: Receipt = await self._parcel.outcome.wait(timeout)
+        return receipt_at(receipt, self._place)
 
 
 class AsyncSentMany(Pending):
@@ -43,6 +47,9 @@ class AsyncSentMany(Pending):
 
     def __init__(self, parcels: Sequence[Parcel]) -> None:
         self._parcels = parcels
+
+    def __repr__(self) -> str:
+        return described(self, lambda: [f"batches={len(self._parcels)}", _decided(self._parcels)])
 
     @property
     def done(self) -> bool:
@@ -64,3 +71,9 @@ class AsyncSentMany(Pending):
         return merged(
             [await parcel.outcome.wait(None if deadline is None else deadline - now()) for parcel in self._parcels]
         )
+
+
+def _decided(parcels: Sequence[Parcel]) -> str:
+    outcomes = [parcel.outcome for parcel in parcels]
+    failed = any(outcome.error is not None for outcome in outcomes)
+    return state_of(failed=failed, acknowledged=all(outcome.done for outcome in outcomes), on_its_way=True)

@@ -14,12 +14,14 @@ from headrace.client._async.line import AsyncLine
 from headrace.client._async.membership import AsyncMembership
 from headrace.client._async.runner import AsyncRunner
 from headrace.client.handlers import Handler
+from headrace.client.identity import member_id
 from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Start, checked_count, checked_seconds, shown, spot_at
 from headrace.client.wishes import check_wish
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
 from headrace.wire.native import Kind
@@ -56,6 +58,7 @@ class AsyncSubscription:
         timeout: float | None,
         session_timeout: float,
         prefetch_bytes: int,
+        create: bool,
     ) -> None:
         self._closed = True  # until all is well
         self._line: AsyncLine | None = None
@@ -77,6 +80,7 @@ class AsyncSubscription:
         self._timeout = timeout
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
+        self._create = create
         self._on_out_of_range = on_out_of_range
         self._on_corrupt = on_corrupt
         self._entered = False
@@ -86,7 +90,7 @@ class AsyncSubscription:
     def _reset(self) -> None:
         self._forks = forking.count
         terms = (self._prefetch_bytes, self._on_out_of_range, self._on_corrupt)
-        self._intake = AsyncIntake(self._bus.timers, *terms)
+        self._intake = AsyncIntake(self._bus._timers, *terms)
         self._guard = self._intake.monitor.guard
         self._line = None
         self._membership: AsyncMembership | None = None
@@ -163,7 +167,8 @@ class AsyncSubscription:
             on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
                 workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
                 the error, and ends the run only by raising.
-            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; in the main thread only.
+            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; a second one ends the process at once. In the
+                main thread only.
         """
         runner = AsyncRunner(
             self._intake, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
@@ -255,7 +260,7 @@ class AsyncSubscription:
         if self._reader is not None and self._reader.gone:
             self._reader, self._messages = None, iter(())
 
-    def positions(self) -> tuple[str, str, list[Place]]:
+    def _positions_handed(self) -> tuple[str, str, list[Place]]:
         """Group, member, and positions of what was handed out: for a transaction that commits them.
 
         Raises MemberFenced when some of it was taken from this member: what was made of that must not be committed.
@@ -276,7 +281,7 @@ class AsyncSubscription:
             raise MemberFenced(f"{where} was taken from this member; what it handed out of it will be delivered again")
         return self.group, self._membership.member, places
 
-    def positions_committed(self, places: Sequence[Place]) -> None:
+    def _positions_committed(self, places: Sequence[Place]) -> None:
         """A transaction has committed these."""
         assert self._membership is not None
         with self._guard:
@@ -296,7 +301,7 @@ class AsyncSubscription:
             async with self._beginning:
                 await self._begin_once()
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: what was begun is the parent's; what was not can be begun here."""
         forks, begun = self._forks, self._line is not None
         if self._reader is not None:
@@ -309,9 +314,9 @@ class AsyncSubscription:
     async def close(self) -> None:
         """End: commit what is processed (with automatic commits), and leave the group."""
         if not self._closed:
-            await self.close_by(now() + (0.0 if self._line is None else self._line.timeout))
+            await self._close_by(now() + (0.0 if self._line is None else self._line.timeout))
 
-    async def close_by(self, deadline: float) -> None:
+    async def _close_by(self, deadline: float) -> None:
         """Close, and wait for the broker until then at most."""
         if self._closed:
             return
@@ -322,18 +327,27 @@ class AsyncSubscription:
                 await self._leave(self._membership, deadline)
         finally:
             self._let_go()
-            self._bus.forget(self)
+            self._bus._forget(self)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End without waiting for the broker."""
         if not self._closed:
             self._closed = True
             self.stop()
             self._let_go()
 
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(" ".join([*self.topics, *self._patterns]))
+        yield "" if self.group is None else f"group={short(self.group)}"
+        yield f"partitions={len(self._intake.readers)}"
+        yield state_of(forked=self._forks != forking.count, closed=self._closed, reading=self._begun, not_begun=True)
+
     def __del__(self) -> None:
-        if not self._closed and self._line is not None:
-            self._bus.timers.aside(self.abandon)  # or the group would wait for a member that reads nothing
+        if not self.__dict__.get("_closed", True) and self._line is not None:
+            self._bus._timers.aside(self._abandon)  # or the group would wait for a member that reads nothing
 
     async def __aenter__(self) -> "AsyncSubscription":
         self._entered = True
@@ -358,7 +372,7 @@ class AsyncSubscription:
         if self._begun:
             return  # another was quicker
         began = now()
-        line = await self._bus.consuming_line()
+        line = await self._bus._consuming_line()
         try:
             self._line = line
             if self.group is None:
@@ -373,7 +387,7 @@ class AsyncSubscription:
 
     async def _begin_alone(self, line: AsyncLine, deadline: float) -> None:
         self._discovery = AsyncDiscovery(
-            line, self._intake, self._bus.timers, self.topics, self._patterns, self._partitions
+            line, self._intake, self._bus._timers, self.topics, self._patterns, self._partitions, self._create
         )
         line.listen(self._intake)
         await self._discovery.begin(self._start, deadline)
@@ -382,8 +396,10 @@ class AsyncSubscription:
         assert not isinstance(self._start, Mapping)
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
-        wish = GroupJoin(group, "", list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
-        membership = self._membership = AsyncMembership(self._intake, self._bus.timers, wish, self._auto_commit)
+        member = member_id(self._bus.name)
+        wish = GroupJoin(group, member, list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
+        wish.missing = "create" if self._create else "refuse"
+        membership = self._membership = AsyncMembership(self._intake, self._bus._timers, wish, self._auto_commit)
         line.ping_every(self._session_s / 3)
         line.listen(membership)
         await membership.joined.wait(max(deadline - now(), 0.001))
@@ -469,7 +485,7 @@ class AsyncSubscription:
             if subscription is not None:
                 subscription._commit_now()
 
-        self._timer = self._bus.timers.later(self._commit_interval, commit)
+        self._timer = self._bus._timers.later(self._commit_interval, commit)
 
     def _commit_now(self) -> None:
         if not self._closed and self._membership is not None:

@@ -25,8 +25,9 @@ _WAIT_ERROR_S = 0.005
 """An answer that comes so much too early comes in time."""
 _LEASE = Kind.LEASE  # every look at a member of an enumeration is a call
 
-_Terms = tuple[int, int, int, bool]
-"""What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, and whether it is extended."""
+_Terms = tuple[int, int, int, bool, bool]
+"""What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, whether it is extended, and whether
+the topic may be created."""
 
 
 class AsyncAsk:
@@ -50,7 +51,7 @@ class AsyncTaking:
 
     def __init__(self, bus: "AsyncBus", settling: AsyncSettling) -> None:
         self._bus = weakref.ref(bus)  # the bus has this one
-        self._timers = bus.timers
+        self._timers = bus._timers
         self._settling = settling
         self._begin()
 
@@ -64,7 +65,15 @@ class AsyncTaking:
         """In a forked child, after the settling: what was asked for is the parent's."""
         self._begin()
 
-    async def take(self, wanted: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
+    async def take(
+        self,
+        wanted: int,
+        lease_ms: int,
+        wait_ms: int,
+        bytes_max: int,
+        extend: bool = False,
+        create_topic: bool = False,
+    ) -> list[Job]:
         """Up to so many messages; none when there are none within the time.
 
         If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
@@ -77,10 +86,10 @@ class AsyncTaking:
         if line is None:
             bus = self._bus()
             assert bus is not None, "whoever asks has the bus"
-            line = self._line = await bus.consuming_line()
+            line = self._line = await bus._consuming_line()
         again_until = began + wait_ms / 1000
         ask = AsyncAsk(wanted, again_until, again_until + line.timeout)
-        self._put((lease_ms, wait_ms, bytes_max, extend), ask)
+        self._put((lease_ms, wait_ms, bytes_max, extend, create_topic), ask)
         try:
             jobs = await ask.outcome.wait()
         except BaseException:
@@ -119,7 +128,7 @@ class AsyncTaking:
 
     def _post(self, terms: _Terms, asks: list[AsyncAsk]) -> None:
         assert self._line is not None
-        lease_ms, wait_ms, bytes_max, _ = terms
+        lease_ms, wait_ms, bytes_max, _, create_topic = terms
         if wait_ms:
             wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
         head = Lease(
@@ -129,6 +138,7 @@ class AsyncTaking:
             bytes_max,
             lease_ms,
             wait_ms,
+            create_topic=create_topic,
         )
         link = self._line.link
         if link is None or link.closed:

@@ -3,17 +3,18 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from headrace.client._sync.bus import Bus, connect
 from headrace.client._sync.concurrency import HandlerExecutor, Monitor, stopped_by_signals
 from headrace.client._sync.handling import Handling
+from headrace.client.addresses import default_address, parse_address, place_of
 from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
-from headrace.model.errors import InvalidArgument, TopicNotFound
-from headrace.model.recurring import Recurrence
+from headrace.model.describing import described, state_of
+from headrace.model.errors import InvalidArgument
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
 
 logger = logging.getLogger("headrace.client")
@@ -28,6 +29,8 @@ class App:
     out again as the subscription's retry settings say, and in the end becomes a dead letter: no message ends the app.
     `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` says when to try again. While
     a handler runs, the lease of its message is extended by itself.
+
+    Handlers make no topics: one whose topic does not exist waits for it, and the app logs that once.
 
     Handlers may be plain functions or coroutine functions. With threads, coroutines run on one event loop in a thread
     of its own; with asyncio, plain functions run in threads. SystemExit, KeyboardInterrupt and other errors that are
@@ -49,6 +52,18 @@ class App:
         self._running = False
         self._stopped = False
         self._fatal: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        bus = self._bus
+        yield repr(bus) if isinstance(bus, Bus) else place_of(parse_address(self._address()))
+        yield f"handlers={len(self._registered)}"
+        yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
+
+    def _address(self) -> Any:
+        return self._bus or default_address()
 
     def on(
         self,
@@ -133,7 +148,8 @@ class App:
     def run(self, *, stop_on_signals: bool = True) -> None:
         """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT comes.
 
-        At the end it finishes what is in hand, and gives back what was not begun.
+        At the end it finishes what is in hand, and gives back what was not begun. A second signal ends the process at
+        once, with exit code 128 + its number; leases of messages in hand then expire.
 
         Parameters:
             stop_on_signals: let SIGTERM and SIGINT stop it; only in a program's main thread do they in any case.
@@ -162,15 +178,15 @@ class App:
         if isinstance(self._bus, Bus):
             self._work(self._bus)
             return
-        with connect(self._bus or None, name=self._name, wait=self._wait) as bus:
+        with connect(self._address(), name=self._name, wait=self._wait) as bus:
             self._work(bus)
 
     def _work(self, bus: Bus) -> None:
         executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
+        missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
             for wanted in self._registered:
-                self._prepare(bus, wanted)
-                handling = Handling(bus, wanted, executor, self._failed)
+                handling = Handling(bus, wanted, executor, self._failed, missing)
                 self._handlings.append(handling)
                 handling.begin()
             with self._monitor.guard:
@@ -181,33 +197,6 @@ class App:
             while self._handlings:
                 self._handlings.pop().close()
             executor.close()
-
-    def _prepare(self, bus: Bus, wanted: Registered) -> None:
-        """Make what a handler needs, if it is not there, and as it was asked for."""
-        if wanted.recurrence is not None:
-            bus.create_topic(wanted.topic, exist_ok=True)
-            there = [info.recurrence for info in bus.crons(wanted.topic)]
-            if not any(_same(recurrence, wanted.recurrence) for recurrence in there):
-                bus.cron_add(
-                    wanted.recurrence.name,
-                    wanted.topic,
-                    wanted.recurrence.when,
-                    zone=wanted.recurrence.zone,
-                    missed=wanted.recurrence.missed,
-                    overlap=wanted.recurrence.overlap,
-                )
-        if wanted.settings or wanted.recurrence is not None:
-            self._set_up(bus, wanted)
-
-    def _set_up(self, bus: Bus, wanted: Registered) -> None:
-        place, settings = (wanted.topic, wanted.subscription), wanted.settings
-        try:
-            info = bus.create_subscription(*place, exist_ok=True, **settings)
-        except TopicNotFound:
-            bus.create_topic(wanted.topic, exist_ok=True)
-            info = bus.create_subscription(*place, exist_ok=True, **settings)
-        if any(info.settings.get(name) != value for name, value in settings.items()):
-            bus.alter_subscription(*place, **settings)
 
     def _register(self, wanted: Registered) -> None:
         if self._running:
@@ -221,10 +210,3 @@ class App:
         self._fatal = self._fatal or error
         logger.error("the app ends: %r", error)
         self.stop()
-
-
-def _same(there: Recurrence, wanted: Recurrence) -> bool:
-    def terms(recurrence: Recurrence) -> tuple[str, ...]:
-        return (recurrence.name, recurrence.when, recurrence.zone, recurrence.missed, recurrence.overlap)
-
-    return terms(there) == terms(wanted)

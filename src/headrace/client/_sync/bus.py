@@ -1,7 +1,7 @@
 """The bus: what a program has of a broker."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
@@ -18,12 +18,14 @@ from headrace.client._sync.queue import Queue
 from headrace.client._sync.settling import Settling
 from headrace.client._sync.subscription import Subscription
 from headrace.client._sync.taking import Taking
-from headrace.client.addresses import Nearby, Target, default_address, parse_address
+from headrace.client.addresses import Nearby, Target, default_address, parse_address, place_of
 from headrace.client.clock import Clock
+from headrace.client.identity import checked_client_name, default_name
 from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
 from headrace.client.times import Start, check_name, checked_seconds, listed
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
@@ -40,10 +42,10 @@ class Bus(Publishing):
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
         self._closed = True  # until all is well
         checked_seconds(timeout, "timeout", 0.001)
-        check_name(name, "this program")
         timers, clock = Timers(), Clock()
         self._target = target
-        self._hello = Hello(client="headrace-python", name=name)
+        self._given_name = checked_client_name(name)
+        self._hello = Hello(client="headrace-python", name=self._given_name or default_name())
         self._memory = receive_memory()
         line = Line(target, self._hello, timeout, timers, self._memory, clock)
         super().__init__(line, Catalogue(line), timers, clock, timeout)
@@ -53,6 +55,11 @@ class Bus(Publishing):
         self._receiving: Kept[Subscription | Jobs] = Kept()
         self._leasing: dict[tuple[str, str], tuple[Settling, Taking]] = {}
         forking.register(self)
+
+    @property
+    def name(self) -> str:
+        """What the broker calls this client in its lists and logs; made of host and process if none was given."""
+        return self._hello.name
 
     # Receiving.
 
@@ -72,8 +79,11 @@ class Bus(Publishing):
         timeout: float | None = None,
         session_timeout: float = 10.0,
         prefetch_bytes: int = 8 << 20,
+        create: bool = False,
     ) -> Subscription:
         """Receive messages; begins when it is iterated, or entered with `with`.
+
+        A topic that does not exist then raises TopicNotFound, which names those that may have been meant.
 
         With a group, its members share the partitions, and the group's positions are kept by the broker. Without
         one, this subscription reads by itself from `start`, and nothing is kept.
@@ -103,6 +113,7 @@ class Bus(Publishing):
             session_timeout: after so many seconds out of touch a member's partitions go to others.
             prefetch_bytes: how much is received ahead of what is being processed, for all partitions together, but
                 64 KiB for each at least.
+            create: make topics that do not exist, if the broker may make topics by itself (`auto_create_topics`).
         """
         self._check_open()
         subscription = Subscription(
@@ -121,23 +132,31 @@ class Bus(Publishing):
             timeout=timeout,
             session_timeout=session_timeout,
             prefetch_bytes=prefetch_bytes,
+            create=create,
         )
-        self.keep(subscription)
+        self._keep(subscription)
         return subscription
 
     def queue(
-        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, deserializer: str | Deserializer | None = None
+        self,
+        topic: str,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        *,
+        deserializer: str | Deserializer | None = None,
+        create: bool = False,
     ) -> Queue:
         """A leased subscription of a topic, from which messages are taken one by one; nothing is asked yet.
 
         Parameters:
-            topic: whose messages.
+            topic: whose messages. If it does not exist, what is asked of the queue raises TopicNotFound.
             subscription: which; made with the first lease if there is none of that name, with all messages.
             deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
+            create: make the topic with the first lease if it does not exist and the broker may make topics by itself
+                (`auto_create_topics`).
         """
         self._check_open()
-        settling, taking = self.leasing(topic, subscription)
-        return Queue(self, self._line, settling, taking, deserializer)
+        settling, taking = self._shared_leasing(topic, subscription)
+        return Queue(self, self._line, settling, taking, deserializer, create)
 
     def lease(
         self,
@@ -148,6 +167,7 @@ class Bus(Publishing):
         lease: float | timedelta | None = None,
         wait: float | timedelta = 0.0,
         deserializer: str | Deserializer | None = None,
+        create: bool = False,
     ) -> LeasedBlock:
         """Messages for the time of a block: `with bus.lease("jobs", max=10) as jobs:`.
 
@@ -163,12 +183,14 @@ class Bus(Publishing):
             lease: for how many seconds; by default as the subscription's settings say. It is extended by itself.
             wait: how many seconds to wait when there is none.
             deserializer: as for `queue`.
+            create: as for `queue`.
         """
-        return self.queue(topic, subscription, deserializer=deserializer).leased(max, lease=lease, wait=wait)
+        queue = self.queue(topic, subscription, deserializer=deserializer, create=create)
+        return queue.leased(max, lease=lease, wait=wait)
 
     # The bus itself.
 
-    def connect(self, wait: float = 0.0) -> None:
+    def _connect(self, wait: float = 0.0) -> None:
         """Make the first connection; `headrace.connect` has done it."""
         try:
             checked_seconds(wait, "wait")
@@ -177,39 +199,40 @@ class Bus(Publishing):
             self.close()
             raise
 
-    def consuming_line(self) -> Line:
+    def _consuming_line(self) -> Line:
         """The connection for deliveries, made now if there is none."""
         deadline = now() + self._timeout
         with self._consuming_lock:
             self._check_open()
             self._line.check_open()
             if self._consuming is None:
-                line = Line(self._target, self._hello, self._timeout, self.timers, self._memory, self.clock)
+                line = Line(self._target, self._hello, self._timeout, self._timers, self._memory, self.clock)
                 line.connect(deadline - now())  # the broker may just be starting again
                 self._consuming = line
             return self._consuming
 
-    def leasing(self, topic: str, subscription: str) -> tuple[Settling, Taking]:
+    def _shared_leasing(self, topic: str, subscription: str) -> tuple[Settling, Taking]:
         """What all users of a leased subscription share."""
         check_name(topic, "a topic")
         check_name(subscription, "a subscription")
         shared = self._leasing.get((topic, subscription))
         if shared is None:
-            settling = Settling(self._line, self.timers, self.clock, topic, subscription)
+            settling = Settling(self._line, self._timers, self.clock, topic, subscription)
             shared = self._leasing.setdefault((topic, subscription), (settling, Taking(self, settling)))
         return shared
 
-    def keep(self, part: Subscription | Jobs) -> None:
+    def _keep(self, part: Subscription | Jobs) -> None:
         """Close this one with the bus."""
         self._receiving.add(part)
 
-    def forget(self, part: Subscription | Jobs) -> None:
+    def _forget(self, part: Subscription | Jobs) -> None:
         """This one is closed."""
         self._receiving.discard(part)
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: begin anew, and leave to the parent what is under way."""
-        self.timers.disown()
+        self._hello.name = self._given_name or default_name()
+        self._timers.disown()
         self.clock.in_use = False
         self._line.disown()
         self._catalogue.disown()
@@ -217,9 +240,9 @@ class Bus(Publishing):
             self._consuming.disown()
         self._consuming, self._consuming_lock = None, Lock()
         for part in self._receiving.alive():
-            part.disown()
+            part._disown()
         for producer in self._producers.alive():
-            producer.disown()
+            producer._disown()
         for settling, taking in self._leasing.values():
             settling.disown()
             taking.disown()
@@ -246,7 +269,7 @@ class Bus(Publishing):
         try:
             for line in lines:
                 line.close()
-            self.timers.close()
+            self._timers.close()
         finally:
             if self._on_close is not None:
                 run_blocking(self._on_close)
@@ -255,15 +278,15 @@ class Bus(Publishing):
         """Let all parts finish, at the same time; returns what the first has failed with."""
         failed: HeadraceError | None = None
         for producer in self._producers.alive():
-            producer.hurry()
+            producer._send_gathered()
         for part in self._receiving.alive():
             try:
-                part.close_by(began + self._timeout)
+                part._close_by(began + self._timeout)
             except HeadraceError as error:
                 failed = failed or error
         for producer in self._producers.alive():
             try:
-                producer.close_since(began)
+                producer._close_since(began)
             except HeadraceError as error:
                 failed = failed or error
         for settling, _ in self._leasing.values():
@@ -272,7 +295,7 @@ class Bus(Publishing):
 
     def _abandon_parts(self) -> None:
         for part in [*self._receiving.alive(), *self._producers.alive()]:
-            part.abandon()
+            part._abandon()
         for settling, _ in self._leasing.values():
             settling.close()
 
@@ -282,14 +305,22 @@ class Bus(Publishing):
         for line in (self._consuming, self._line):
             if line is not None:
                 line.end()
-        self.timers.close()
+        self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield place_of(self._target)
+        yield f"name={short(self._hello.name)}"
+        yield state_of(closed=self._closed, connected=self._line.connected, not_connected=True)
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
             self._closed = True
-            self.timers.aside(self._abandon)
+            self._timers.aside(self._abandon)
             warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> "Bus":
@@ -307,17 +338,17 @@ def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0
     Parameters:
         address: `headrace://host:port`, or `headrace+unix:///path/to/socket`; by default $HEADRACE_URL, or else
             `headrace://127.0.0.1:7390`.
-        name: what this program calls itself in the broker's lists and logs.
+        name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
     """
     bus = Bus(parse_address(default_address() if address is None else address), name, timeout, None)
-    bus.connect(wait)
+    bus._connect(wait)
     return bus
 
 
 def attach(broker: Nearby, close: Callable[[], None], *, name: str = "", timeout: float = 30.0) -> Bus:
     """Connect to a broker in this process, which is closed with the bus."""
     bus = Bus(broker, name, timeout, close)
-    bus.connect()
+    bus._connect()
     return bus

@@ -51,6 +51,14 @@ class Catalogue:
                     shape = self.learn(topic, info)
         return shape
 
+    def refreshed(self, topic: str, refusal: HeadraceError, deadline: float) -> Shape:
+        """Ask anew, because by what is known something must be refused; if the broker does not say, it is refused."""
+        self.forget(topic)
+        try:
+            return self.get(topic, deadline)
+        except HeadraceError as error:
+            raise refusal from error
+
     def learn(self, topic: str, info: TopicInfo) -> Shape:
         """Somebody was told this about a topic."""
         shape = shape_of(info)

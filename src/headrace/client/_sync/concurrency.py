@@ -15,6 +15,7 @@ from sys import is_finalizing
 from typing import Any, Generic, TypeVar
 
 from headrace.client.handlers import Handler, check_returned
+from headrace.client.stop_signals import STOP_SIGNALS, StopSignalHandler
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -231,7 +232,11 @@ class Task:
         """Wait for its end; returns whether it came in time."""
         if self._thread is threading.current_thread():
             return False
-        self._thread.join(timeout)
+        if timeout is None and threading.current_thread() is threading.main_thread():
+            while self._thread.is_alive():
+                self._thread.join(_SIGNALS_S)
+        else:
+            self._thread.join(timeout)
         return not self._thread.is_alive()
 
 
@@ -336,11 +341,11 @@ def survives(error: BaseException) -> bool:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT call this, for as long as the block lasts; only in the main thread."""
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in signals}
+    """Let SIGTERM and SIGINT call this while the block lasts, and the second end the process; main thread only."""
+    handler = StopSignalHandler(stop)
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

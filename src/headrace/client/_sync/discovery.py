@@ -30,6 +30,7 @@ class Discovery:
         topics: Sequence[str],
         patterns: Sequence[str],
         partitions: Sequence[int] | None,
+        create: bool = False,
     ) -> None:
         self._line = line
         self._intake = intake
@@ -37,6 +38,7 @@ class Discovery:
         self._topics = topics
         self._patterns = patterns
         self._partitions = partitions
+        self._create = create
         self._pending: set[tuple[str, int]] = set()
         """Partitions of which it is being asked where they begin."""
         self._timer: Timer | None = None
@@ -45,7 +47,7 @@ class Discovery:
     def begin(self, start: Start | Mapping[int, int], deadline: float) -> None:
         """Find what there is, and begin to read it."""
         for topic in self._topics:
-            head = TopicDescribe(topic, create=True)
+            head = TopicDescribe(topic, create=self._create)
             info, _ = self._line.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
             self._begin_topic(info, start, deadline, optional=False)
         for pattern in self._patterns:

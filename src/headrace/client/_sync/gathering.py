@@ -13,10 +13,10 @@ from headrace.client.outgoing import AfterAck, BeforePublish, Outgoing, Parcel, 
 from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
-from headrace.client.shapes import Shape, codec_of, durability_of
+from headrace.client.shapes import Shape, check_partition, codec_of, durability_of
 from headrace.client.times import checked_count, checked_seconds, shown
 from headrace.model.durability import Durability
-from headrace.model.errors import InvalidArgument, PartitionNotFound
+from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
 from headrace.model.partitioning import by_key
 
@@ -56,7 +56,7 @@ class Gathering:
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic
-        self.bus = bus
+        self._bus = bus
         """What must live as long as the producer does."""
         self._catalogue = catalogue
         self._timers = timers
@@ -89,7 +89,7 @@ class Gathering:
         """And do not wait for others."""
         self._begin()
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: what is gathered is the parent's to deliver."""
         self._shipping.disown()
         self._begin()
@@ -117,7 +117,7 @@ class Gathering:
             if hooked is None:
                 return self._dropped(message, callback)
             message = hooked
-        value, topic, number = message.value, message.topic, message.partition
+        value, topic = message.value, message.topic
         if type(value) is not bytes or self._serializer is not to_bytes:
             value = serialized(self._serializer, value)
         shape, deadline = self._catalogue.known(topic), None
@@ -126,6 +126,26 @@ class Gathering:
             shape = self._catalogue.get(topic, deadline)
         if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
             raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
+        try:
+            return self._place(message, value, shape, callback, durability, expected_offset, urgent, deadline)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            deadline = deadline or now() + self._timeout
+            shape = self._catalogue.refreshed(topic, refusal, deadline)
+            return self._place(message, value, shape, callback, durability, expected_offset, urgent, deadline)
+
+    def _place(
+        self,
+        message: Outgoing,
+        value: bytes | None,
+        shape: Shape,
+        callback: WhenSent | None,
+        durability: int,
+        expected_offset: int | None,
+        urgent: bool,
+        deadline: float | None,
+    ) -> tuple[Parcel, int]:
+        """Put a message that is ready into the batch of its partition; returns the batch and its place in it."""
+        topic, number = message.topic, message.partition
         if number is None:
             if expected_offset is not None and shape.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
@@ -273,8 +293,7 @@ class Gathering:
         return self._sticky.get(topic, self._first_turn) % shape.partitions
 
     def _lane(self, topic: str, partition: int, shape: Shape) -> Lane:
-        if type(partition) is not int or not 0 <= partition < shape.partitions:
-            raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(partition)}")
+        check_partition(topic, partition, shape)
         lane = self._shipping.lane(topic, partition)
         lane.shape = shape
         lane.codec = shape.codec if self._codec is None else self._codec

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.client._sync.concurrency import HandlerExecutor, Task, spawn, survives
+from headrace.client._sync.handler_setup import set_up
 from headrace.client._sync.prefetch import Prefetch
 from headrace.client._sync.settling import Said
 from headrace.client.appetite import Appetite
@@ -14,7 +15,7 @@ from headrace.client.selecting import span_ms
 from headrace.client.times import microseconds
 from headrace.client.unpacking import Unpacking, told
 from headrace.client.verdicts import Reject, Retry
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
 from headrace.model.leasing import Reject as RejectWords
 from headrace.model.leasing import Release, cut_reason
 from headrace.wire.native import Kind
@@ -37,23 +38,37 @@ class Handling:
         wanted: Registered,
         executor: HandlerExecutor,
         on_fatal: Callable[[BaseException], None],
+        missing: set[str],
     ) -> None:
+        self._bus = bus
+        self._missing = missing
         self._wanted = wanted
         self._executor = executor
         self._on_fatal = on_fatal
-        self._settling, _ = bus.leasing(wanted.topic, wanted.subscription)
+        self._settling, _ = bus._shared_leasing(wanted.topic, wanted.subscription)
         self._unpacking = Unpacking(wanted.deserializer)
         least, most = wanted.concurrency, _AHEAD_MAX
         if wanted.prefetch is not None:
             least = most = wanted.prefetch
         self._prefetch = Prefetch(
-            bus, self._settling, appetite=Appetite(least, most), lease_ms=wanted.lease_ms, enduring=True
+            bus,
+            self._settling,
+            appetite=Appetite(least, most),
+            lease_ms=wanted.lease_ms,
+            create=False,
+            recover=self._recover,
         )
         self._said = Said()
         self._workers: list[Task] = []
 
     def begin(self) -> None:
-        """Let the workers begin."""
+        """Set up what the handler needs and start its workers; they wait for a topic that does not exist."""
+        try:
+            set_up(self._bus, self._wanted)
+        except TopicNotFound as error:
+            self._report_missing(error)
+        except TopicFailed as error:  # others are handled meanwhile
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", self._wanted.topic, error)
         self._prefetch.begin()
         for number in range(self._wanted.concurrency):
             self._workers.append(spawn(f"{self._wanted.topic}-{number}", self._work))
@@ -70,6 +85,28 @@ class Handling:
             worker.join()
         self._prefetch.close()
         self._said.answered(self._settling.timeout)
+
+    def _recover(self, error: HeadraceError) -> None:
+        """Set up the handler anew after a refused lease, as its topic may have been deleted, made again or mended."""
+        topic = self._wanted.topic
+        try:
+            set_up(self._bus, self._wanted)
+        except TopicNotFound as missing:
+            self._report_missing(missing)
+        except HeadraceError as failure:
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", topic, failure)
+        else:
+            if not isinstance(error, TopicNotFound | SubscriptionNotFound):
+                logger.warning("lease refused; retrying  topic=%s error=%s", topic, error)
+            elif topic in self._missing:
+                self._missing.discard(topic)
+                logger.info("topic exists; handler starts  topic=%s", topic)
+
+    def _report_missing(self, error: TopicNotFound) -> None:
+        """Log, once for each time that the topic is missing, that the handler waits for it."""
+        if self._wanted.topic not in self._missing:
+            self._missing.add(self._wanted.topic)
+            logger.warning("handler waits for its topic: %s  topic=%s", error, self._wanted.topic)
 
     def _work(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from headrace.client._sync.settling import Said, Settling
 from headrace.client.appetite import Appetite
 from headrace.client.jobs import Job, holdings_of
 from headrace.client.unpacking import Unpacking, told
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed
 from headrace.model.leasing import Release, cut_reason
 from headrace.wire.native import Kind
@@ -37,6 +38,7 @@ class Jobs:
         lease_ms: int,
         auto: bool,
         timeout: float | None,
+        create: bool = False,
     ) -> None:
         wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
         self._bus = bus
@@ -44,7 +46,9 @@ class Jobs:
         self._unpacking = unpacking
         self._auto = auto
         self._timeout = timeout
-        self._prefetch = Prefetch(bus, settling, appetite=Appetite(prefetch), lease_ms=lease_ms, wait_s=wait_s)
+        self._prefetch = Prefetch(
+            bus, settling, appetite=Appetite(prefetch), lease_ms=lease_ms, wait_s=wait_s, create_topic=create
+        )
         self._said = Said()
         self._current: Job | None = None
         self._begun = False
@@ -67,28 +71,35 @@ class Jobs:
 
     def close(self) -> None:
         """End: give back what was not handed over, and the last message if nothing has been said about it."""
-        self.close_by(now() + self._settling.timeout)
+        self._close_by(now() + self._settling.timeout)
 
-    def close_by(self, deadline: float) -> None:
+    def _close_by(self, deadline: float) -> None:
         """Close, and wait for the broker until then at most."""
         if self._closed:
             return
         self._closed = True
-        self._bus.forget(self)
+        self._bus._forget(self)
         self._give_back_current("")
         self._prefetch.close(deadline)
         self._said.answered(deadline - now())
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Do the same without waiting for the broker."""
         if not self._closed:
             self._closed = True
             self._give_back_current("")
             self._prefetch.abandon()
 
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self._settling.topic} subscription={short(self._settling.subscription)}"
+        yield state_of(forked=self._forks != forking.count, closed=self._closed, leasing=self._begun, not_begun=True)
+
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True) and self._begun:
-            self._bus.timers.aside(self.abandon)
+            self._bus._timers.aside(self._abandon)
 
     def __enter__(self) -> "Jobs":
         self._entered = True
@@ -122,7 +133,7 @@ class Jobs:
             self._give_back(job, opened)
         return None
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: what was begun is the parent's; what was not can be begun here."""
         self._current = None
         self._said = Said()

@@ -1,7 +1,7 @@
 """Messages that are leased for as long as a block lasts."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +9,7 @@ from headrace.client import forking
 from headrace.client._sync.settling import Settling
 from headrace.client.jobs import Job, refusals_error
 from headrace.client.unpacking import told
+from headrace.model.describing import described, short
 from headrace.model.errors import HeadraceError
 
 logger = logging.getLogger("headrace.client")
@@ -35,6 +36,12 @@ class LeasedBlock:
         self._release = release
         self._jobs: list[Job] = []
         self._forks = forking.count
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self._settling.topic} subscription={short(self._settling.subscription)} messages={len(self._jobs)}"
 
     def __enter__(self) -> list[Job]:
         self._forks = forking.count

@@ -130,6 +130,11 @@ class Line:
         if self._closed:
             raise Closed("the bus is closed")
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now, as far as is known."""
+        return self.link is not None and not self.link.closed
+
     def disown(self) -> None:
         """In a forked child: leave the connection to the parent; the first request makes another."""
         self.link = None

@@ -140,7 +140,7 @@ class Link(Exchange):
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: close its copies of the descriptors; that says nothing to the broker."""
         self._disowned = True
         was_closed, self.closed = self.closed, True

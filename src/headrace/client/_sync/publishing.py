@@ -29,7 +29,7 @@ class Publishing(Recurring):
 
     def __init__(self, line: Line, catalogue: Catalogue, timers: Timers, clock: Clock, timeout: float) -> None:
         super().__init__(line, catalogue)
-        self.timers = timers
+        self._timers = timers
         """What calls things later, for all parts of the bus."""
         self.clock = clock
         """The broker's clock, as far as it is known here."""
@@ -172,7 +172,7 @@ class Publishing(Recurring):
         producer = Producer(
             self._line,
             self._catalogue,
-            self.timers,
+            self._timers,
             topic=topic,
             linger=linger,
             batch_bytes=batch_bytes,
@@ -247,7 +247,7 @@ class Publishing(Recurring):
             partition=partition,
         )
         name = MessageName(topic, receipt.partition, receipt.offset, receipt.topic_id)
-        return Scheduled(self._line, self.clock, name, 1, owner, self).knows(value, headers)
+        return Scheduled(self._line, self.clock, name, 1, owner, self)._knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> Scheduled:
         """A handle for a message that was scheduled before; nothing is asked yet.
@@ -263,7 +263,7 @@ class Publishing(Recurring):
     def _shared_producer(self) -> Producer:
         if self._own_producer is None:
             self._own_producer = self.producer(linger=0)
-            self._own_producer.bus = None  # the bus has it, and not the other way round
+            self._own_producer._bus = None  # the bus has it, and not the other way round
         return self._own_producer
 
     def _check_open(self) -> None:

@@ -16,6 +16,7 @@ from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
 from headrace.client.unpacking import Unpacking
+from headrace.model.describing import described, short
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.wire.native import Kind
@@ -39,12 +40,17 @@ class Queue(Pending):
         settling: Settling,
         taking: Taking,
         deserializer: str | Deserializer | None,
+        create: bool = False,
     ) -> None:
         super().__init__(line, settling.topic, settling.subscription)
         self._bus = bus
         self._settling = settling
         self._taking = taking
         self._unpacking = Unpacking(deserializer_of(deserializer))
+        self._create = create
+
+    def __repr__(self) -> str:
+        return described(self, lambda: [self.topic, f"subscription={short(self.subscription)}"])
 
     def lease(
         self,
@@ -122,8 +128,9 @@ class Queue(Pending):
             lease_ms=span_ms(lease, "lease"),
             auto=ack == "auto",
             timeout=timeout,
+            create=self._create,
         )
-        self._bus.keep(jobs)
+        self._bus._keep(jobs)
         return jobs
 
     @overload
@@ -243,7 +250,7 @@ class Queue(Pending):
         return self._say(Kind.REJECT, heads, jobs)
 
     def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
-        jobs = self._taking.take(max, lease_ms, wait_ms, bytes_max, extend)
+        jobs = self._taking.take(max, lease_ms, wait_ms, bytes_max, extend, self._create)
         now_us = self._settling.clock.now_us()
         for job in jobs:
             if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is

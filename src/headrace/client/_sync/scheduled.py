@@ -11,6 +11,7 @@ from headrace.client.outgoing import GivenHeaders
 from headrace.client.scheduling import MessageName, edit_error, moment_of
 from headrace.client.selecting import UNCHANGED, edition
 from headrace.client.times import Moment
+from headrace.model.describing import described
 from headrace.model.errors import MessageGone
 from headrace.model.leasing import Edit, Find, MessageId, Outcome, Selection, SubscriptionList
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
@@ -48,9 +49,9 @@ class Scheduled:
         """Value and headers in that version, if they are known."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} version {self.version}>"
+        return described(self, lambda: [self.id, "" if self.version is None else f"version={self.version}"])
 
-    def knows(self, value: bytes | None, headers: GivenHeaders | None) -> "Scheduled":
+    def _knows(self, value: bytes | None, headers: GivenHeaders | None) -> "Scheduled":
         """The same handle, which need not ask for what the message says."""
         self._content = (value, headers)
         return self

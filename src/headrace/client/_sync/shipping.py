@@ -91,6 +91,11 @@ class Shipping:
         return list(self.lane_at.values())
 
     @property
+    def buffered_bytes(self) -> int:
+        """How much waits for the broker's acknowledgement."""
+        return self._buffered
+
+    @property
     def open(self) -> bool:
         """Whether there is room for more, without waiting."""
         return self._buffered < self._buffer_bytes and not self.closed

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +15,12 @@ from headrace.client._sync.subscription import Subscription
 from headrace.client.exchange import Bytes
 from headrace.client.outgoing import GivenHeaders, Outgoing, Parcel, checked_key
 from headrace.client.partitioning import divided
-from headrace.client.portions import Given, portions
+from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.serialising import to_bytes
-from headrace.client.shapes import Shape
+from headrace.client.shapes import Shape, check_partition
 from headrace.client.times import Moment, listed, shown
 from headrace.model.batch import NO_PRODUCER, Batch
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
     Busy,
     Closed,
@@ -27,6 +28,7 @@ from headrace.model.errors import (
     Draining,
     HeadraceError,
     InvalidArgument,
+    MessageTooLarge,
     PartitionNotFound,
 )
 from headrace.model.partitioning import by_key
@@ -103,6 +105,21 @@ class Transaction:
         self._subscription: Subscription | None = None
         self._positions: tuple[str, str, list[Place]] = ("", "", [])
 
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(self.name)
+        yield "" if self.sequence is None else f"sequence={self.sequence}"
+        yield state_of(
+            forked=self._forks != forking.count,
+            already_committed=self.already_committed,
+            committed=self.outcome is not None,
+            aborted=self._ended,
+            open=self._begun is not None,
+            not_begun=True,
+        )
+
     @property
     def already_committed(self) -> bool:
         """Whether a transaction of this name and sequence was committed before: there is nothing to do."""
@@ -137,12 +154,11 @@ class Transaction:
         message = Outgoing(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        number = self._partition(shape, partition, message.key)
-        _check_partition(topic, number, shape)
-        parcel = self._gathering.get((topic, number))
-        if parcel is None:
-            parcel = self._gathering[topic, number] = _parcel()
-        parcel.add(message, to_bytes(value), shape.message_bytes_max)
+        try:
+            number, parcel = self._put(message, to_bytes(value), shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)
+            number, parcel = self._put(message, to_bytes(value), shape)
         if parcel.bytes >= _BATCH_BYTES or len(parcel.values) >= _BATCH_COUNT:
             self._stage(topic, number, shape, deadline)
 
@@ -174,18 +190,17 @@ class Transaction:
         checked = given.checked(to_bytes)
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        keyless = self._partition(shape, partition, None)
-        plan: dict[int, list[int] | None] = {keyless: None}
-        if checked.columns.keys is not None and partition is None:
-            plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
-        for number, places in plan.items():
-            _check_partition(topic, number, shape)
+        try:
+            planned = self._planned(topic, checked, partition, shape)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)
+            planned = self._planned(topic, checked, partition, shape)
+        for number, portion in planned:
             self._stage(topic, number, shape, deadline)  # what was published before goes before
-            for portion in portions(checked, places, _BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max):
-                parcel = self._gathering[topic, number] = _parcel()
-                parcel.fill(portion.columns, portion.size)
-                deadline = now() + self._line.timeout  # each: there may be any number
-                self._stage(topic, number, shape, deadline)
+            parcel = self._gathering[topic, number] = _parcel()
+            parcel.fill(portion.columns, portion.size)
+            deadline = now() + self._line.timeout  # each: there may be any number
+            self._stage(topic, number, shape, deadline)
         self._turn += 1
 
     def commit_positions(self, subscription: Subscription) -> None:
@@ -193,10 +208,10 @@ class Transaction:
 
         The subscription needs a group, and `commit="manual"`: it must not commit by itself.
         """
-        if not hasattr(subscription, "positions"):
+        if not hasattr(subscription, "_positions_handed"):
             raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
         if not self._nothing_to_do():
-            self._positions = subscription.positions()
+            self._positions = subscription._positions_handed()
             self._subscription = subscription
 
     def begin(self) -> None:
@@ -228,10 +243,11 @@ class Transaction:
             return
         deadline = now() + self._line.timeout
         shape = self._catalogue.get(topic, deadline)
-        if type(partition) is not int or not 0 <= partition < shape.partitions:
-            self._catalogue.forget(topic)  # it may have more by now
-            shape = self._catalogue.get(topic, deadline)
-            _check_partition(topic, partition, shape)
+        try:
+            check_partition(topic, partition, shape)
+        except PartitionNotFound as refusal:
+            shape = self._catalogue.refreshed(topic, refusal, deadline)  # it may have more by now
+            check_partition(topic, partition, shape)
         self._stage(topic, partition, shape, deadline)  # what was published before goes before
         self._send(topic, partition, batch.data, deadline)
 
@@ -258,7 +274,7 @@ class Transaction:
         self.outcome, _ = self._line.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
-            self._subscription.positions_committed(places)
+            self._subscription._positions_committed(places)
 
     def abort(self) -> None:
         """Forget all of it; an exception in the `with` block does it."""
@@ -322,6 +338,26 @@ class Transaction:
             return given
         return self._turn % shape.partitions if key is None else by_key(key, shape.partitions)
 
+    def _put(self, message: Outgoing, value: bytes | None, shape: Shape) -> tuple[int, Parcel]:
+        """Put a message into the batch of its partition; returns both."""
+        number = self._partition(shape, message.partition, message.key)
+        check_partition(message.topic, number, shape)
+        parcel = self._gathering.get((message.topic, number)) or _parcel()
+        parcel.add(message, value, shape.message_bytes_max)
+        self._gathering[message.topic, number] = parcel
+        return number, parcel
+
+    def _planned(self, topic: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
+        """The messages as batches, each with its partition."""
+        keyless = self._partition(shape, partition, None)
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, shape.partitions, by_key, keyless))
+        for number in plan:
+            check_partition(topic, number, shape)
+        terms = (_BATCH_BYTES, _BATCH_COUNT, shape.message_bytes_max, topic)
+        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
+
     def _stage(self, topic: str, number: int, shape: Shape, deadline: float) -> None:
         """Send what was gathered for a partition."""
         parcel = self._gathering.pop((topic, number), None)
@@ -357,8 +393,3 @@ class Transaction:
 def _parcel() -> Parcel:
     outcome: Outcome[None] = Outcome()
     return Parcel(outcome, now())
-
-
-def _check_partition(topic: str, number: int, shape: Shape) -> None:
-    if type(number) is not int or not 0 <= number < shape.partitions:
-        raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {shown(number)}")
