@@ -4,17 +4,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from headrace.broker import crons, syncing
+from headrace.broker import compacted, crons, syncing
 from headrace.broker.crons import Crons
 from headrace.broker.syncing import Syncing
+from headrace.engines.api import LeasedIndex
+from headrace.engines.last_offsets import LastOffsets
+from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError, LogFailed
-from headrace.model.leasing import SubscriptionCreate
+from headrace.model.leasing import SubscriptionCreate, SubscriptionDescribe
 from headrace.model.recurring import CRON_HEADER, CronList, CronSet, Recurrence
+from headrace.model.requests import Publish, TopicCreate
+from headrace.storage import worker
+from headrace.storage.worker import Pace
 from headrace.testing.workbench import START_US, Workbench
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
@@ -221,3 +228,95 @@ def test_one_who_fails_does_not_keep_the_others_from_being_told() -> None:
     bench.run()
     assert told == [*range(40)]
     assert waiting.idle
+
+
+# Compaction.
+
+
+def keyed(bench: Workbench, keys: list[bytes]) -> None:
+    bench.ask(Publish("states", 0), bench.batch([b"x"] * len(keys), keys=keys).data)
+
+
+def compact(bench: Workbench) -> None:
+    topic = bench.broker._topics.get("states")
+    lane = bench.broker._topics.lane(topic, 0)
+    bench.broker._upkeep._compact(topic, lane, lane.partition.compact_by_key)
+
+
+def test_no_dictionary_of_a_compaction_becomes_large() -> None:
+    last = LastOffsets()
+    for first in range(0, 50_000, 5000):
+        batch = encode(Columns([b"x"] * 5000, keys=[b"%d" % key for key in range(first, first + 5000)]), 0)
+        batch.place(first, 0, 0)
+        last.note(batch)
+    sizes = [len(shard) for shard in last._shards]
+    assert sum(sizes) == 50_000
+    assert max(sizes) < 50_000 / 50
+    last.clear(Pace())
+    assert not any(last._shards)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_message_of_each_key_is_kept_and_those_without_a_key(seed: int) -> None:
+    random = Random(seed)
+    last, batches, offset = LastOffsets(), [], 0
+    for _ in range(20):
+        count = random.randint(1, 30)
+        keys = [random.choice([None, b"%d" % random.randint(0, 40)]) for _ in range(count)]
+        places = sorted(random.sample(range(50), count))
+        made = Columns([b"x"] * count, keys=random.choice([None, keys, keys, keys]), places=places)
+        batch = encode(made, 0, span=50)
+        batch.place(offset, 0, 0)
+        batches.append(batch)
+        offset = batch.next_offset
+    for batch in batches:
+        last.note(batch)
+    messages = [message for batch in batches for message in batch.messages()]
+    wanted = {message.key: message.offset for message in messages}
+    for batch in batches:
+        kept = last.kept(batch)
+        expected = [
+            index for index, one in enumerate(batch.messages()) if one.key is None or wanted[one.key] == one.offset
+        ]
+        assert (list(range(batch.count)) if kept is None else kept) == expected
+
+
+def test_a_compaction_lets_other_threads_run_after_each_portion(data: str) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("states", {"segment_bytes": 64 << 10}))
+    for number in range(20):
+        keyed(bench, [b"%d" % key for key in range(number * 1000, number * 1000 + 2000)])
+    with patch.object(worker.time, "sleep") as sleep:
+        compact(bench)
+    assert sleep.call_count >= 2 * 19  # the keys of each batch are noted, and all sealed segments are copied
+
+
+def test_subscriptions_forget_what_was_compacted_in_portions(data: str) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("states", {"segment_bytes": 64 << 10}))
+    bench.ask(SubscriptionCreate("states"))
+    for _ in range(10):
+        keyed(bench, [b"%d" % key for key in range(4000)])
+    keyed(bench, [b"another"])
+    with counted(LeasedIndex, "forget_missing") as calls:
+        compact(bench)
+        while bench.step():
+            assert sum(len(offsets) for (offsets,) in calls) <= compacted._OFFSETS_AT_ONCE
+            calls.clear()
+    left = sum(batch.count for batch in bench.batches("states"))
+    assert left < 3 * 4000
+    assert bench.ask(SubscriptionDescribe("states")).ready == left
+
+
+def test_what_every_subscription_has_settled_is_not_looked_at_after_a_compaction(data: str) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("states", {"segment_bytes": 64 << 10}))
+    for _ in range(10):
+        keyed(bench, [b"%d" % key for key in range(4000)])
+    bench.ask(SubscriptionCreate("states", start="latest"))
+    keyed(bench, [b"another"])
+    with counted(LeasedIndex, "forget_missing") as calls:
+        compact(bench)
+        bench.run()
+    assert calls == []
+    assert bench.ask(SubscriptionDescribe("states")).ready == 1
