@@ -1,8 +1,10 @@
 """Work of any size is done in portions: the broker serves others in between. What counts here is work, not time."""
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +17,7 @@ from headrace.broker.crons import Crons
 from headrace.broker.syncing import Syncing
 from headrace.engines.api import LeasedIndex
 from headrace.engines.last_offsets import LastOffsets
+from headrace.gateways.turns import Turns
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError, LogFailed
 from headrace.model.leasing import SubscriptionCreate, SubscriptionDescribe
@@ -228,6 +231,34 @@ def test_one_who_fails_does_not_keep_the_others_from_being_told() -> None:
     bench.run()
     assert told == [*range(40)]
     assert waiting.idle
+
+
+# The event loop.
+
+
+def test_others_have_their_turn_between_two_rounds_of_callbacks_that_take_long() -> None:
+    done: list[str] = []
+    clock = count(0.0, 0.005)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        turns = Turns(loop, lambda: next(clock))
+
+        def beat() -> None:
+            done.append("beat")
+            loop.call_soon(beat)
+
+        def again() -> None:
+            done.append("slice")
+            turns.soon(again)
+
+        turns.soon(again)
+        loop.call_soon(beat)
+        while len(done) < 20:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert not any(one == other == "slice" for one, other in pairwise(done))
 
 
 # Compaction.

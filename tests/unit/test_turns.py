@@ -2,18 +2,14 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
-from itertools import count, pairwise
 
 from headrace.gateways.turns import Turns
 
 
-def run(
-    begin: Callable[[Turns], None], until: Callable[[], bool], now_s: Callable[[], float] = time.perf_counter
-) -> None:
+def run(begin: Callable[[Turns], None], until: Callable[[], bool]) -> None:
     async def main() -> None:
-        begin(Turns(asyncio.get_running_loop(), now_s))
+        begin(Turns(asyncio.get_running_loop()))
         async with asyncio.timeout(5):
             while not until():
                 await asyncio.sleep(0)
@@ -82,25 +78,3 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
     run(begin, lambda: len(done) == 3)
     assert done == ["list index out of range", "next", "last"]
-
-
-def test_others_have_their_turn_between_two_rounds_that_take_long() -> None:
-    done: list[str] = []
-    clock = count(0.0, 0.005)
-
-    def begin(turns: Turns) -> None:
-        loop = asyncio.get_running_loop()
-
-        def beat() -> None:
-            done.append("beat")
-            loop.call_soon(beat)
-
-        def again() -> None:
-            done.append("slice")
-            turns.soon(again)
-
-        turns.soon(again)
-        loop.call_soon(beat)
-
-    run(begin, lambda: len(done) >= 20, lambda: next(clock))
-    assert not any(one == other == "slice" for one, other in pairwise(done))
