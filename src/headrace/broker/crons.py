@@ -4,7 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 import msgspec
@@ -420,7 +420,8 @@ class Crons:
         if armed_us is not None and self._agenda[0][0] == armed_us and not self._ticking:
             self._ports.wake_at(armed_us)
         if len(self._agenda) > 2 * len(self._entries) + _OUTDATED_MAX:
-            self._agenda = sorted(turn for turn in self._agenda if turn[0] == turn[2].armed_us)
+            self._agenda = [turn for turn in self._agenda if turn[0] == turn[2].armed_us]
+            heapify(self._agenda)
 
     # Where the last run's message is.
 
