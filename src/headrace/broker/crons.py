@@ -1,9 +1,10 @@
 """Recurrences: messages published by the broker again and again, each run once, whatever ends it on the way."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 import msgspec
@@ -19,6 +20,7 @@ from headrace.broker.facts import CronGone, CronKept, CronPlace, CronRan
 from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
 from headrace.model.batch import Columns, check_messages, encode
@@ -62,8 +64,12 @@ _RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
 _PUT_BACK_US = 1_000_000
 _CORRECTION_US = 3 * 3600 * 1_000_000
 """A clock that is put back by more was wrong before: all times of the day count anew, as with Debian's cron."""
-_FIRED_MAX = 100
+_FIRED_MAX = 32
 """Recurrences looked at in one go; the others are a moment later."""
+_SEARCHED_MAX = 4
+"""Recurrences whose last message is looked for in one go, as it is after a restart."""
+_LISTED_MAX = 64
+"""Recurrences that are listed in one go: the next run of each has to be found in the calendar."""
 _RUNS_AT_ONCE_MAX = 1000
 _RUNS_BYTES = 1 << 20
 """Runs of one recurrence that are published together: so many, or so many bytes."""
@@ -98,7 +104,11 @@ class Crons:
         self._started_us = now_us
         self._now_us: int | None = None
         """When it was last looked what is due."""
+        self._put_back: deque[tuple[CronEntry, int]] = deque()
+        """Those whose times come again because the clock was put back, and by how much it was."""
         self._ticking = False
+        self._searched = 0
+        """How many messages of last runs were looked for in this tick."""
         self._entries: dict[str, CronEntry] = {}
         self._agenda: list[tuple[int, int, CronEntry]] = []
         self._turns = count()
@@ -207,16 +217,24 @@ class Crons:
         published.then(settled)
         return later
 
-    def listed(self, request: CronList) -> Words:
+    def listed(self, request: CronList) -> Later[Words]:
         """The recurrences there are for a topic, or for all topics of a tenant, by name."""
         topic = str(parse_topic(request.topic)) if request.topic else ""
         tenant = request.tenant or DEFAULT_TENANT
-        found = [
-            self._info(name)
-            for name, kept in sorted(self._ledger.state.crons.items())
-            if topic == kept.recurrence.topic or (not topic and parse_topic(kept.recurrence.topic).tenant == tenant)
-        ]
-        return CronsFound(found)
+
+        def wanted(rule: Recurrence) -> bool:
+            return topic == rule.topic or (not topic and parse_topic(rule.topic).tenant == tenant)
+
+        def steps() -> Steps:
+            crons, found = self._ledger.state.crons, list[CronInfo]()
+            for number, name in enumerate(sorted(crons), 1):
+                if name in crons and wanted(crons[name].recurrence):  # it may have been removed meanwhile
+                    found.append(self._info(name))
+                if not number % _LISTED_MAX:
+                    yield
+            return CronsFound(found)
+
+        return in_slices(self._ports, steps())
 
     def next_runs(self, request: CronNext, now_us: int) -> Words:
         """The next runs of a recurrence, or of one that is only tried out; as if it was not paused."""
@@ -248,13 +266,17 @@ class Crons:
         back_us = 0 if self._now_us is None else self._now_us - now_us
         if self._now_us is None or back_us > _PUT_BACK_US:
             self._started_us = min(self._started_us, now_us)
-            for entry in list(self._entries.values()):
-                self._go_back(entry, back_us, now_us)
+            self._put_back.extend((entry, back_us) for entry in self._entries.values())
         self._now_us = now_us
         self._ticking = True
+        for _ in range(min(len(self._put_back), _FIRED_MAX)):
+            entry, back_us = self._put_back.popleft()
+            if self._entries.get(entry.name) is entry:
+                self._go_back(entry, back_us, now_us)
+        self._searched = 0
         for _ in range(_FIRED_MAX):
-            due_us = self.next_tick_us()
-            if due_us is None or due_us > now_us:
+            due_us = self._next_due_us()
+            if due_us is None or due_us > now_us or self._searched == _SEARCHED_MAX:
                 break
             _, _, entry = heappop(self._agenda)
             entry.armed_us = None
@@ -295,6 +317,9 @@ class Crons:
 
     def next_tick_us(self) -> int | None:
         """When there is something to do again."""
+        return self._now_us if self._put_back else self._next_due_us()
+
+    def _next_due_us(self) -> int | None:
         while self._agenda and self._agenda[0][0] != self._agenda[0][2].armed_us:
             heappop(self._agenda)  # it was changed or removed
         return self._agenda[0][0] if self._agenda else None
@@ -360,9 +385,20 @@ class Crons:
         batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
         place = CronPlace(topic.id, number, now_us)
         fact = CronRan(rule.name, kept.id, done_us, len(times_us) if done_us else 0, times_us[-1], place)
-        if rule.name in self._entries:
-            self._entries[rule.name].offset = None
-        return self._transactions.carry([(topic, number, batch)], [fact], now_us)
+        entry = self._entries.get(rule.name)
+        if entry is not None:
+            entry.offset = None
+        later: Later[list[Place]] = Later()
+
+        def settled(outcome: list[Place] | HeadraceError) -> None:
+            last = self._ledger.state.crons.get(rule.name)
+            is_last = last is not None and (last.place, last.last_us) == (place, times_us[-1])
+            if entry is not None and is_last and not isinstance(outcome, HeadraceError) and outcome:
+                entry.offset = outcome[0].offset + len(times_us) - 1
+            later.settle(outcome)
+
+        self._transactions.carry([(topic, number, batch)], [fact], now_us).then(settled)
+        return later
 
     def _wait(self, entry: CronEntry, error: Exception, now_us: int) -> None:
         if not entry.failures:
@@ -384,7 +420,8 @@ class Crons:
         if armed_us is not None and self._agenda[0][0] == armed_us and not self._ticking:
             self._ports.wake_at(armed_us)
         if len(self._agenda) > 2 * len(self._entries) + _OUTDATED_MAX:
-            self._agenda = sorted(turn for turn in self._agenda if turn[0] == turn[2].armed_us)
+            self._agenda = [turn for turn in self._agenda if turn[0] == turn[2].armed_us]
+            heapify(self._agenda)
 
     # Where the last run's message is.
 
@@ -394,6 +431,7 @@ class Crons:
         if topic is None or kept.place is None:
             return False
         if entry.offset is None:
+            self._searched += 1
             entry.offset = self._find(kept, topic, kept.place)
         return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset)
 

@@ -10,6 +10,9 @@ from headrace.model.errors import HeadraceError
 
 Told = Callable[[HeadraceError | None], None]
 
+_TOLD_AT_ONCE = 16
+"""Callbacks in a slice. One may publish, or write to the journal; a loop turn can have eight slices."""
+
 
 class Synced(Protocol):
     """What can be synced: a partition, or a journal."""
@@ -34,11 +37,14 @@ class Syncing:
         """Whether the log is going to be asked."""
         self._asked = 0
         self._failure: HeadraceError | None = None
+        self._told: deque[tuple[Told, HeadraceError | None]] = deque()
+        """Those whose wait is over, and who are told in slices."""
+        self._telling = False
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits."""
-        return not self._waiting
+        return not self._waiting and not self._told
 
     def wait(self, offset: int, tell: Told) -> None:
         """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
@@ -85,5 +91,18 @@ class Syncing:
         self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
         if self._waiting:
             self._ask_soon()
-        for _, tell in told:
-            tell(error)
+        self._told.extend((tell, error) for _, tell in told)
+        if not self._telling:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """Tell the first ones now, and the others soon: the broker serves other requests in between."""
+        self._telling = True
+        try:
+            for _ in range(min(len(self._told), _TOLD_AT_ONCE)):
+                tell, error = self._told.popleft()
+                tell(error)
+        finally:
+            self._telling = bool(self._told)
+            if self._told:
+                self._ports.soon(self._tell_some)

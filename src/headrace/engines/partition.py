@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from headrace.engines.last_offsets import LastOffsets
 from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
@@ -24,6 +25,7 @@ from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner, decode_owner
 from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
+from headrace.storage.worker import Pace
 
 logger = logging.getLogger("headrace.broker")
 
@@ -282,21 +284,15 @@ class Partition:
 
     def compact_by_key(self) -> int:
         """Keep only the last message of each key, and those without one; returns the bytes freed."""
-        last: dict[bytes, int] = {}
-        end = self._log.next_offset
-        for batch in self.batches(self._log.first_offset, end):
-            with suppress(InvalidBatch):  # which stays as it is, and is reported below
-                last.update((message.key, message.offset) for message in batch.messages() if message.key is not None)
-
-        def keep(batch: Batch) -> list[int] | None:
-            kept = [
-                index
-                for index, message in enumerate(batch.messages())
-                if message.key is None or last.get(message.key, message.offset) <= message.offset
-            ]
-            return None if len(kept) == batch.count else kept
-
-        return self._log.compact(self._if_readable(keep))
+        last, pace = LastOffsets(), Pace()
+        try:
+            for batch in self.batches(self._log.first_offset, self._log.next_offset):
+                with suppress(InvalidBatch):  # which stays as it is, and is reported below
+                    last.note(batch)
+                pace.step(batch.count, batch.length)
+            return self._log.compact(self._if_readable(last.kept))
+        finally:
+            last.clear(pace)
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
         """Remove the messages that all of these say are settled; returns the bytes freed."""

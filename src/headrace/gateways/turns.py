@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 _PASSES = 4
 """How often what follows from what was done is done in the same turn, before others have theirs."""
+_TURN_S = 0.002
+"""After so long no further round of follow-up callbacks begins in the same turn: long work comes in slices."""
 
 
 class Turns:
@@ -15,8 +18,9 @@ class Turns:
     the loop itself every step would cost a turn, with a look at all sockets.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._loop = loop
+        self._now_s = now_s
         self._thread = threading.get_ident()
         self._calls: list[Callable[[], None]] = []
         self._last: list[Callable[[], None]] = []
@@ -55,21 +59,25 @@ class Turns:
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        self._do_passes()
+        until_s = self._now_s() + _TURN_S
+        self._do_passes(until_s)
         if self._last:
             last, self._last = self._last, []
             self._do(last)
-            self._do_passes()
+            self._do_passes(until_s)
         self._comes = False
         if self._calls or self._last:
             self._come()
 
-    def _do_passes(self) -> None:
+    def _do_passes(self, until_s: float) -> None:
+        """Run at least one round of callbacks, and rounds of what follows from them while there is time."""
         for _ in range(_PASSES):
             calls, self._calls = self._calls, []
             if not calls:
                 break
             self._do(calls)
+            if self._now_s() > until_s:
+                break
 
     def _do(self, calls: list[Callable[[], None]]) -> None:
         for call in calls:

@@ -7,6 +7,7 @@ from headrace.model.codec import Codec
 from headrace.model.errors import CorruptBatch
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import FileSegment, Header, Segment
+from headrace.storage.worker import Pace
 
 Keep = Callable[[Batch], Sequence[int] | None]
 """A rule: the indices, rising, of a batch's messages to keep; None to keep all."""
@@ -53,8 +54,10 @@ def write_copy(old: FileSegment, batches: Iterator[Batch]) -> FileSegment:
     disk.remove(path)
     new = FileSegment.create(old.host, path, header)
     try:
+        pace = Pace()
         for batch in batches:
             new.append(batch)
+            pace.step(batch.count, batch.length)
         disk.sync(new.file())
     except BaseException:
         discard(new)
