@@ -39,7 +39,11 @@ def main(arguments: list[str]) -> None:
     with Post(folder, supervised=True, check=lambda: None) as post:
         diary = folder.path / "diary"
         _note(diary, "begin")
-        post.tell(phase=RUNNING)
+        if found[1] == "slow":
+            post.tell(doing="starting query one")
+            while not (folder.path / "go").exists():
+                time.sleep(0.02)
+        post.tell(phase=RUNNING, doing="")
         print("the fake driver says hello", flush=True)
         try:
             _do(found[1])

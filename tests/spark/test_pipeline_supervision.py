@@ -25,7 +25,7 @@ from headrace.spark.pipelines import logs
 from headrace.spark.pipelines.deciding import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
 from headrace.spark.pipelines.places import Folder
 from headrace.spark.pipelines.processes import is_alive, start_mark
-from headrace.spark.pipelines.records import Record, Wanted
+from headrace.spark.pipelines.records import TOPIC, Record, Wanted
 from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.supervising import host_name, supervised
 
@@ -411,6 +411,45 @@ def test_the_commands_do_what_they_say(stage: Stage) -> None:
     assert record.definition.file.endswith("one.sql")
 
 
+def test_start_waits_until_the_queries_have_started(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "slow")
+    told = run("pipeline", "start", "one", *here, "--wait", "1s", code=1)
+    stage.until("one", state="starting")
+    assert "one did not start within 1s: " in told
+    assert "headrace pipeline logs one" in told
+    eventually(lambda: (driver := Folder(stage.home / "one").driver()) and driver.doing, stage.said)
+    assert "starting query one" in run("pipeline", "start", "one", *here, "--wait", "100ms", code=1)
+    assert "one: starting" in run("pipeline", "start", "one", *here, "--no-wait")
+    (stage.home / "one" / "go").touch()
+    assert "one: running, process" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+@pytest.mark.parametrize("policy", ["never", "on-failure"])
+def test_stop_does_not_show_an_old_error(stage: Stage, policy: str) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "fail", restart=policy)
+    stage.supervise("--stay")
+    eventually(lambda: "as it should" in stage.record("one").error)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+    assert stage.record("one").state == "stopped"
+    table = run("pipeline", "list", *here).splitlines()
+    assert table[1].split()[:2] == ["one", "stopped"]
+    pipeline_file(stage.path / "one.sql", "run")
+    assert "one: running" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_what_a_supervisor_wrote_before_the_machine_was_restarted_is_not_believed(own_stage: Stage) -> None:
+    stage = own_stage  # no supervisor of another test is about to end
+    record = stage.add("one", home=str(stage.home))
+    gone = {"state": "running", "state_generation": record.generation, "pid": os.getpid(), "started": "before"}
+    stage.registry.change("one", lambda each: each and msgspec.structs.replace(each, **gone))
+    assert f"process {os.getpid()} " not in run("pipeline", "start", "one", "--connect", stage.broker.address)
+    assert stage.record("one").restarts == 0
+
+
 def stage_note(*arguments: str) -> str:
     """What a command says on stderr, though all is well."""
     with TemporaryFile("w+", encoding="utf-8") as out, TemporaryFile("w+", encoding="utf-8") as errors:
@@ -459,6 +498,52 @@ def test_nobody_undoes_what_another_has_written(broker: SparkBroker) -> None:
     registries[1].remove("p")
     registries[0].look()
     assert registries[0].records == {}
+
+
+def test_a_registry_whose_log_was_trimmed_is_read_from_its_first_offset(own_stage: Stage) -> None:
+    stage = own_stage
+    stage.add("early")
+    registry = Registry(stage.broker.bus)
+    registry.look()
+    stage.broker.bus.trim_topic(TOPIC, stage.broker.bus.offsets(TOPIC, at="latest"))
+    assert not registry.check_kept()
+    assert registry.records == {}
+    stage.add("late")
+    fresh = Registry(stage.broker.bus)
+    assert fresh.look()
+    assert list(fresh.records) == ["late"]
+    assert registry.look()
+    assert registry.check_kept()
+    assert list(registry.records) == ["late"]
+    assert registry.get("late").definition.host == host_name()
+
+
+@pytest.mark.parametrize("how", ["seen", "unseen"])
+def test_a_registry_that_was_trimmed_is_healed(own_stage: Stage, how: str) -> None:
+    stage, here = own_stage, ("--connect", own_stage.broker.address)
+    bus = stage.broker.bus
+    stage.add("one")
+    stage.add("gone", "finish")
+    supervisor = stage.supervise("--stay")
+    before = stage.until("one", state="running")
+    stage.until("gone", state="finished")
+    run("pipeline", "remove", "gone", "--yes", *here)
+    eventually(lambda: (stage.home / "one" / "record.json").exists(), stage.said)
+    if how == "unseen":
+        eventually(lambda: Folder(stage.home / "one").record() == before, stage.said)
+        supervisor.kill()
+        supervisor.wait()
+    bus.trim_topic(TOPIC, bus.offsets(TOPIC, at="latest"))
+    if how == "unseen":
+        assert run("pipeline", "list", *here, "--names") == ""
+        stage.supervise("--stay")
+    eventually(lambda: run("pipeline", "list", *here, "--names") == "one\n", stage.said)
+    again = stage.until("one", state="running")
+    assert (again.pid, again.generation) == (before.pid, before.generation)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+    assert "removed" in run("pipeline", "remove", "one", "--yes", *here)
+    assert run("pipeline", "list", *here, "--names") == ""
+    assert stage.diary("one") == [f"begin {before.pid}", f"end {before.pid}"]
 
 
 def test_a_log_that_is_too_large_is_put_aside(tmp_path: Path) -> None:

@@ -122,7 +122,17 @@ def _drive(
         if log_fd is not None:
             out.note(f"starting Spark, whose log is {post.folder.log}")
         try:
-            drive(order, definitions, bus, post, heard=display.show, started=tell_started, asked=asked, log_fd=log_fd)
+            drive(
+                order,
+                definitions,
+                bus,
+                post,
+                heard=display.show,
+                started=tell_started,
+                asked=asked,
+                told=out.note if redrawn or given.supervised else lambda _: None,
+                log_fd=log_fd,
+            )
         finally:
             display.close()
     return 0
