@@ -153,6 +153,17 @@ def test_a_driver_that_ended_without_a_word_has_an_error_all_the_same() -> None:
     assert "killed" in world.record.error
 
 
+@pytest.mark.parametrize("policy", ["always", "on-failure", "never"])
+def test_what_would_fail_again_is_not_started_again(policy: str) -> None:
+    world = World(restart=policy)
+    world.run()
+    assert world.see(GONE._replace(permanent=True)) is None
+    assert (world.record.state, world.record.error, world.record.settled) == ("failed", "it broke", True)
+    assert world.see(GONE._replace(permanent=True), after_s=3600) is None
+    world.change(generation=2)  # somebody has mended it
+    assert world.see(GONE._replace(permanent=True)) is Do.START
+
+
 def test_a_driver_that_should_stop_is_asked_and_then_killed() -> None:
     world = World()
     world.run()
@@ -317,7 +328,7 @@ def run(*arguments: str, code: int = 0) -> str:
             exit_code = main(arguments)
         said = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, errors)]
     assert exit_code == code, f"{exit_code}: {said[0]}{said[1]}"
-    return said[1] if code else said[0]
+    return "".join(said) if code else said[0]
 
 
 def test_a_supervisor_runs_what_is_wanted_and_ends_when_nothing_is(stage: Stage) -> None:
@@ -438,6 +449,25 @@ def test_stop_does_not_show_an_old_error(stage: Stage, policy: str) -> None:
     assert table[1].split()[:2] == ["one", "stopped"]
     pipeline_file(stage.path / "one.sql", "run")
     assert "one: running" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_a_mistake_in_a_file_is_told_once_and_checkpoints_are_reset(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "mistaken", home=str(stage.home))
+    told = run("pipeline", "start", "one", *here, code=1)
+    assert "one: failed: /f.py:1: the fake driver cannot do what the file says" in told
+    assert (stage.record("one").restarts, len(stage.diary("one"))) == (0, 2)
+    checkpoint = stage.home / "one" / "checkpoints" / "one"  # an SQL file has one query, called as the file is
+    (checkpoint / "offsets").mkdir(parents=True)
+    pipeline_file(stage.path / "one.sql", "run")
+    assert "give --yes" in run("pipeline", "start", "one", "--reset-checkpoint", *here, code=1)
+    assert checkpoint.exists()
+    assert "one: running" in run("pipeline", "start", "one", "--reset-checkpoint", "--yes", *here)
+    assert not checkpoint.exists()
+    (kept,) = (stage.home / "one" / "checkpoints").iterdir()
+    assert (kept.name.startswith("one.before-"), (kept / "offsets").is_dir()) == (True, True)
+    assert "pipeline_in_use" in run("pipeline", "start", "one", "--reset-checkpoint", "--yes", *here, code=1)
     assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
 
 

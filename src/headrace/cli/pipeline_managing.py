@@ -18,7 +18,7 @@ from headrace.cli.connecting import broker_url, confirmed, connected
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.log_lines import log_to_stderr
 from headrace.cli.output import EXIT_ERROR, Output
-from headrace.cli.pipeline_run import name_of, with_spark
+from headrace.cli.pipeline_run import name_of, reset_checkpoints, with_spark
 from headrace.cli.pipeline_showing import folder_of, found, home
 from headrace.cli.pipeline_waiting import has_begun, has_ended, wait_until
 from headrace.model.errors import InvalidArgument
@@ -66,10 +66,32 @@ def _start(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
             if file is None
             else _definition(given, file, str(home(given, bus)))
         )
+        if given.reset_checkpoint and not _reset(given, out, bus, registry, name, wanted):
+            return EXIT_ERROR
         record = registry.change(name, lambda before: _started(name, before, wanted, out))
         assert record is not None
         _see_to_supervisor(given, out, bus, record)
         return wait_until(has_begun, given, out, interrupts, bus, registry, name)
+
+
+def _reset(
+    given: argparse.Namespace, out: Output, bus: "Bus", registry: "Registry", name: str, wanted: "Wanted"
+) -> bool:
+    """Set the checkpoints of a pipeline that is stopped aside, if the user is sure."""
+    from headrace.spark.errors import PipelineInUse
+    from headrace.spark.pipelines.places import Folder
+    from headrace.spark.pipelines.supervising import host_name
+
+    record, folder = registry.records.get(name), Folder(Path(wanted.home or home(given, bus)) / name)
+    if wanted.host != host_name():
+        raise InvalidArgument(f"the checkpoints of {name} are on {wanted.host}: reset them there")
+    if (record is not None and not record.settled) or not _is_free(folder):
+        raise PipelineInUse(f"{name} is wanted: first, headrace pipeline stop {name}")
+    lock = folder.lock()
+    try:
+        return reset_checkpoints(given, out, folder, wanted.file, wanted.checkpoints)
+    finally:
+        lock.release()
 
 
 def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:

@@ -8,6 +8,7 @@ from headrace.spark.pipelines.definition import Definition
 from headrace.spark.pipelines.ends import HEADRACE, Source
 from headrace.spark.pipelines.progress import ROWS_OUT
 from headrace.spark.pipelines.triggers import Trigger
+from headrace.spark.problems import is_of_python, problem_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,6 +49,8 @@ def start_query(
 
 def error_text(error: BaseException) -> str:
     """What is worth telling of an error of Spark's: not the plan, and not where in Java it came up."""
+    if is_of_python(error):
+        return problem_text(error)
     text = str(error).partition(_PLAN_BEGINS)[0].partition(_JAVA_BEGINS)[0].strip()
     kind = type(error).__name__
     whole = text if text.startswith("[") or not text else f"{kind}: {text}"

@@ -14,6 +14,7 @@ from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
 from headrace.model.topic import parse_topic
 from headrace.spark.errors import SessionNeeded
 from headrace.spark.pipelines.definition import Definition
+from headrace.spark.pipelines.failures import is_permanent
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import has_session, local_cores, open_session, session_settings
 from headrace.spark.pipelines.places import Driver, Folder, is_local_path, this_driver
@@ -65,7 +66,7 @@ class Post:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, HeadraceError):
-            self.tell(phase=FAILED, error=str(error))
+            self.tell(phase=FAILED, error=str(error), permanent=is_permanent(error))
         elif isinstance(error, Exception):
             self.tell(phase=FAILED, error=f"{type(error).__name__}: {error}")
         self._lock.release()

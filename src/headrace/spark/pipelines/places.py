@@ -35,6 +35,8 @@ class Driver(msgspec.Struct):
     phase: str = "starting"
     """`starting`, `running`, `stopping`; at last `finished`, `stopped` (by a signal) or `failed`."""
     error: str = ""
+    permanent: bool = False
+    """Whether the error would come again: somebody has to change something first."""
     queries: list[str] = []
     checkpoints: str = ""
     supervised: bool = False

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.spark.errors import QueryFailed
 from headrace.spark.pipelines.building import error_text, start_query
 from headrace.spark.pipelines.definition import Definition
+from headrace.spark.pipelines.failures import query_failure
 from headrace.spark.pipelines.listening import Heard, Listener
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Application:
         self._session = session
         self._listener = Listener(name, heard)
         self._queries: list[StreamingQuery] = []
+        self._checkpoints = ""
         session.streams.addListener(self._listener)
 
     def start(
@@ -64,6 +65,7 @@ class Application:
             tell: told what is going on.
             asked: whether somebody wants it to end; then no more queries are started.
         """
+        self._checkpoints = checkpoints.rstrip("/")
         try:
             for number, definition in enumerate(definitions, 1):
                 if asked():
@@ -104,7 +106,7 @@ class Application:
         active = [query for query in self._queries if query.isActive]
         for query in self._queries:
             if query not in active and (error := query.exception()) is not None:
-                raise QueryFailed(f"{query.name} has failed: {error_text(error)}")
+                raise query_failure(query.name, error_text(error), f"{self._checkpoints}/{query.name}")
         return bool(active)
 
     def stop(self, grace_s: float = GRACE_S) -> None:
