@@ -322,6 +322,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_what_the_user_sets_counts() -> None:
     settings = session_settings("n", "local[3]", {"spark.log.level": "INFO"}, quick=False, quiet=True)
     assert settings["spark.sql.shuffle.partitions"] == "3"
+    assert (settings["spark.ui.enabled"], settings["spark.driver.bindAddress"]) == ("false", "127.0.0.1")
+    assert "spark.driver.bindAddress" not in session_settings("n", "yarn", {}, quick=True, quiet=True)
+    shown = session_settings("n", "local", {"spark.ui.enabled": "true"}, quick=False, quiet=True)
+    assert shown["spark.ui.enabled"] == "true"
     assert settings["spark.log.level"] == "INFO"
     assert "spark.hadoop.fs.file.impl" not in settings
     assert "spark.hadoop.fs.file.impl" in session_settings("n", "yarn", {}, quick=True, quiet=True)
