@@ -1,9 +1,7 @@
 """Many queries and sources in one application."""
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ from tests.spark.listening import elsewhere, family, listening
 
 from headrace.cli.main import main
 from headrace.spark.pipelines.places import Folder
-from headrace.spark.pipelines.processes import is_alive
 from headrace.spark.pipelines.registry import Registry
-from headrace.spark.pipelines.supervising import supervised
 
 SOON_S = 200.0
 QUERIES, SOURCES = 7, 10
@@ -39,21 +35,6 @@ def eventually(look: Callable[[], Any], why: Callable[[], object] = lambda: "") 
         assert time.monotonic() < end, why()
         time.sleep(0.1)
     return found
-
-
-@pytest.fixture
-def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
-    """A broker with no pipelines afterwards, however a test has ended."""
-    yield own_broker
-    registry, home = Registry(own_broker.bus), own_broker.data / "pipelines"
-    registry.prepare()
-    registry.look()
-    for name in list(registry.records):
-        registry.remove(name)
-        driver = Folder(home / name).driver()
-        if driver is not None and is_alive(driver.pid, driver.started):
-            os.killpg(driver.pid, signal.SIGKILL)
-    eventually(lambda: not supervised(home))
 
 
 @pytest.mark.long

@@ -18,10 +18,7 @@ from headrace.cli.main import main
 from headrace.model.errors import InvalidArgument
 from headrace.spark.pipelines.loading import load
 from headrace.spark.pipelines.places import Folder
-from headrace.spark.pipelines.processes import is_alive
-from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.running import Application
-from headrace.spark.pipelines.supervising import supervised
 
 SOON_S = 200.0
 COUNTS = """
@@ -113,21 +110,6 @@ def test_columns_that_a_topic_has_not_are_refused_before_the_first_batch(
     with pytest.raises(InvalidArgument, match="the sink has no column colour"):
         application.start(load(str(file)), address=broker.address, checkpoints=str(tmp_path / "c"), once=True)
     application.close()
-
-
-@pytest.fixture
-def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
-    """A broker with no pipelines afterwards, however a test has ended."""
-    yield own_broker
-    registry, home = Registry(own_broker.bus), own_broker.data / "pipelines"
-    registry.prepare()
-    registry.look()
-    for name in list(registry.records):
-        registry.remove(name)
-        driver = Folder(home / name).driver()
-        if driver is not None and is_alive(driver.pid, driver.started):
-            os.killpg(driver.pid, signal.SIGKILL)
-    eventually(lambda: not supervised(home))
 
 
 @pytest.mark.long

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -434,6 +436,25 @@ def test_start_waits_until_the_queries_have_started(stage: Stage) -> None:
     assert "one: starting" in run("pipeline", "start", "one", *here, "--no-wait")
     (stage.home / "one" / "go").touch()
     assert "one: running, process" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_a_terminal_shows_what_a_pipeline_that_starts_is_at(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "slow")
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "headrace", "pipeline", "start", "one", *here]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=theirs) as started:
+        os.close(theirs)
+        seen = b""
+        end = time.monotonic() + SOON_S
+        while b"one: starting query one (" not in seen:
+            assert time.monotonic() < end, seen
+            if select.select([terminal], [], [], 1.0)[0]:
+                seen += os.read(terminal, 4096)
+        (stage.home / "one" / "go").touch()
+        assert started.wait(SOON_S) == 0
+    os.close(terminal)
     assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
 
 

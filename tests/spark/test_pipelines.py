@@ -30,11 +30,9 @@ from headrace.spark.errors import PipelineInUse, QueryFailed, SparkMissing
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import need_spark, session_settings
 from headrace.spark.pipelines.places import Folder, home_of
-from headrace.spark.pipelines.processes import is_alive
 from headrace.spark.pipelines.progress import Progress, progress_of
 from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.running import Application
-from headrace.spark.pipelines.supervising import supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -548,22 +546,6 @@ def test_a_run_in_the_foreground_goes_on_where_the_last_one_was(
     assert (driver.phase, driver.pid, driver.supervised) == ("finished", os.getpid(), False)
     latest = Registry(broker.bus).progress(topic)[topic]["drain"]
     assert (latest.batch, latest.rows_in) == (1, 1)
-
-
-@pytest.fixture
-def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
-    """A broker that may be killed, with no pipelines afterwards, however a test has ended."""
-    broker = own_broker
-    yield broker
-    registry = Registry(broker.bus)
-    registry.prepare()
-    registry.look()
-    for name in list(registry.records):
-        registry.remove(name)
-        driver = Folder(broker.data / "pipelines" / name).driver()
-        if driver is not None and is_alive(driver.pid, driver.started):
-            os.killpg(driver.pid, signal.SIGKILL)
-    eventually(lambda: not supervised(broker.data / "pipelines"))
 
 
 @pytest.mark.long

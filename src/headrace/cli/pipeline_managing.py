@@ -17,7 +17,7 @@ import msgspec
 from headrace.cli.connecting import broker_url, confirmed, connected
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.log_lines import log_to_stderr
-from headrace.cli.output import EXIT_ERROR, Output
+from headrace.cli.output import EXIT_ERROR, Output, Progress
 from headrace.cli.pipeline_run import name_of, reset_checkpoints, with_spark
 from headrace.cli.pipeline_showing import folder_of, found, home
 from headrace.cli.pipeline_waiting import has_begun, has_ended, wait_until
@@ -85,7 +85,7 @@ def _reset(
     record, folder = registry.records.get(name), Folder(Path(wanted.home or home(given, bus)) / name)
     if wanted.host != host_name():
         raise InvalidArgument(f"the checkpoints of {name} are on {wanted.host}: reset them there")
-    if (record is not None and not record.settled) or not _is_free(folder):
+    if (record is not None and not record.settled) or not _is_free(folder, out):
         raise PipelineInUse(f"{name} is wanted: first, headrace pipeline stop {name}")
     lock = folder.lock()
     try:
@@ -102,7 +102,8 @@ def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
         if record is None or (record.wanted == STOPPED and record.state != FAILED):
             return None
         # What has failed for good has no driver that could end: it is stopped as soon as it is said so.
-        return _with(record, wanted=STOPPED, state=STOPPED if record.settled else record.state)
+        over = record.state == FAILED and record.settled
+        return _with(record, wanted=STOPPED, state=STOPPED if over else record.state)
 
     with connected(given, out) as bus:
         registry = found(bus, given.name)
@@ -137,7 +138,7 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         registry = found(bus, given.name)
         record = registry.get(given.name)
         folder = folder_of(given, bus, record)
-        if not record.settled or not _is_free(folder):
+        if not record.settled or not _is_free(folder, out):
             raise PipelineInUse(f"{given.name} is {record.state}: first, headrace pipeline stop {given.name}")
         what = f"Forget pipeline {given.name}" + (f", and delete {folder.path}" if given.files else "")
         if not confirmed(given, f"{what}?"):
@@ -152,13 +153,16 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     return 0
 
 
-def _is_free(folder: "Folder") -> bool:
+def _is_free(folder: "Folder", out: Output) -> bool:
     """Whether nothing of a driver is left, or soon will be: Java takes a moment to end."""
     end = time.monotonic() + _JAVA_S
-    while folder.locked():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_LOOK_EVERY_S)
+    if not folder.locked():
+        return True
+    with Progress("waiting until the Java process of the last driver has ended", shown=not out.json):
+        while folder.locked():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_LOOK_EVERY_S)
     return True
 
 

@@ -48,6 +48,7 @@ _LOADED = (
     *(f"headrace.spark.archive.{name}" for name in ("origin", "parquet", "serving", "tasks")),
     "headrace.storage.files",
 )
+_END_S = 5.0
 
 
 def can_fork() -> bool:
@@ -79,8 +80,16 @@ class ForkServer:
 
     def close(self) -> None:
         """End the process that forks, and not those that were forked."""
-        if os.getpid() == self._owner:
-            self._process.communicate()
+        if os.getpid() != self._owner:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # it is still importing
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
 
 
 def main() -> None:
