@@ -57,9 +57,9 @@ def start_query(
 
 def error_text(error: BaseException) -> str:
     """What is worth telling of an error of Spark's: not the plan, and not where in Java it came up."""
-    if is_of_python(error):
-        return problem_text(error)
     text = str(error).partition(_PLAN_BEGINS)[0].partition(_JAVA_BEGINS)[0].strip()
+    if is_of_python(told := RuntimeError(text)):
+        return problem_text(told)
     kind = type(error).__name__
     whole = text if text.startswith("[") or not text else f"{kind}: {text}"
     if len(whole) <= _ERROR_CHARS_MAX:
