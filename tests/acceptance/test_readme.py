@@ -10,6 +10,8 @@ from tests.known import ENVIRONMENT
 from tests.pages import ROOT, blocks, links, reader
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ON_SPARK = README.partition("## On Spark\n")[2].partition("\n## ")[0]
+"""Needs Java: tests/spark/test_readme_on_spark.py does what it shows."""
 
 
 def test_the_tour(tmp_path: Path) -> None:
@@ -20,7 +22,7 @@ def test_the_tour(tmp_path: Path) -> None:
     assert test.split()[0] == "bin/test"
     with reader(tmp_path) as reading:
         reading.start(serve, serve.partition("#")[0])
-        reading.read("README.md", README.replace(first.text, ""))
+        reading.read("README.md", README.replace(first.text, "").replace(ON_SPARK, ""))
 
 
 def test_the_log_without_a_broker(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +17,17 @@ from tests.faults.broker_process import BrokerProcess
 from tests.spark.pythons import Pythons, forked_pythons
 
 import headrace
+from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.processes import is_alive
+from headrace.spark.pipelines.registry import Registry
+from headrace.spark.pipelines.supervising import supervised
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install headrace[spark]")
 
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
 """For processes that live for seconds: compile quickly rather than well."""
+TIDY_S = 120.0
 MANY = 300
 """So many tests load most of what is ever loaded."""
 
@@ -163,6 +170,24 @@ def broker(shared_broker: SparkBroker) -> SparkBroker:
 def own_broker(tmp_path: Path) -> Iterator[SparkBroker]:
     """A broker for one test, which may do with it what it likes."""
     yield from _running(tmp_path)
+
+
+@pytest.fixture
+def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
+    """A broker that may be killed, with no pipelines afterwards, however a test has ended."""
+    yield own_broker
+    registry, home = Registry(own_broker.bus), own_broker.data / "pipelines"
+    registry.prepare()
+    registry.look()
+    for name in list(registry.records):
+        registry.remove(name)
+        driver = Folder(home / name).driver()
+        if driver is not None and is_alive(driver.pid, driver.started):
+            os.killpg(driver.pid, signal.SIGKILL)
+    end = time.monotonic() + TIDY_S
+    while supervised(home):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.fixture

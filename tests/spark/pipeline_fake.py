@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.spark.pipelines.driving import Post
 from headrace.spark.pipelines.places import Folder
 from headrace.spark.pipelines.records import FINISHED, RUNNING, STOPPED
@@ -39,7 +39,11 @@ def main(arguments: list[str]) -> None:
     with Post(folder, supervised=True, check=lambda: None) as post:
         diary = folder.path / "diary"
         _note(diary, "begin")
-        post.tell(phase=RUNNING)
+        if found[1] == "slow":
+            post.tell(doing="starting query one")
+            while not (folder.path / "go").exists():
+                time.sleep(0.02)
+        post.tell(phase=RUNNING, doing="")
         print("the fake driver says hello", flush=True)
         try:
             _do(found[1])
@@ -55,6 +59,8 @@ def _do(what: str) -> None:
         return
     if what == "fail":
         raise HeadraceError("the fake driver has failed, as it should")
+    if what == "mistaken":
+        raise InvalidArgument("/f.py:1: the fake driver cannot do what the file says")
     if what == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     while True:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -25,7 +27,7 @@ from headrace.spark.pipelines import logs
 from headrace.spark.pipelines.deciding import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
 from headrace.spark.pipelines.places import Folder
 from headrace.spark.pipelines.processes import is_alive, start_mark
-from headrace.spark.pipelines.records import Record, Wanted
+from headrace.spark.pipelines.records import TOPIC, Record, Wanted
 from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.supervising import host_name, supervised
 
@@ -151,6 +153,17 @@ def test_a_driver_that_ended_without_a_word_has_an_error_all_the_same() -> None:
     world.run()
     world.see(Seen(phase="failed"))
     assert "killed" in world.record.error
+
+
+@pytest.mark.parametrize("policy", ["always", "on-failure", "never"])
+def test_what_would_fail_again_is_not_started_again(policy: str) -> None:
+    world = World(restart=policy)
+    world.run()
+    assert world.see(GONE._replace(permanent=True)) is None
+    assert (world.record.state, world.record.error, world.record.settled) == ("failed", "it broke", True)
+    assert world.see(GONE._replace(permanent=True), after_s=3600) is None
+    world.change(generation=2)  # somebody has mended it
+    assert world.see(GONE._replace(permanent=True)) is Do.START
 
 
 def test_a_driver_that_should_stop_is_asked_and_then_killed() -> None:
@@ -317,7 +330,7 @@ def run(*arguments: str, code: int = 0) -> str:
             exit_code = main(arguments)
         said = [os.pread(file.fileno(), 1 << 24, 0).decode() for file in (out, errors)]
     assert exit_code == code, f"{exit_code}: {said[0]}{said[1]}"
-    return said[1] if code else said[0]
+    return "".join(said) if code else said[0]
 
 
 def test_a_supervisor_runs_what_is_wanted_and_ends_when_nothing_is(stage: Stage) -> None:
@@ -411,6 +424,83 @@ def test_the_commands_do_what_they_say(stage: Stage) -> None:
     assert record.definition.file.endswith("one.sql")
 
 
+def test_start_waits_until_the_queries_have_started(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "slow")
+    told = run("pipeline", "start", "one", *here, "--wait", "1s", code=1)
+    stage.until("one", state="starting")
+    assert "one did not start within 1s: " in told
+    assert "headrace pipeline logs one" in told
+    eventually(lambda: (driver := Folder(stage.home / "one").driver()) and driver.doing, stage.said)
+    assert "starting query one" in run("pipeline", "start", "one", *here, "--wait", "100ms", code=1)
+    assert "one: starting" in run("pipeline", "start", "one", *here, "--no-wait")
+    (stage.home / "one" / "go").touch()
+    assert "one: running, process" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_a_terminal_shows_what_a_pipeline_that_starts_is_at(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "slow")
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "headrace", "pipeline", "start", "one", *here]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=theirs) as started:
+        os.close(theirs)
+        seen = b""
+        end = time.monotonic() + SOON_S
+        while b"one: starting query one (" not in seen:
+            assert time.monotonic() < end, seen
+            if select.select([terminal], [], [], 1.0)[0]:
+                seen += os.read(terminal, 4096)
+        (stage.home / "one" / "go").touch()
+        assert started.wait(SOON_S) == 0
+    os.close(terminal)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+@pytest.mark.parametrize("policy", ["never", "on-failure"])
+def test_stop_does_not_show_an_old_error(stage: Stage, policy: str) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "fail", restart=policy)
+    stage.supervise("--stay")
+    eventually(lambda: "as it should" in stage.record("one").error)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+    assert stage.record("one").state == "stopped"
+    table = run("pipeline", "list", *here).splitlines()
+    assert table[1].split()[:2] == ["one", "stopped"]
+    pipeline_file(stage.path / "one.sql", "run")
+    assert "one: running" in run("pipeline", "start", "one", *here)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_a_mistake_in_a_file_is_told_once_and_checkpoints_are_reset(stage: Stage) -> None:
+    here = ("--connect", stage.broker.address)
+    stage.add("one", "mistaken", home=str(stage.home))
+    told = run("pipeline", "start", "one", *here, code=1)
+    assert "one: failed: /f.py:1: the fake driver cannot do what the file says" in told
+    assert (stage.record("one").restarts, len(stage.diary("one"))) == (0, 2)
+    checkpoint = stage.home / "one" / "checkpoints" / "one"  # an SQL file has one query, called as the file is
+    (checkpoint / "offsets").mkdir(parents=True)
+    pipeline_file(stage.path / "one.sql", "run")
+    assert "give --yes" in run("pipeline", "start", "one", "--reset-checkpoint", *here, code=1)
+    assert checkpoint.exists()
+    assert "one: running" in run("pipeline", "start", "one", "--reset-checkpoint", "--yes", *here)
+    assert not checkpoint.exists()
+    (kept,) = (stage.home / "one" / "checkpoints").iterdir()
+    assert (kept.name.startswith("one.before-"), (kept / "offsets").is_dir()) == (True, True)
+    assert "pipeline_in_use" in run("pipeline", "start", "one", "--reset-checkpoint", "--yes", *here, code=1)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+
+
+def test_what_a_supervisor_wrote_before_the_machine_was_restarted_is_not_believed(own_stage: Stage) -> None:
+    stage = own_stage  # no supervisor of another test is about to end
+    record = stage.add("one", home=str(stage.home))
+    gone = {"state": "running", "state_generation": record.generation, "pid": os.getpid(), "started": "before"}
+    stage.registry.change("one", lambda each: each and msgspec.structs.replace(each, **gone))
+    assert f"process {os.getpid()} " not in run("pipeline", "start", "one", "--connect", stage.broker.address)
+    assert stage.record("one").restarts == 0
+
+
 def stage_note(*arguments: str) -> str:
     """What a command says on stderr, though all is well."""
     with TemporaryFile("w+", encoding="utf-8") as out, TemporaryFile("w+", encoding="utf-8") as errors:
@@ -459,6 +549,52 @@ def test_nobody_undoes_what_another_has_written(broker: SparkBroker) -> None:
     registries[1].remove("p")
     registries[0].look()
     assert registries[0].records == {}
+
+
+def test_a_registry_whose_log_was_trimmed_is_read_from_its_first_offset(own_stage: Stage) -> None:
+    stage = own_stage
+    stage.add("early")
+    registry = Registry(stage.broker.bus)
+    registry.look()
+    stage.broker.bus.trim_topic(TOPIC, stage.broker.bus.offsets(TOPIC, at="latest"))
+    assert not registry.check_kept()
+    assert registry.records == {}
+    stage.add("late")
+    fresh = Registry(stage.broker.bus)
+    assert fresh.look()
+    assert list(fresh.records) == ["late"]
+    assert registry.look()
+    assert registry.check_kept()
+    assert list(registry.records) == ["late"]
+    assert registry.get("late").definition.host == host_name()
+
+
+@pytest.mark.parametrize("how", ["seen", "unseen"])
+def test_a_registry_that_was_trimmed_is_healed(own_stage: Stage, how: str) -> None:
+    stage, here = own_stage, ("--connect", own_stage.broker.address)
+    bus = stage.broker.bus
+    stage.add("one")
+    stage.add("gone", "finish")
+    supervisor = stage.supervise("--stay")
+    before = stage.until("one", state="running")
+    stage.until("gone", state="finished")
+    run("pipeline", "remove", "gone", "--yes", *here)
+    eventually(lambda: (stage.home / "one" / "record.json").exists(), stage.said)
+    if how == "unseen":
+        eventually(lambda: Folder(stage.home / "one").record() == before, stage.said)
+        supervisor.kill()
+        supervisor.wait()
+    bus.trim_topic(TOPIC, bus.offsets(TOPIC, at="latest"))
+    if how == "unseen":
+        assert run("pipeline", "list", *here, "--names") == ""
+        stage.supervise("--stay")
+    eventually(lambda: run("pipeline", "list", *here, "--names") == "one\n", stage.said)
+    again = stage.until("one", state="running")
+    assert (again.pid, again.generation) == (before.pid, before.generation)
+    assert run("pipeline", "stop", "one", *here) == "one: stopped\n"
+    assert "removed" in run("pipeline", "remove", "one", "--yes", *here)
+    assert run("pipeline", "list", *here, "--names") == ""
+    assert stage.diary("one") == [f"begin {before.pid}", f"end {before.pid}"]
 
 
 def test_a_log_that_is_too_large_is_put_aside(tmp_path: Path) -> None:

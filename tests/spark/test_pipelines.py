@@ -30,11 +30,9 @@ from headrace.spark.errors import PipelineInUse, QueryFailed, SparkMissing
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import need_spark, session_settings
 from headrace.spark.pipelines.places import Folder, home_of
-from headrace.spark.pipelines.processes import is_alive
 from headrace.spark.pipelines.progress import Progress, progress_of
 from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.running import Application
-from headrace.spark.pipelines.supervising import supervised
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -322,6 +320,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_what_the_user_sets_counts() -> None:
     settings = session_settings("n", "local[3]", {"spark.log.level": "INFO"}, quick=False, quiet=True)
     assert settings["spark.sql.shuffle.partitions"] == "3"
+    assert (settings["spark.ui.enabled"], settings["spark.driver.bindAddress"]) == ("false", "127.0.0.1")
+    assert "spark.driver.bindAddress" not in session_settings("n", "yarn", {}, quick=True, quiet=True)
+    shown = session_settings("n", "local", {"spark.ui.enabled": "true"}, quick=False, quiet=True)
+    assert shown["spark.ui.enabled"] == "true"
     assert settings["spark.log.level"] == "INFO"
     assert "spark.hadoop.fs.file.impl" not in settings
     assert "spark.hadoop.fs.file.impl" in session_settings("n", "yarn", {}, quick=True, quiet=True)
@@ -487,9 +489,8 @@ def test_a_query_that_fails_says_why(application: tuple[Application, list[Progre
         """,
     )
     bad, nothing, no_column = load(file)
-    app.start([bad], address="", checkpoints=str(tmp_path), once=False)
     with pytest.raises(QueryFailed, match=r"bad has failed: (?s:.*)ValueError: nobody can do that") as raised:
-        eventually(lambda: not app.running())
+        app.start([bad], address="", checkpoints=str(tmp_path), once=False)  # never counts as started
     assert "Streaming Query" not in str(raised.value)
     with pytest.raises(InvalidArgument, match=r"bad\.py:\d+: nothing: a pipeline returns a DataFrame"):
         app.start([nothing], address="", checkpoints=str(tmp_path), once=False)
@@ -545,22 +546,6 @@ def test_a_run_in_the_foreground_goes_on_where_the_last_one_was(
     assert (driver.phase, driver.pid, driver.supervised) == ("finished", os.getpid(), False)
     latest = Registry(broker.bus).progress(topic)[topic]["drain"]
     assert (latest.batch, latest.rows_in) == (1, 1)
-
-
-@pytest.fixture
-def tidy(own_broker: SparkBroker) -> Iterator[SparkBroker]:
-    """A broker that may be killed, with no pipelines afterwards, however a test has ended."""
-    broker = own_broker
-    yield broker
-    registry = Registry(broker.bus)
-    registry.prepare()
-    registry.look()
-    for name in list(registry.records):
-        registry.remove(name)
-        driver = Folder(broker.data / "pipelines" / name).driver()
-        if driver is not None and is_alive(driver.pid, driver.started):
-            os.killpg(driver.pid, signal.SIGKILL)
-    eventually(lambda: not supervised(broker.data / "pipelines"))
 
 
 @pytest.mark.long

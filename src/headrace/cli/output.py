@@ -94,6 +94,11 @@ class Progress:
             share = f" {min(done * 100 // self._total, 100)} %" if self._total else f" {done:,}" if done else ""
             self._show(f"{self._what}{share}")
 
+    def say(self, what: str) -> None:
+        """Tell what is being done now."""
+        self._what = what
+        self(0)
+
     def _show(self, text: str) -> None:
         if self._shown:
             print(_CLEAR_LINE + text, end="", file=sys.stderr, flush=True)

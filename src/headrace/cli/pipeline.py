@@ -28,6 +28,11 @@ for each, which is redrawn; otherwise a line now and then; with --json all that
 Spark tells after each batch. Ctrl-C and SIGTERM let each query finish the batch
 that it is at; a second signal does not wait. The next run goes on from there.
 
+--reset-checkpoint sets the checkpoints of the file's queries aside: they read their
+sources again from startingOffsets, with empty state, and write again what they
+have written before. It asks first when there is a terminal to ask on; otherwise it
+needs --yes. Renamed checkpoints are kept beside the new ones until you delete them.
+
 --quick halves the time of small batches on this machine's disk, and gives up
 the checksums of local files, of checkpoints among them.
 
@@ -47,7 +52,18 @@ The broker keeps what is wanted, and a supervisor on this host keeps it so; if
 none is at work, one is started. Given the NAME of a pipeline that was stopped or
 has failed, it is started as it was before. A driver that fails is started again
 after 1s, 2s, 4s and so on up to 60s; after a minute without failure that begins
-anew. Waits until the queries run, or --wait is over.
+anew. What another attempt cannot help is not tried again: a mistake in the file,
+a topic that is gone, a checkpoint that does not fit the query any more.
+
+Waits until every query has started: where it begins to read is fixed, and its
+first batch is done, or takes longer than 30s; or until --wait is over.
+
+A query that reads other sources or aggregates otherwise cannot go on from its
+checkpoint. Run it under another --name; or stop the pipeline and start it with
+--reset-checkpoint: the queries of the file read their sources again from
+startingOffsets, with empty state, and write again what they have written before.
+It asks first when there is a terminal to ask on; otherwise it needs --yes. The old
+checkpoints are renamed, and kept until you delete them.
 """
 
 _STOP = """\
@@ -169,6 +185,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         "directory",
     )
     add("--once", action="store_true", help="end when all that is there now is done")
+    add("--reset-checkpoint", action="store_true", help="begin anew, as if it had never run, see below")
+    add_yes(parser)
     add("--quick", action="store_true", help="quicker checkpoints without checksums, see below")
 
 

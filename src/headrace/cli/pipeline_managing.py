@@ -17,9 +17,10 @@ import msgspec
 from headrace.cli.connecting import broker_url, confirmed, connected
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.log_lines import log_to_stderr
-from headrace.cli.output import EXIT_ERROR, Output
-from headrace.cli.pipeline_run import name_of, with_spark
-from headrace.cli.pipeline_showing import folder_of, found, home, state_text
+from headrace.cli.output import EXIT_ERROR, Output, Progress
+from headrace.cli.pipeline_run import name_of, reset_checkpoints, with_spark
+from headrace.cli.pipeline_showing import folder_of, found, home
+from headrace.cli.pipeline_waiting import has_begun, has_ended, wait_until
 from headrace.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -65,18 +66,44 @@ def _start(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
             if file is None
             else _definition(given, file, str(home(given, bus)))
         )
+        if given.reset_checkpoint and not _reset(given, out, bus, registry, name, wanted):
+            return EXIT_ERROR
         record = registry.change(name, lambda before: _started(name, before, wanted, out))
         assert record is not None
         _see_to_supervisor(given, out, bus, record)
-        return _wait(given, out, interrupts, registry, name, _has_begun)
+        return wait_until(has_begun, given, out, interrupts, bus, registry, name)
+
+
+def _reset(
+    given: argparse.Namespace, out: Output, bus: "Bus", registry: "Registry", name: str, wanted: "Wanted"
+) -> bool:
+    """Set the checkpoints of a pipeline that is stopped aside, if the user is sure."""
+    from headrace.spark.errors import PipelineInUse
+    from headrace.spark.pipelines.places import Folder
+    from headrace.spark.pipelines.supervising import host_name
+
+    record, folder = registry.records.get(name), Folder(Path(wanted.home or home(given, bus)) / name)
+    if wanted.host != host_name():
+        raise InvalidArgument(f"the checkpoints of {name} are on {wanted.host}: reset them there")
+    if (record is not None and not record.settled) or not _is_free(folder, out):
+        raise PipelineInUse(f"{name} is wanted: first, headrace pipeline stop {name}")
+    lock = folder.lock()
+    try:
+        return reset_checkpoints(given, out, folder, wanted.file, wanted.checkpoints)
+    finally:
+        lock.release()
 
 
 def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Have a pipeline run no more."""
-    from headrace.spark.pipelines.records import STOPPED
+    from headrace.spark.pipelines.records import FAILED, STOPPED
 
     def change(record: "Record | None") -> "Record | None":
-        return _with(record, wanted=STOPPED) if record is not None and record.wanted != STOPPED else None
+        if record is None or (record.wanted == STOPPED and record.state != FAILED):
+            return None
+        # What has failed for good has no driver that could end: it is stopped as soon as it is said so.
+        over = record.state == FAILED and record.settled
+        return _with(record, wanted=STOPPED, state=STOPPED if over else record.state)
 
     with connected(given, out) as bus:
         registry = found(bus, given.name)
@@ -84,7 +111,7 @@ def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
         assert record is not None
         if not record.settled:
             _see_to_supervisor(given, out, bus, record)  # or nobody would do it
-        return _wait(given, out, interrupts, registry, given.name, lambda each: each.settled)
+        return wait_until(has_ended, given, out, interrupts, bus, registry, given.name)
 
 
 def restart(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
@@ -100,7 +127,7 @@ def _restart(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> 
         record = registry.change(given.name, lambda each: each and _begun_anew(each, definition))
         assert record is not None
         _see_to_supervisor(given, out, bus, record)
-        return _wait(given, out, interrupts, registry, given.name, _has_begun)
+        return wait_until(has_begun, given, out, interrupts, bus, registry, given.name)
 
 
 def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
@@ -111,13 +138,14 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         registry = found(bus, given.name)
         record = registry.get(given.name)
         folder = folder_of(given, bus, record)
-        if not record.settled or not _is_free(folder):
+        if not record.settled or not _is_free(folder, out):
             raise PipelineInUse(f"{given.name} is {record.state}: first, headrace pipeline stop {given.name}")
         what = f"Forget pipeline {given.name}" + (f", and delete {folder.path}" if given.files else "")
         if not confirmed(given, f"{what}?"):
             out.note("nothing was removed")
             return EXIT_ERROR
         registry.remove(given.name)
+        folder.forget_record()
         if given.files:
             shutil.rmtree(folder.path, ignore_errors=True)
     left = "" if given.files or not folder.path.exists() else f"; its checkpoints and log stay in {folder.path}"
@@ -125,13 +153,16 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     return 0
 
 
-def _is_free(folder: "Folder") -> bool:
+def _is_free(folder: "Folder", out: Output) -> bool:
     """Whether nothing of a driver is left, or soon will be: Java takes a moment to end."""
     end = time.monotonic() + _JAVA_S
-    while folder.locked():
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_LOOK_EVERY_S)
+    if not folder.locked():
+        return True
+    with Progress("waiting until the Java process of the last driver has ended", shown=not out.json):
+        while folder.locked():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_LOOK_EVERY_S)
     return True
 
 
@@ -239,6 +270,8 @@ def _started(name: str, before: "Record | None", definition: "Wanted", out: Outp
     if before is None:
         return Record(name=name, definition=definition, changed_us=_now_us())
     if before.wanted == RUNNING and not before.settled:
+        if _is_abandoned(before):
+            return _begun_anew(before, definition)
         where = {"python": "", "directory": "", "environment": {}}
         same = [msgspec.structs.replace(each, **where) for each in (before.definition, definition)]
         if same[0] != same[1]:
@@ -249,6 +282,16 @@ def _started(name: str, before: "Record | None", definition: "Wanted", out: Outp
         out.note(f"{name} is wanted already")
         return None
     return _begun_anew(before, definition)
+
+
+def _is_abandoned(record: "Record") -> bool:
+    """Whether neither a driver nor a supervisor of this host is there, as after the machine was restarted."""
+    from headrace.spark.pipelines.processes import is_alive
+    from headrace.spark.pipelines.supervising import host_name, supervised
+
+    if record.definition.host != host_name() or not record.definition.home or not record.pid:
+        return False
+    return not is_alive(record.pid, record.started) and not supervised(Path(record.definition.home))
 
 
 def _begun_anew(before: "Record", definition: "Wanted") -> "Record":
@@ -290,34 +333,3 @@ def _see_to_supervisor(given: argparse.Namespace, out: Output, bus: "Bus", recor
             start_new_session=True,
             check=True,
         )
-
-
-def _has_begun(record: "Record") -> bool:
-    """Whether a pipeline runs, or has shown that it does not."""
-    from headrace.spark.pipelines.records import FAILED, FINISHED, RUNNING, WAITING
-
-    if record.state_generation != record.generation:
-        return False
-    return record.state in (RUNNING, FINISHED, FAILED) or (record.state == WAITING and bool(record.error))
-
-
-def _wait(
-    given: argparse.Namespace,
-    out: Output,
-    interrupts: Interrupts,
-    registry: "Registry",
-    name: str,
-    until: "Callable[[Record], bool]",
-) -> int:
-    """Wait until a pipeline is as it should be, and say how it is."""
-    from headrace.spark.pipelines.records import FAILED, WAITING
-
-    end = time.monotonic() + given.wait
-    while not until(record := registry.get(name)) and time.monotonic() < end:
-        interrupts.check()
-        registry.look(wait=_LOOK_EVERY_S)
-    out.tell(record.whole(), f"{name}: {state_text(record)}")
-    if given.wait and not until(record):
-        out.note(f"{name} is not yet as it should be; headrace pipeline status {name} tells more")
-        return EXIT_ERROR
-    return EXIT_ERROR if given.wait and record.state in (FAILED, WAITING) and record.error else 0

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headrace.cli.connecting import broker_url
+from headrace.cli.connecting import broker_url, confirmed
 from headrace.cli.interrupts import Interrupted, Interrupts
 from headrace.cli.log_lines import log_to_stderr
-from headrace.cli.output import EXIT_USAGE, Output, say
+from headrace.cli.output import EXIT_ERROR, EXIT_USAGE, Output, say
 from headrace.cli.pipeline_display import Display
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ def _in_foreground(given: argparse.Namespace, out: Output, interrupts: Interrupt
 
     definitions = _loaded(given)
     with _broker(given, 0.0) as bus, Post(_folder(given, bus), supervised=False, check=interrupts.check) as post:
+        if given.reset_checkpoint and not reset_checkpoints(
+            given, out, post.folder, given.file, given.checkpoints or ""
+        ):
+            return EXIT_ERROR
         return _drive(given, out, interrupts, bus, post, definitions)
 
 
@@ -70,6 +74,28 @@ def _supervised(given: argparse.Namespace, out: Output, interrupts: Interrupts) 
         definitions = _loaded(given)
         with _broker(given, _BROKER_S) as bus:
             return _drive(given, out, interrupts, bus, post, definitions)
+
+
+def reset_checkpoints(given: argparse.Namespace, out: Output, folder: "Folder", file: str, checkpoints: str) -> bool:
+    """Set the checkpoints of a file's queries aside, if the user is sure; the caller has the pipeline's lock."""
+    from headrace.spark.errors import SessionNeeded
+    from headrace.spark.pipelines.checkpoints import set_aside
+    from headrace.spark.pipelines.loading import load
+
+    try:
+        queries = [definition.name for definition in load(file)]
+    except SessionNeeded:  # what ran last knows them
+        driver = folder.driver()
+        queries = [] if driver is None else driver.queries
+    what = (
+        f"Have {', '.join(queries)} begin anew? The sources are read again from startingOffsets, and what was written"
+    )
+    if not confirmed(given, f"{what} is written again."):
+        out.note("nothing was reset")
+        return False
+    for path in set_aside(folder, checkpoints, queries):
+        out.note(f"the checkpoint is kept as {path}")
+    return True
 
 
 def _loaded(given: argparse.Namespace) -> "list[Definition] | None":
@@ -122,7 +148,17 @@ def _drive(
         if log_fd is not None:
             out.note(f"starting Spark, whose log is {post.folder.log}")
         try:
-            drive(order, definitions, bus, post, heard=display.show, started=tell_started, asked=asked, log_fd=log_fd)
+            drive(
+                order,
+                definitions,
+                bus,
+                post,
+                heard=display.show,
+                started=tell_started,
+                asked=asked,
+                told=out.note if redrawn or given.supervised else lambda _: None,
+                log_fd=log_fd,
+            )
         finally:
             display.close()
     return 0

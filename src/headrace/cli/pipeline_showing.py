@@ -95,7 +95,7 @@ def logs(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 def state_text(record: "Record") -> str:
     """How a pipeline is, in words."""
-    from headrace.spark.pipelines.records import RUNNING, WAITING
+    from headrace.spark.pipelines.records import FAILED, RUNNING, WAITING
 
     text = record.state
     if record.pid:
@@ -104,7 +104,7 @@ def state_text(record: "Record") -> str:
         text += f", next attempt at {time_text(record.next_start_us)[:19]}Z"
     if record.wanted != RUNNING and record.state == RUNNING:
         text += ", to be stopped"
-    if record.error and record.state != RUNNING:
+    if record.error and record.state in (FAILED, WAITING):  # anywhere else it is an old one
         text += f": {record.error}"
     return text
 

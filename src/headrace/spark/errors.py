@@ -9,6 +9,18 @@ class QueryFailed(HeadraceError):
     code = "query_failed"
 
 
+class CheckpointIncompatible(QueryFailed):
+    """The checkpoint is of another query: it was changed in a way that its state or its offsets do not fit."""
+
+    code = "checkpoint_incompatible"
+
+
+class SourceLost(QueryFailed):
+    """What a query was to read is not there any more."""
+
+    code = "source_lost"
+
+
 class PipelineNotFound(HeadraceError, LookupError):
     """The broker knows no pipeline of that name."""
 

@@ -12,4 +12,8 @@ while [ -n "$rest" ]; do
     esac
 done
 export PYTHONPATH
+# A process that has the modules loaded forks another in no time, if there is one.
+if [ "$1" = -m ] && [ -S "$HEADRACE_SPARK_FORKS" ]; then
+    exec "$HEADRACE_SPARK_PYTHON" -IS "${0%/*}/fork_client.py" "$@"
+fi
 exec "$HEADRACE_SPARK_PYTHON" "$@"

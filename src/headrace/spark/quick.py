@@ -6,11 +6,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
-from headrace.spark.local_python import choose_python
+from headrace.spark.local_python import choose_python, on_loopback
 from headrace.spark.pipelines.opening import checked_master, is_connect, local_cores, session_settings
 from headrace.spark.sessions import need_java
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
 """For a process that lives for seconds: compile quickly rather than well, and start no threads that are not needed."""
 _SETTINGS = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",
     "spark.sql.session.timeZone": "UTC",
@@ -28,8 +28,6 @@ _SETTINGS = {
     "spark.sql.streaming.stopTimeout": "10s",
 }
 _LOCAL = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.extraJavaOptions": _JAVA,
 }
 _TOLD_LINES = 15
@@ -108,7 +106,8 @@ class QuickSession:
         conf = SparkConf().setMaster(self._master).setAll(list({**settings, **self._conf}.items()))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed when Java has ended
         launch: Any = launch_gateway
-        gateway = launch(conf, {"stdout": self._log, "stderr": self._log})
+        with on_loopback() if local_cores(self._master) is not None else nullcontext():
+            gateway = launch(conf, {"stdout": self._log, "stderr": self._log})
         self._process = gateway.proc
         SparkContext(conf=conf, gateway=gateway)
 

@@ -5,13 +5,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from headrace.client.addresses import default_address
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
-from headrace.spark.local_python import choose_python
+from headrace.spark.local_python import choose_python, on_loopback
 from headrace.spark.pipelines.opening import (
     LOCAL,
     checked_master,
@@ -127,10 +127,11 @@ def _opened(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSessio
     builder: Any = SparkSession.builder
     builder = builder.remote(master) if is_connect(master) else builder.master(master)
     if local_cores(master) is not None:
-        choose_python()
+        choose_python(preloaded=True)
     try:
         settings = session_settings(app_name, master, conf, quick=False, quiet=False)
-        return builder.config(map=settings).getOrCreate()  # type: ignore[no-any-return]
+        with on_loopback() if local_cores(master) is not None else nullcontext():
+            return builder.config(map=settings).getOrCreate()  # type: ignore[no-any-return]
     except PySparkException as error:
         if error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise SparkMissing(

@@ -1,6 +1,7 @@
 """Reading topics as a stream: where each trigger begins and ends, kept by Spark's checkpoint."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -58,6 +59,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next trigger ends."""
         topics = self._topics()
+        self._check_selected(start)
         ranges = []
         for topic in topics:
             before = self._known(start, topic)
@@ -150,6 +152,17 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except TopicNotFound:
             return False
         return True
+
+    def _check_selected(self, start: Mapping[str, Any]) -> None:
+        """See that a checkpoint is of a query that reads the same: Spark hands it over, whatever has changed."""
+        others = [name for name in start if not self._selects(name)]
+        if others:
+            self._lose(f"the checkpoint is of a query that reads {', '.join(others)}, and this one does not")
+
+    def _selects(self, name: str) -> bool:
+        if self._options.pattern:
+            return re.fullmatch(self._options.pattern, name) is not None
+        return name in (self._options.assigned or self._options.topics)
 
     def _known(self, start: Mapping[str, Any], topic: TopicState) -> dict[int, int]:
         """Where to go on in a topic's partitions; new ones begin at their beginning."""

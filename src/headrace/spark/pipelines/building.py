@@ -4,10 +4,12 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import HeadraceError, InvalidArgument
-from headrace.spark.pipelines.definition import Definition
+from headrace.spark.pipelines.batch_sink import BatchSink
+from headrace.spark.pipelines.definition import APPEND, Definition
 from headrace.spark.pipelines.ends import HEADRACE, Source
 from headrace.spark.pipelines.progress import ROWS_OUT
 from headrace.spark.pipelines.triggers import Trigger
+from headrace.spark.problems import is_of_python, problem_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,13 +35,20 @@ def start_query(
     """
     try:
         frame = _frame(session, definition, address)
-        writer = _writer(frame, definition, address)
+        options = _sink_options(definition, address)
+        batches = None
+        if definition.sink.format == HEADRACE and definition.output_mode != APPEND:
+            batches = BatchSink(session, frame, options, definition.output_mode)
+        writer = _writer(frame, definition, options, batches)
         if definition.sink.keeps_progress:
             writer = writer.option("checkpointLocation", f"{checkpoints.rstrip('/')}/{definition.name}")
         trigger = Trigger(available_now=True) if once else definition.trigger
         if trigger.words:
             writer = writer.trigger(**trigger.words)
-        return writer.toTable(definition.sink.table) if definition.sink.table else writer.start()
+        query = writer.toTable(definition.sink.table) if definition.sink.table else writer.start()
+        if batches is not None:
+            batches.begin(query)
+        return query
     except HeadraceError as error:
         raise InvalidArgument(f"{_where(definition, error)}: {definition.name}: {error}") from error
     except Exception as error:  # the function is the user's, and what Spark raises has no common ancestor
@@ -49,6 +58,8 @@ def start_query(
 def error_text(error: BaseException) -> str:
     """What is worth telling of an error of Spark's: not the plan, and not where in Java it came up."""
     text = str(error).partition(_PLAN_BEGINS)[0].partition(_JAVA_BEGINS)[0].strip()
+    if is_of_python(told := RuntimeError(text)):
+        return problem_text(told)
     kind = type(error).__name__
     whole = text if text.startswith("[") or not text else f"{kind}: {text}"
     if len(whole) <= _ERROR_CHARS_MAX:
@@ -94,7 +105,16 @@ def _source_frame(session: "SparkSession", source: Source, address: str) -> "Dat
     return frame if source.watermark is None else frame.withWatermark(*source.watermark)
 
 
-def _writer(frame: "DataFrame", definition: Definition, address: str) -> "DataStreamWriter":
+def _sink_options(definition: Definition, address: str) -> dict[str, str]:
+    options = dict(definition.sink.options)
+    if definition.sink.format == HEADRACE:
+        options.setdefault("address", address)
+    return options
+
+
+def _writer(
+    frame: "DataFrame", definition: Definition, options: dict[str, str], batches: BatchSink | None
+) -> "DataStreamWriter":
     from pyspark.sql.functions import count, lit
 
     sink = definition.sink
@@ -102,9 +122,8 @@ def _writer(frame: "DataFrame", definition: Definition, address: str) -> "DataSt
     writer = counted.writeStream.queryName(definition.name).outputMode(definition.output_mode)
     if sink.function is not None:
         return writer.foreachBatch(sink.function)
-    options = dict(sink.options)
-    if sink.format == HEADRACE:
-        options.setdefault("address", address)
+    if batches is not None:
+        return writer.foreachBatch(batches.write)
     if sink.format:
         writer = writer.format(sink.format)
     if sink.partition_by:

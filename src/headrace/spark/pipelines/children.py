@@ -45,7 +45,8 @@ class Drivers:
         error = self._refused.get(name) or (driver.error if driver is not None else "") or self._last_words(name)
         if ended == STOPPED:
             error = "the driver was asked to end, by a signal that the supervisor did not send"
-        return Seen(phase=ended, error=error, locked=folder.locked())
+        permanent = driver is not None and driver.permanent
+        return Seen(phase=ended, error=error, locked=folder.locked(), permanent=permanent)
 
     def start(self, record: Record) -> None:
         """Start a driver; if that does not work, the next look tells why."""

@@ -46,6 +46,8 @@ class Seen(NamedTuple):
     error: str = ""
     locked: bool = False
     """Whether something that belongs to a driver is still there."""
+    permanent: bool = False
+    """Whether another driver would fail as this one did."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _ended(care: Care, record: Record, seen: Seen, now_us: int, chance: float, w
     if finished and policy != "always":
         return Decision(None, _changed(record, now_us, **gone | {"state": FINISHED}), Care())
     words = {} if finished else {"error": seen.error or UNKNOWN_END, "error_us": now_us}
-    if policy == "never" or (most is not None and care.failures >= most):
+    if policy == "never" or seen.permanent or (most is not None and care.failures >= most):
         return Decision(None, _changed(record, now_us, **gone | words | {"state": FAILED}), Care())
     next_us = now_us + round(pause_s(care.failures, chance) * 1e6)
     new = _changed(record, now_us, **gone | words | {"state": WAITING, "next_start_us": next_us})

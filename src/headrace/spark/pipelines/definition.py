@@ -12,7 +12,8 @@ from headrace.model.topic import checked_name
 from headrace.spark.pipelines.ends import Sink, Source, sink_of, sources_of, texts
 from headrace.spark.pipelines.triggers import Trigger, trigger_of
 
-OUTPUT_MODES = ("append", "update", "complete")
+APPEND = "append"
+OUTPUT_MODES = (APPEND, "update", "complete")
 SESSION_ARGUMENT = "spark"
 """A function that has an argument of this name gets the session."""
 
@@ -71,7 +72,8 @@ def pipeline(
             `format("headrace")`. With `format` it is another sink of Spark's, with `table` one of its tables;
             `partitionBy` is a list of columns.
         trigger: `10 seconds`, `available now`, or `as fast as possible`, which is the default.
-        output_mode: `append`, `update` or `complete`.
+        output_mode: `append`; `update`, which writes the rows of groups that have changed; or `complete`, which writes
+            all of them with every batch.
         options: for all sources that are topics, such as `{"maxOffsetsPerTrigger": 100000}`.
         conf: settings of Spark; they hold for the whole file.
         name: of the query; by default the function's.

@@ -1,16 +1,20 @@
 """Drives a pipeline: one process, one Spark application, all queries of a file, until it ends or is asked to."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from headrace.client._sync.bus import Bus
-from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
+from headrace.model.topic import parse_topic
 from headrace.spark.errors import SessionNeeded
 from headrace.spark.pipelines.definition import Definition
+from headrace.spark.pipelines.failures import is_permanent
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import has_session, local_cores, open_session, session_settings
 from headrace.spark.pipelines.places import Driver, Folder, is_local_path, this_driver
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.pipelines.running import Application
+
+logger = logging.getLogger("headrace.pipelines")
 
 LOOK_EVERY_S = 0.25
 LOCK_S = 60.0
@@ -60,7 +66,7 @@ class Post:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, HeadraceError):
-            self.tell(phase=FAILED, error=str(error))
+            self.tell(phase=FAILED, error=str(error), permanent=is_permanent(error))
         elif isinstance(error, Exception):
             self.tell(phase=FAILED, error=f"{type(error).__name__}: {error}")
         self._lock.release()
@@ -101,6 +107,7 @@ def drive(
     heard: Callable[[Progress], None],
     started: Callable[[Driver], None],
     asked: Callable[[], bool],
+    told: Callable[[str], None] = lambda _: None,
     log_fd: int | None = None,
 ) -> None:
     """Run the queries until all have ended, one has failed, or `asked` says so.
@@ -111,11 +118,18 @@ def drive(
         bus: where progress is published.
         post: the driver's place.
         heard: told how the queries get on.
-        started: told when they have begun.
+        started: told when each has begun: where it begins to read is fixed, and its first batch is done or takes long.
         asked: whether somebody wants it to end.
+        told: told what is going on before that.
         log_fd: where Java's log goes; by default to standard error.
     """
     ours = not has_session()
+
+    def tell(doing: str) -> None:
+        post.tell(doing=doing)
+        told(doing)
+
+    tell("starting Spark")
     session = _session(order, definitions, post, log_fd)
     from headrace.spark.pipelines.running import Application
 
@@ -129,10 +143,15 @@ def drive(
     with _Closing(application, reporter, session if ours else None):
         known = _loaded_now(session, order) if definitions is None else definitions
         checkpoints = order.checkpoints or str(post.folder.checkpoints)
-        application.start(known, address=order.address, checkpoints=checkpoints, once=order.once)
+        _make_topics(bus, known)
         names = [definition.name for definition in known]
-        post.tell(phase=RUNNING, queries=names, checkpoints=checkpoints, ui=_ui(session))
-        started(post.driver)
+        post.tell(queries=names, checkpoints=checkpoints, ui=_ui(session))
+        application.start(
+            known, address=order.address, checkpoints=checkpoints, once=order.once, tell=tell, asked=asked
+        )
+        if not asked():
+            post.tell(phase=RUNNING, doing="")
+            started(post.driver)
         post.tell(phase=_watch(application, post, asked))
 
 
@@ -165,6 +184,19 @@ def _session(order: Order, definitions: Sequence[Definition] | None, post: Post,
     )
     folder = os.path.dirname(os.path.abspath(order.file))
     return open_session(order.master, settings, lock_fd=post.lock_fd, folder=folder, log_fd=log_fd)
+
+
+def _make_topics(bus: Bus, definitions: Sequence[Definition]) -> None:
+    """See that the topics of queries are there before they begin, if the broker may make topics by itself."""
+    names = {name for each in definitions for source in each.sources for name in source.topics}
+    names |= {name for each in definitions for name in each.sink.topics}
+    there = {info.topic for info in bus.topics()}
+    for name in sorted(names):
+        if str(parse_topic(name)) in there:
+            continue
+        with suppress(TopicNotFound):  # it may not, and then Spark says so of a source
+            bus.fetch(name, 0, 0, bytes_max=1)
+            logger.info("created topic %s, which a query names", name)
 
 
 def _watch(application: "Application", post: Post, asked: Callable[[], bool]) -> str:

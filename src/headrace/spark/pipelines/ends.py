@@ -32,6 +32,14 @@ class Source:
     watermark: tuple[str, str] | None = None
     """A column, and how late its rows may be."""
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics of the pipeline's own broker that it names one by one."""
+        plain = {name.lower(): value for name, value in self.options.items()}
+        if self.format != HEADRACE or "address" in plain or "path" in plain:
+            return ()
+        return tuple(name.strip() for name in plain.get("subscribe", "").split(",") if name.strip())
+
 
 @dataclass(frozen=True)
 class Sink:
@@ -48,6 +56,12 @@ class Sink:
     def keeps_progress(self) -> bool:
         """Whether a query goes on where it was: what only shows rows begins anew."""
         return self.format not in (*PLAIN_SINKS, "memory")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topic of the pipeline's own broker that all rows go to."""
+        ours = self.format == HEADRACE and "address" not in self.options
+        return (self.options["topic"],) if ours and "topic" in self.options else ()
 
     def __str__(self) -> str:
         if self.function is not None:

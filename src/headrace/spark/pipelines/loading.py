@@ -24,7 +24,7 @@ def load(path: str) -> list[Definition]:
     """The pipelines of a file, in the order in which they are written."""
     file = os.path.abspath(path)
     if not os.path.isfile(file):
-        raise InvalidArgument(f"there is no file {path}")
+        raise InvalidArgument(f"there is no file {path}") from FileNotFoundError(path)
     kind = os.path.splitext(file)[1].lower()
     if kind == ".sql":
         with open(file, encoding="utf-8") as opened:

@@ -7,11 +7,12 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
-from headrace.spark.local_python import choose_python
+from headrace.spark.local_python import LOOPBACK, choose_python, on_loopback
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,9 +25,11 @@ ALWAYS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.stopTimeout": "20s",
+    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What makes micro-batches quicker and gives nothing up."""
+"""What makes micro-batches quicker and gives nothing up; Spark's pages, which everybody may look at, are off."""
+_ON_LOOPBACK = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 
 _LOCAL_FILES = "spark.hadoop.fs.file.impl"
 _STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
@@ -69,7 +72,7 @@ def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: 
     settings = {"spark.app.name": name} if is_connect(master) else {"spark.app.name": name, **ALWAYS}
     cores = local_cores(master)
     if cores is not None:
-        settings["spark.sql.shuffle.partitions"] = str(max(cores, 2))
+        settings |= _ON_LOOPBACK | {"spark.sql.shuffle.partitions": str(max(cores, 2))}
     if quick:
         settings |= QUICK
         if "RocksDB" in conf.get(_STATE_STORE, ""):
@@ -131,10 +134,11 @@ def open_session(
         if is_connect(master):
             return builder.remote(master).config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
         if local_cores(master) is not None:
-            choose_python()
+            choose_python(preloaded=True)
             path = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
-        _begin_context(master, settings, lock_fd, log_fd)
+        with on_loopback() if local_cores(master) is not None else nullcontext():
+            _begin_context(master, settings, lock_fd, log_fd)
         return builder.getOrCreate()  # type: ignore[no-any-return]
     except PySparkException as error:
         if error.getCondition() == "JAVA_GATEWAY_EXITED":

@@ -15,11 +15,13 @@ from headrace.model.errors import InvalidArgument
 from headrace.model.requests import BrokerInfo
 from headrace.spark.errors import PipelineInUse
 from headrace.spark.pipelines.processes import start_mark
+from headrace.spark.pipelines.records import Record, decoded, encoded
 
 PIPELINES = "pipelines"
 _LOCK = "driver.lock"
 _DRIVER = "driver.json"
 _LOG = "log"
+_RECORD = "record.json"
 _LOOK_EVERY_S = 0.1
 
 
@@ -33,12 +35,16 @@ class Driver(msgspec.Struct):
     phase: str = "starting"
     """`starting`, `running`, `stopping`; at last `finished`, `stopped` (by a signal) or `failed`."""
     error: str = ""
+    permanent: bool = False
+    """Whether the error would come again: somebody has to change something first."""
     queries: list[str] = []
     checkpoints: str = ""
     supervised: bool = False
     """Whether a supervisor has started it."""
     ui: str = ""
     """Where Spark's own pages are."""
+    doing: str = ""
+    """While it starts: what it is at."""
 
 
 class Folder:
@@ -76,6 +82,25 @@ class Folder:
         new = self.path / f"{_DRIVER}.new"
         new.write_bytes(msgspec.json.encode(driver))
         new.replace(self.path / _DRIVER)
+
+    def record(self) -> Record | None:
+        """The copy of the pipeline's record that its supervisor keeps."""
+        try:
+            return decoded((self.path / _RECORD).read_bytes())
+        except OSError:
+            return None
+
+    def write_record(self, record: Record) -> None:
+        """Keep a copy of the pipeline's record, should the broker lose it."""
+        self.make()
+        new = self.path / f"{_RECORD}.new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(encoded(record))
+        new.replace(self.path / _RECORD)
+
+    def forget_record(self) -> None:
+        """Remove the copy: the pipeline was removed."""
+        (self.path / _RECORD).unlink(missing_ok=True)
 
     def lock(self, wait: float = 0.0, check: Callable[[], None] = lambda: None) -> "Lock":
         """Become the driver, or say who is."""

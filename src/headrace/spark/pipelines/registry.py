@@ -35,8 +35,12 @@ class Registry:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._offset = 0
+        self._offsets: dict[str, int] = {}
+        """Where the records are in the topic."""
         self.records: dict[str, Record] = {}
         """As of the last look, by name."""
+        self.removed: set[str] = set()
+        """Names of which the topic says that they were removed; others that are missing were lost."""
 
     def prepare(self) -> None:
         """Make the topics, if they are not there."""
@@ -53,14 +57,22 @@ class Registry:
         """Read what is new, or wait a moment for it; whether there was something."""
         before = self._offset
         try:
-            for batch in _batches(self._bus, TOPIC, self._offset, wait):
-                for message in batch.messages():
-                    self._take(message)
-                self._offset = batch.next_offset
-        except OffsetOutOfRange:  # the topic is another one, or the broker has lost its end
-            self._offset, self.records = self._bus.offsets(TOPIC, at="earliest")[0], {}
+            self._read(wait)
+        except OffsetOutOfRange:  # the log was trimmed, the topic is another one, or the broker has lost its end
+            self._read_again()
             return True
         return self._offset > before
+
+    def check_kept(self) -> bool:
+        """Whether the topic still holds every record that is known here; if not, all that it holds is read again.
+
+        Whoever has read up to the end does not notice that what was read was trimmed.
+        """
+        first = self._bus.offsets(TOPIC, at="earliest")[0]
+        if all(offset >= first for offset in self._offsets.values()):
+            return True
+        self._read_again()
+        return False
 
     def get(self, name: str) -> Record:
         """A pipeline's record, as of the last look."""
@@ -114,12 +126,27 @@ class Registry:
         self.look()
         return True
 
+    def _read_again(self) -> None:
+        self._offset = self._bus.offsets(TOPIC, at="earliest")[0]
+        self.records, self._offsets, self.removed = {}, {}, set()
+        self._read()
+
+    def _read(self, wait: float = 0.0) -> None:
+        for batch in _batches(self._bus, TOPIC, self._offset, wait):
+            for message in batch.messages():
+                self._take(message)
+            self._offset = batch.next_offset
+
     def _take(self, message: Received) -> None:
         name = (message.key or b"").decode("utf-8", "replace")
         if message.value is None:
             self.records.pop(name, None)
+            self._offsets.pop(name, None)
+            self.removed.add(name)
         elif (record := decoded(message.value)) is not None:
             self.records[name] = record
+            self._offsets[name] = message.offset
+            self.removed.discard(name)
 
 
 def _batches(bus: Bus, topic: str, offset: int, wait: float = 0.0) -> Iterator[ReceivedBatch]:

@@ -12,6 +12,7 @@ from headrace.client._sync.bus import Bus
 from headrace.model.errors import HeadraceError
 from headrace.spark.pipelines import logs
 from headrace.spark.pipelines.children import Drivers
+from headrace.spark.pipelines.copies import Copies
 from headrace.spark.pipelines.deciding import Care, Do, Seen, decide
 from headrace.spark.pipelines.places import Lock, is_locked, taken
 from headrace.spark.pipelines.records import Record
@@ -23,6 +24,8 @@ LOOK_EVERY_S = 0.25
 LINGER_S = 1.0
 """How long a supervisor that has nothing to do waits for more."""
 _LOGS_EVERY_S = 5.0
+_CHECK_EVERY_S = 2.0
+"""How often to see whether the broker still has all records."""
 
 
 def host_name() -> str:
@@ -47,6 +50,7 @@ class Supervisor:
         self._registry = Registry(bus)
         self._home = home
         self._drivers = Drivers(home, address)
+        self._copies = Copies(home, host_name())
         self._stay = stay
         self._asked = asked
         self._host = host_name()
@@ -54,6 +58,7 @@ class Supervisor:
         self._lock: Lock | None = None
         self._idle_since_s: float | None = None
         self._logs_s = 0.0
+        self._checked_s = 0.0
         self._reached = True
 
     def run(self) -> bool:
@@ -88,6 +93,7 @@ class Supervisor:
             if not self._reached:
                 self._registry.prepare()
             self._registry.look(wait=LOOK_EVERY_S)
+            self._check_records()
         except HeadraceError as error:
             if self._reached:
                 logger.warning("the broker cannot be asked; drivers go on: %s", error)
@@ -98,6 +104,17 @@ class Supervisor:
             logger.info("the broker is back")
         self._reached = True
         return True
+
+    def _check_records(self) -> None:
+        """Put back what the topic has lost: its log may be trimmed by anybody who takes it for an ordinary one."""
+        now_s = time.monotonic()
+        missing = any(name not in self._registry.records for name in self._cares)
+        if missing or not self._checked_s or now_s - self._checked_s >= _CHECK_EVERY_S:
+            self._checked_s = now_s
+            self._registry.check_kept()
+            self._copies.heal(self._registry)
+            self._cares = {name: care for name, care in self._cares.items() if name in self._registry.records}
+        self._copies.keep(self._mine())
 
     def _mine(self) -> list[Record]:
         records = list(self._registry.records.values())

@@ -1,0 +1,166 @@
+"""Python processes for Spark on this machine, forked from one that has their modules loaded already.
+
+Spark starts Python for each source of a stream, for planning and for tasks, and gives up on one that does not answer
+within 10 s. To import what they need takes a second of a free core, and many times that where queries are started or
+the machine is busy. Run as: fork_server.py FD, to be the process that forks; `fork_client.py` asks it on a socket.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_LOADED = (
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
+    "pyspark.daemon",
+    "pyspark.worker",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.streaming.stateful_processor_api_client",
+    *(
+        f"pyspark.sql.worker.{name}"
+        for name in (
+            "commit_data_source_write",
+            "create_data_source",
+            "data_source_pushdown_filters",
+            "lookup_data_sources",
+            "plan_data_source_read",
+            "python_streaming_sink_runner",
+            "write_into_data_source",
+        )
+    ),
+    "headrace.client._sync.bus",
+    *(f"headrace.spark.{name}" for name in ("datasource", "reading", "streaming", "views", "writing")),
+    *(f"headrace.spark.archive.{name}" for name in ("origin", "parquet", "serving", "tasks")),
+    "headrace.storage.files",
+)
+_END_S = 5.0
+
+
+def can_fork() -> bool:
+    """Whether this system tells all that is needed of the process that asks."""
+    return sys.platform == "linux" and Path("/proc/self/environ").exists()
+
+
+class ForkServer:
+    """The process that forks, for as long as this object is not closed and this process lives."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self.path = os.path.join(tempfile.mkdtemp(prefix="headrace-forks-"), "asking")
+        """Where to ask it."""
+        self._owner = os.getpid()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(self.path)
+            listening.listen(100)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(listening.fileno())],  # not with the modules beside this file
+                pass_fds=[listening.fileno()],
+                env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", **(environment or os.environ)},
+                stdin=subprocess.PIPE,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process that forks: all others are below it. Each is called as the module that it runs."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process that forks, and not those that were forked."""
+        if os.getpid() != self._owner:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # it is still importing
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
+
+
+def main() -> None:
+    """Fork whenever it is asked for, until the standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as all that Java starts for PySpark
+    for name in _LOADED:
+        with contextlib.suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        ready, _, _ = select.select([0, listening.fileno()], [], [])
+        if listening.fileno() not in ready:  # whoever has started this has ended
+            shutil.rmtree(os.path.dirname(listening.getsockname()), ignore_errors=True)
+            return
+        asking, _ = listening.accept()
+        if not os.fork():
+            listening.close()
+            _answer(asking)
+            return
+        asking.close()
+
+
+def _answer(asking: socket.socket) -> None:
+    """Fork, and stand between the one who asks and the one who is forked."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    asker, _, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, descriptors, *_ = socket.recv_fds(asking, 1, 3)
+    child = os.fork()
+    if not child:
+        asking.close()
+        _be_python(Path(f"/proc/{asker}"), descriptors)
+        return
+    for descriptor in descriptors:
+        os.close(descriptor)
+    ended = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([asking.fileno(), ended], [], [])
+        if ended in ready:
+            _, status = os.waitpid(child, 0)
+            with contextlib.suppress(OSError):
+                asking.send(b"%d" % (os.waitstatus_to_exitcode(status) & 255))
+            os._exit(0)
+        said = asking.recv(100)
+        os.kill(child, int(said or signal.SIGKILL))
+        if not said:
+            os._exit(0)
+
+
+def _be_python(asker: Path, descriptors: list[int]) -> None:
+    """Do as Python does that is started with the asker's arguments, environment, directory and files."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    for line in os.fsdecode((asker / "environ").read_bytes()).split("\0"):
+        name, equals, value = line.partition("=")
+        if name and equals:
+            os.environ[name] = value
+    time.tzset()
+    os.chdir((asker / "cwd").readlink())
+    words = os.fsdecode((asker / "cmdline").read_bytes()).split("\0")[:-1]
+    module, sys.argv = words[words.index("-m") + 1], words[words.index("-m") + 1 :]
+    # Spark's own archives are left out: what is in them is loaded.
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and "/pyspark/" not in path]
+    sys.path[:] = [os.getcwd(), *given, *sys.path]
+    sys.modules.pop(module, None)
+    Path("/proc/self/comm").write_text(module)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
