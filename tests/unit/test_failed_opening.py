@@ -217,7 +217,7 @@ def test_wrong_settings_fail_one_subscription_and_the_right_ones_of_them_stay(da
 def test_a_mistake_in_the_middle_of_work_stops_one_subscription(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, holding = filled(data)
     [bad] = [one for one in bench.broker._subscriptions if one.name == "bad"]
-    monkeypatch.setattr(bad.indexes[0].leases, "end", lambda _: 1 / 0)
+    monkeypatch.setattr(bad.indexes[0].leases, "end", lambda *_: 1 / 0)
     bench.tick(40)
     check_refused(bench, holding)
     assert bench.ask(SubscriptionReset("jobs", "bad")).ready == 3

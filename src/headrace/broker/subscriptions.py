@@ -1,7 +1,6 @@
 """The registry of leased subscriptions: made, changed, listed and deleted while the broker runs."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -12,9 +11,11 @@ from headrace.broker.later import Later
 from headrace.broker.leased_facts import SubscriptionGone, SubscriptionSet
 from headrace.broker.leased_facts import SubscriptionReset as ResetFact
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import Session, offset_at
+from headrace.broker.membership import offset_at
+from headrace.broker.partition_schedule import PartitionSchedule
 from headrace.broker.ports import Ports
 from headrace.broker.topics import Topic, Topics
+from headrace.broker.waiters import Waiters
 from headrace.engines.api import LeasedIndex, outlook
 from headrace.model.errors import (
     Closed,
@@ -45,18 +46,6 @@ logger = logging.getLogger("headrace.broker")
 TIMING_BOUNDS_US = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000]
 
 
-class Want:
-    """A consumer that waits for messages."""
-
-    __slots__ = ("deadline_us", "later", "request", "session")
-
-    def __init__(self, session: Session, request: Lease, deadline_us: int, later: Later[Any]) -> None:
-        self.session = session
-        self.request = request
-        self.deadline_us = deadline_us
-        self.later = later
-
-
 class Subscription:
     """A leased subscription at work."""
 
@@ -68,7 +57,8 @@ class Subscription:
         self.fact = fact
         self.indexes: dict[int, LeasedIndex] = {}
         """By partition; a partition that could not be opened is missing."""
-        self.wants: deque[Want] = deque()
+        self.schedule = PartitionSchedule(self.indexes)
+        self.wants = Waiters()
         self.next_us = 0
         """When there is something to do at the latest."""
         self.turn = 0
@@ -80,6 +70,8 @@ class Subscription:
         """Partitions in which more was published, or that could not be read when it was."""
         self.takes_in = False
         """Whether what was published is going to be taken in."""
+        self.goes_on = False
+        """Whether more was to be done at once than can be, and is going to be done."""
         self.failure = ""
         """Why it could not be opened; empty when it is at work."""
 
@@ -205,8 +197,8 @@ class SubscriptionRegistry:
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
         for index in found.indexes.values():
-            index.pending.advance(now_us)
             index.alter(settings, now_us)
+        found.schedule.order_by(settings.discipline)
         self._ports.soon(partial(self.served, found))
         return self._ledger.durably(self.info(found, now_us))
 
@@ -310,12 +302,14 @@ class SubscriptionRegistry:
     def refresh(self, subscription: Subscription, now_us: int) -> None:
         """Bring a subscription up to the moment: with all that was published, and what is over is over."""
         self.catch_up(subscription)
-        overdue = False
-        for number, index in subscription.indexes.items():
-            index.forget_before(self._topics.lane(subscription.topic, number).partition.first_offset)
-            overdue = overdue or index.is_due(now_us)
-        if overdue:
-            self.overdue(subscription, now_us)
+        for number in subscription.indexes:
+            self.forget_removed(subscription, number)
+        self.overdue(subscription, now_us)
+
+    def forget_removed(self, subscription: Subscription, partition: int) -> None:
+        """What retention has removed from a partition cannot be handed out."""
+        first_offset = subscription.topic.lanes[partition].partition.first_offset
+        subscription.indexes[partition].forget_before(first_offset)
 
     def catch_up(self, subscription: Subscription) -> None:
         """Take in what was published since."""
@@ -375,6 +369,7 @@ class SubscriptionRegistry:
         except InvalidArgument as error:
             subscription.settings = _right_settings(fact.settings)
             self.fail(subscription, error)
+        subscription.schedule.order_by(subscription.settings.discipline)
         if fact.id in self._ledger.state.leased.broken:
             self._broken(fact.id)
         self._attach(subscription)
@@ -391,14 +386,13 @@ class SubscriptionRegistry:
             if number in subscription.topic.lanes:
                 subscription.topic.lanes[number].forget(listener)
         subscription.listeners.clear()
+        subscription.schedule.changed.update(subscription.indexes)
         subscription.indexes.clear()
         subscription.stale.clear()
 
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
         """Tell those who wait that there is nothing to wait for."""
-        wants = list(subscription.wants)
-        subscription.wants.clear()
-        for want in wants:
+        for want in subscription.wants.clear():
             want.later.settle(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
@@ -437,6 +431,8 @@ class SubscriptionRegistry:
                 self.fail(subscription, error)
                 return
             subscription.indexes[number] = index
+            index.pending.on_change = partial(subscription.schedule.changed.add, number)
+            index.pending.on_change()
             subscription.listeners[number] = partial(self._more, subscription, number)
             lane.listen(subscription.listeners[number])
 

@@ -5,11 +5,11 @@ from headrace.engines.journal import Gap, Journal
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
-from headrace.engines.leased.index import LeasedIndex, Note, Taken
+from headrace.engines.leased.index import LeasedIndex, Note
 from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
-from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
+from headrace.engines.leased.taken import Taken
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, explained, log_settings
@@ -18,7 +18,6 @@ from headrace.storage.recovery import Findings
 
 __all__ = [
     "FORGOTTEN",
-    "NOT_READY",
     "PRODUCER_MIN",
     "RANK_BITS",
     "Appended",

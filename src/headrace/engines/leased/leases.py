@@ -151,20 +151,28 @@ class Leases:
         if self._leaving:
             deque(map(self._leaving.pop, offsets, repeat(None)), maxlen=0)
 
-    def end(self, now_us: int) -> Iterator[list[int]]:
-        """End the leases whose time is over; yields their messages, settled ones left out."""
-        while self._ends and self._ends[0][0] <= now_us:
-            held = heappop(self._ends)[2]
-            held.over = True
+    def end(self, now_us: int, most: int) -> list[int]:
+        """End leases whose time is over, of so many messages at most; returns the messages that were not settled."""
+        ended: list[int] = []
+        while most > 0 and self._ends and self._ends[0][0] <= now_us:
+            held = self._ends[0][2]
             self._divide(held.offsets)
-            offsets = [offset for offset in held.offsets if self._by_offset.get(offset) is held]
-            held.offsets = ()
+            some, held.offsets = held.offsets[:most], held.offsets[most:]
+            most -= max(len(some), 1)
+            if not held.offsets:
+                heappop(self._ends)
+            offsets = [offset for offset in some if self._by_offset.get(offset) is held]
             if offsets:
-                yield offsets
+                over = held.part(())
+                over.over = True
+                self._by_offset.update(zip(offsets, repeat(over)))
+                ended += offsets
+        return ended
 
-    def is_due(self, now_us: int) -> bool:
-        """Whether a lease may have ended."""
-        return bool(self._ends) and self._ends[0][0] <= now_us
+    @property
+    def first_end_us(self) -> int | None:
+        """When the next lease ends, or one that was settled would have."""
+        return self._ends[0][0] if self._ends else None
 
     @property
     def next_end_us(self) -> int | None:
