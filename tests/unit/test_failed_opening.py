@@ -119,8 +119,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A mistake in the broker: subscriptions that are called `bad` cannot be opened."""
     attach = LeasedIndex.attach
 
-    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> None:
-        attach(self, partition, name, *rest)
+    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> Iterator[None]:
+        yield from attach(self, partition, name, *rest)
         if name == "bad":
             raise KeyError(1)
 

@@ -149,7 +149,7 @@ class LeasesAgainstADict(RuleBasedStateMachine):
 
     @invariant()
     def all_of_it_can_be_written_down(self) -> None:
-        told = {offset: known(held) for held, offsets in self.leases.current() for offset in offsets}
+        told = {offset: known(held) for held, offsets in self.leases.frozen() for offset in offsets}
         leaving = {offset: each for offset in self.leaving if (each := told.pop(offset)) is not None}
         assert told == self.plain
         assert {offset: each.number for offset, each in leaving.items()} == {

@@ -1,6 +1,7 @@
 """What a broker has to remember: the facts of its journal, and all of them together."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -282,7 +283,11 @@ class State:
         }
 
     def facts(self) -> Iterator[Fact]:
-        """The fewest facts that tell all of it."""
+        """The fewest facts that tell all of it as it is now, however late they are asked for."""
+        return chain(list(self._plain_facts()), self.leased.facts())
+
+    def _plain_facts(self) -> Iterator[Fact]:
+        """What is not about leased subscriptions."""
         yield Began(self.broker_id, self.session)
         # Who had the last ones may be gone, but they must not be given out again.
         yield IdsReserved(self.topic_id, self.leased.subscription_id, self.commits)
@@ -303,7 +308,6 @@ class State:
         yield from self.shared.values()
         yield from self.crons.values()
         yield from self.reserved.values()
-        yield from self.leased.facts()
 
     def groups_within(self, topic_id: int, partition: int, begin: int, end: int) -> list[str]:
         """The groups whose position in a partition is one of these offsets."""

@@ -18,7 +18,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.waiters import Want
 from headrace.engines.api import LeasedIndex, Taken, explained, packed
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
     Extend,
@@ -75,6 +75,7 @@ class Leasing:
         self._now_us = 0
         registry.served = self._serve
         registry.overdue = self._end_what_is_over
+        registry.prepared = self._go_on_soon
 
     @property
     def next_tick_us(self) -> int:
@@ -93,7 +94,7 @@ class Leasing:
         if not subscription.wants and self._grant(subscription, want, now_us):
             return want.later
         behind = self._is_behind(subscription, now_us, wanted=True)
-        if not request.wait_ms and not behind:
+        if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
         subscription.wants.add(want)
         if behind:
@@ -160,7 +161,7 @@ class Leasing:
 
     def _grant(self, subscription: Subscription, want: Want, now_us: int) -> bool:
         """Hand out what there is; whether there was anything."""
-        if subscription.settings.paused:
+        if subscription.settings.paused or subscription.preparing:
             return False
         request = want.request
         portions = self._take(subscription, request, now_us)
@@ -350,7 +351,8 @@ class Leasing:
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
             if index is None:
-                refused += [Refusal(holding.partition, offset, "message_gone") for offset in offsets]
+                code = NotLeaseHolder.code if subscription.preparing else MessageGone.code
+                refused += [Refusal(holding.partition, offset, code) for offset in offsets]
                 continue
             accepted, wrong = index.checked(holding.lease, offsets, now_us, late=late)
             refused += [Refusal(holding.partition, offset, code) for offset, code in wrong]
@@ -425,16 +427,21 @@ class Leasing:
 
     # Time passes.
 
-    def _look_after(self, subscription: Subscription, now_us: int) -> None:
+    def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Leases end, messages expire, consumers have waited long enough."""
-        self._registry.catch_up(subscription)
+        self._registry.catch_up(subscription, again=again)
         subscription.next_us = _NEVER_US
         self._serve(subscription)
-        if self._is_behind(subscription, now_us, wanted=bool(subscription.wants)):
+        if subscription.preparing:
+            pass  # whoever waits is told when that is done
+        elif self._is_behind(subscription, now_us, wanted=bool(subscription.wants)):
             self._go_on_soon(subscription)  # there may be something yet for those who have waited long enough
         else:
-            for want in subscription.wants.take_late(now_us, _LATE_TOGETHER):
+            late = subscription.wants.take_late(now_us, _LATE_TOGETHER)
+            for want in late:
                 want.later.settle(Leased([]))
+            if len(late) == _LATE_TOGETHER:
+                self._go_on_soon(subscription)
         subscription.next_us = self._due_us(subscription)
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
@@ -447,14 +454,14 @@ class Leasing:
         """Go on with what is to be done for a subscription, after what others have to do."""
         if not subscription.goes_on:
             subscription.goes_on = True
-            self._ports.soon(partial(self._go_on, subscription))
+            self._ports.last(partial(self._go_on, subscription))
 
     def _go_on(self, subscription: Subscription) -> None:
         subscription.goes_on = False
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
-            self._look_after(subscription, self._registry.now_us)
+            self._look_after(subscription, self._registry.now_us, again=False)
         except Exception as error:  # noqa: BLE001 it is told; all others go on
             self._registry.fail(subscription, error)
         else:
@@ -462,18 +469,21 @@ class Leasing:
 
     def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
         """Deal with some of the leases and messages whose time is over, all if they are not very many."""
-        left = _ENDED_TOGETHER
-        for partition in subscription.schedule.over(now_us, _OVER_TOGETHER):
+        schedule, left = subscription.schedule, _ENDED_TOGETHER
+        if not schedule.is_over(now_us):
+            return
+        for partition in schedule.over(now_us, _OVER_TOGETHER):
             left -= self._end_some(subscription, partition, now_us, left)
             if left <= 0:
                 break
-        if subscription.schedule.is_over(now_us):
+        if schedule.is_over(now_us):
             self._go_on_soon(subscription)
 
     def _end_some(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
         """Deal with so many of them at most in a partition; returns about how many there were."""
-        index = subscription.indexes[partition]
-        index.pending.advance(now_us)
+        index = subscription.indexes.get(partition)
+        if index is None:
+            return 0  # it has failed meanwhile
         ended = index.ended(now_us, most)
         if ended:
             subscription.expired_leases += len(ended)

@@ -97,7 +97,8 @@ class PartitionSchedule:
         return min(times, default=None)
 
     def _is_due(self, times: "_Times", now_us: int) -> bool:
-        self._look()
+        if self.changed:
+            self._look()
         first = times.first
         return first is not None and first[0] <= now_us
 

@@ -16,7 +16,7 @@ Steps = Generator[None, None, Any]
 
 
 def in_slices(ports: Ports, steps: Steps) -> Later[Any]:
-    """Run the first slice now and the others soon, one after the other; settles with what the steps return or raise."""
+    """Run the first slice now, the others one by one in turns that follow; settles with what they return or raise."""
     later: Later[Any] = Later()
 
     def run_slice() -> None:
@@ -35,7 +35,7 @@ def in_slices(ports: Ports, steps: Steps) -> Later[Any]:
             logger.exception("work in slices failed")
             later.settle(InternalError())
         else:
-            ports.soon(run_slice)
+            ports.last(run_slice)  # not soon: several of those are called in one turn
 
     run_slice()
     return later

@@ -1,7 +1,7 @@
 """All that the broker knows of engines and of storage."""
 
 from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
-from headrace.engines.journal import Gap, Journal
+from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
@@ -39,6 +39,7 @@ __all__ = [
     "SavedChunk",
     "SavedRest",
     "Slice",
+    "Snapshot",
     "Store",
     "Taken",
     "explained",

@@ -24,9 +24,11 @@ from headrace.engines.leased.taken import Taken, fitting, without
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
-from headrace.model.offsets import ranges
+from headrace.model.offsets import common, ranges
 from headrace.model.subscription import SubscriptionSettings
 
+_TAKEN_IN_TOGETHER = 1000
+"""Messages of which a new index learns at a time, or a batch if that has more."""
 _NOTES_KEPT = 5
 _NOTE_CHARS = 200
 _BLOCKED_AT_ONCE = 64
@@ -94,8 +96,8 @@ class LeasedIndex:
         edits: Mapping[int, EditRecord],
         end_offset: int,
         now_us: int,
-    ) -> None:
-        """Learn from the log what is there to hand out."""
+    ) -> Iterator[None]:
+        """Learn from the log what is there to hand out, of some messages at a time; yields in between."""
         self._settings = settings
         self.pending.discipline = settings.discipline
         self.pending.edits = edits
@@ -104,8 +106,14 @@ class LeasedIndex:
         assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
         self.pending.attach(Contents(partition))
         self.forget_before(partition.first_offset)
-        for gone in self._intake.read(list(self.statuses.unsettled()), now_us):
-            self._part_with(gone)
+        for begin, end in self.statuses.unsettled():
+            for gone in self._intake.read(begin, end, now_us):
+                for part in gone:
+                    self._part_with(part)
+                yield
+        while self.statuses.end + _TAKEN_IN_TOGETHER < end_offset:
+            self.catch_up(self.statuses.end + _TAKEN_IN_TOGETHER, now_us)
+            yield
         self.catch_up(end_offset, now_us)
         self._ahead = self._intake.early
         self._order.alter(settings, now_us)
@@ -120,20 +128,19 @@ class LeasedIndex:
             self._lose(damaged)
         self.pending.on_change()
 
-    def alter(self, settings: SubscriptionSettings, now_us: int) -> None:
-        """Go on with other settings."""
+    def alter(self, settings: SubscriptionSettings, now_us: int) -> Iterator[None]:
+        """Go on with other settings; yields after some of the work, and nothing may be taken out meanwhile."""
         before, self._settings = self._settings, settings
         self._order.alter(settings, now_us)
         if settings.discipline is not before.discipline:
             self._order.unblock_all()
-            self.pending.reorder(settings.discipline)
+            yield from self.pending.reorder(settings.discipline)
         self.pending.on_change()
 
-    def expire_after(self, ttl_us: int | None) -> None:
-        """The topic's messages live for another time from now on; those that are there too."""
+    def expire_after(self, ttl_us: int | None) -> Iterator[None]:
+        """The topic's messages live for another time from now on; yields before it is found when those expire."""
         assert self._intake is not None
-        self._intake.expire_after(ttl_us)
-        self.pending.on_change()
+        return self._intake.expire_after(ttl_us)
 
     def forget_before(self, offset: int) -> None:
         """The messages before an offset are no more."""
@@ -458,8 +465,12 @@ class LeasedIndex:
         return self._earliest(self.leases.first_end_us)
 
     def _earliest(self, end_us: int | None) -> int | None:
-        times = [end_us, self.pending.expiring.first_key, self._lost_us if self._lost or self.pending.lost else None]
-        return min((time for time in times if time is not None), default=None)
+        expires_us = self.pending.expiring.first_key
+        if expires_us is not None and (end_us is None or expires_us < end_us):
+            end_us = expires_us
+        if (self._lost or self.pending.lost) and (end_us is None or self._lost_us < end_us):
+            end_us = self._lost_us
+        return end_us
 
     # Messages of one key, one at a time.
 
@@ -504,11 +515,10 @@ class LeasedIndex:
         """These are done with."""
         self.pending.settle(offsets)
         self.leases.forget(offsets)
-        if self.notes or self.states or self._ahead:
-            for offset in offsets:
-                self.notes.pop(offset, None)
-                self.states.pop(offset, None)
-                self._ahead.pop(offset, None)
+        for table in (self.notes, self.states, self._ahead):
+            if table:
+                for offset in common(table, offsets):
+                    table.pop(offset)
         self._order.update(offsets, 0, self._ahead)
         self.pending.on_change()
         if self.pending.contents is not None and not any(self.statuses.counts):

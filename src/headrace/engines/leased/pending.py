@@ -1,6 +1,6 @@
 """The messages that a subscription has not settled in a partition: which are ready, in which order, and which wait."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
 from headrace.engines.leased.contents import Contents
@@ -16,16 +16,20 @@ from headrace.engines.leased.statuses import (
     SETTLED,
     UNKNOWN,
     WAITING,
+    FrozenStatuses,
     Statuses,
 )
-from headrace.model.offsets import follow
+from headrace.model.offsets import common, follow
 from headrace.model.subscription import Discipline
 
 _OUTDATED_MAX = 1000
 _AT_ONCE = 4096
 """Messages that are put in order at a time."""
+_REORDERED_TOGETHER = 300
 _DUE_TOGETHER = 1000
 """Messages that are due and made ready at a time: more may be due at the same moment."""
+_READ_TOGETHER = 300
+"""The same where their contents have to be read for that."""
 
 Entry = tuple[Runs, Sequence[int], Sequence[int]]
 Entries = list[Entry]
@@ -71,9 +75,10 @@ class Pending:
     def advance(self, now_us: int) -> int:
         """Some of what is due by now is ready, all if it is not very many; returns how many were looked at."""
         count = 0
+        most = _READ_TOGETHER if self.discipline is Discipline.PRIORITY else _DUE_TOGETHER
         for runs, status in ((self.waiting, WAITING), (self.resting, RESTING)):
-            if count < _DUE_TOGETHER and (first := runs.first_key) is not None and first <= now_us:
-                taken = runs.take(_DUE_TOGETHER - count, now_us)
+            if count < most and (first := runs.first_key) is not None and first <= now_us:
+                taken = runs.take(most - count, now_us)
                 count += len(taken[1])
                 times, offsets = self._valid(status, *taken)
                 self.statuses.change(offsets, READY)
@@ -152,9 +157,10 @@ class Pending:
         """Until when a message rests, if it does."""
         return self._rests.get(offset) if self.statuses[offset] == RESTING else None
 
-    def rests(self) -> list[tuple[int, int]]:
-        """Until when messages rest, and which."""
-        return sorted((self._rests[offset], offset) for offset in self.statuses.with_status(RESTING))
+    def frozen_rests(self, statuses: FrozenStatuses) -> Iterator[tuple[int, int]]:
+        """Until when messages rest, and which, with the statuses of this moment and whatever becomes of them later."""
+        rests = dict(self._rests)
+        return ((rests[offset], offset) for offset in statuses.with_status(RESTING))
 
     def copied(self) -> "Pending":
         """All as it is now, to be looked at a slice at a time while messages come and go."""
@@ -178,13 +184,17 @@ class Pending:
         """These are done with."""
         self.statuses.change(offsets, SETTLED)
         if self._overdue:
-            self._overdue.difference_update(offsets)
+            self._overdue.difference_update(common(self._overdue, offsets))
 
-    def reorder(self, discipline: Discipline) -> None:
-        """Hand out in another order from now on."""
+    def reorder(self, discipline: Discipline) -> Iterator[None]:
+        """Hand out in another order from now on; yields after some of the messages were put in it."""
         self.discipline = discipline
         self.ready = Runs()
-        self.add_ready(list(self.statuses.with_status(READY)))
+        for begin, end in self.statuses.unsettled():
+            offsets = self.statuses.only(range(begin, end), READY)
+            for place in range(0, len(offsets), _REORDERED_TOGETHER):
+                self.add_ready(self.statuses.only(offsets[place : place + _REORDERED_TOGETHER], READY))
+                yield
 
     def add_ready(self, offsets: Sequence[int]) -> None:
         """Put messages whose status says that they are ready into the order; what has to be known of them is read."""
