@@ -177,7 +177,7 @@ def test_what_is_not_there_is_told(topic: str) -> None:
     for arguments in (["create"], ["stats"], ["peek"], ["drain"], ["redrive"], ["pause"], ["delete", "--yes"]):
         assert error_of(run("queue", arguments[0], topic, *arguments[1:], code=1))[1] == "topic_not_found"
     run("topic", "create", topic)
-    for arguments in (["stats"], ["drain"], ["alter", "--paused"]):
+    for arguments in (["stats"], ["drain", "mail"], ["alter", "--paused"]):
         text, code = error_of(run("queue", arguments[0], topic, *arguments[1:], code=1))
         assert code == "subscription_not_found"
         assert "headrace queue create" in text
@@ -279,6 +279,14 @@ def test_stats_for_people(topic: str, bus: headrace.Bus) -> None:
     assert stats["timing"]["early"] == 0
     assert sum(stats["timing"]["counts"]) in (0, 1)
     assert ("handed over:" in text) is bool(sum(stats["timing"]["counts"]))
+
+
+def test_drain_of_a_topic_that_was_never_leased_has_all_its_messages(topic: str) -> None:
+    run("topic", "create", topic)
+    run("publish", topic, "a", "b")
+    assert run("queue", "drain", topic, "--values").stdout == b"a\nb\n"
+    assert told("queue", "drain", topic, "--quiet") == [{"topic": topic, "subscription": "default", "drained": 0}]
+    assert told("queue", "stats", topic)[0]["acked"] == 2
 
 
 def test_drain_prints_and_acknowledges_as_tail_does(topic: str) -> None:

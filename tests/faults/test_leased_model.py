@@ -463,6 +463,24 @@ class LeasedOnALossyTopic(LeasedOnAFaultyDisk):
         self.ask(Commit("readers", [Place(TOPIC, number, end)]), lambda _: None)
 
 
+class LeasedOverPartitions(LeasedOnAFaultyDisk):
+    """The same over up to 64 partitions, most of which have nothing to hand out at most times."""
+
+    @initialize(
+        seed=st.integers(0, 2**32),
+        partitions=st.integers(3, 64),
+        given=SETTINGS,
+        abouts=st.lists(st.tuples(st.integers(0, 63), st.lists(MESSAGE, min_size=1, max_size=3)), max_size=6),
+    )
+    def begin(  # type: ignore[override]
+        self, seed: int, partitions: int, given: dict[str, Any], abouts: list[tuple[int, list[dict[str, Any]]]]
+    ) -> None:
+        self.set_up(seed, 2000, partitions)
+        self.subscribe("default", {**given, "paused": False}, earliest=True)
+        for number, about in abouts:
+            self.publish(number, about, large=False)
+
+
 LeasedOnAFaultyDisk.TestCase.settings = settings(
     max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "110")), stateful_step_count=50
 )
@@ -471,3 +489,7 @@ LeasedOnALossyTopic.TestCase.settings = settings(
     max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "60")), stateful_step_count=40
 )
 test_leased_on_a_lossy_topic = LeasedOnALossyTopic.TestCase
+LeasedOverPartitions.TestCase.settings = settings(
+    max_examples=int(os.environ.get("HEADRACE_MODEL_EXAMPLES", "25")), stateful_step_count=25
+)
+test_leased_over_partitions = LeasedOverPartitions.TestCase

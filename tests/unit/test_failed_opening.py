@@ -122,8 +122,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A mistake in the broker: subscriptions that are called `bad` cannot be opened."""
     attach = LeasedIndex.attach
 
-    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> None:
-        attach(self, partition, name, *rest)
+    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> Iterator[None]:
+        yield from attach(self, partition, name, *rest)
         if name == "bad":
             raise KeyError(1)
 
@@ -220,7 +220,7 @@ def test_wrong_settings_fail_one_subscription_and_the_right_ones_of_them_stay(da
 def test_a_mistake_in_the_middle_of_work_stops_one_subscription(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, holding = filled(data)
     [bad] = [one for one in bench.broker._subscriptions if one.name == "bad"]
-    monkeypatch.setattr(bad.indexes[0].leases, "end", lambda _: 1 / 0)
+    monkeypatch.setattr(bad.indexes[0].leases, "end", lambda *_: 1 / 0)
     bench.tick(40)
     check_refused(bench, holding)
     assert bench.ask(SubscriptionReset("jobs", "bad")).ready == 3

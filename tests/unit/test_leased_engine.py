@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from headrace.engines.leased.order import ordered
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.runs import Runs
-from headrace.engines.leased.statuses import LEASED, READY, RESTING, SETTLED, UNKNOWN, WAITING, Statuses
+from headrace.engines.leased.statuses import LEASED, READY, RESTING, SETTLED, UNKNOWN, WAITING, FrozenStatuses, Statuses
 from headrace.model.errors import InvalidArgument
 from headrace.model.subscription import Discipline, SubscriptionSettings, subscription_settings
 
@@ -103,6 +103,7 @@ class StatusesAgainstADict(RuleBasedStateMachine):
         self.statuses = Statuses(self.start)
         self.plain: dict[int, int] = dict.fromkeys(range(self.start), SETTLED)
         self.failed: dict[int, int] = {}
+        self.frozen: list[tuple[Statuses, FrozenStatuses, dict[int, tuple[bytes, bytes]]]] = []
 
     @property
     def end(self) -> int:
@@ -143,6 +144,27 @@ class StatusesAgainstADict(RuleBasedStateMachine):
         self.statuses = reloaded(self.statuses)
         self.mark_again()
 
+    @rule()
+    def freeze(self) -> None:
+        """What was, whatever becomes of the messages later."""
+        kept = {
+            number: (bytes(chunk), bytes(self.statuses._failed.get(number, b"")))
+            for number, chunk in self.statuses._chunks.items()
+        }
+        self.frozen.append((self.statuses, self.statuses.frozen(), kept))
+
+    @invariant()
+    def what_was_frozen_stays(self) -> None:
+        for statuses, frozen, kept in self.frozen:
+            now = {
+                number: (bytes(chunk), bytes(frozen.failed.get(number, b""))) for number, chunk in frozen.chunks.items()
+            }
+            assert now == kept
+            for number, (chunk, failed) in kept.items():
+                if statuses.is_unchanged(number, frozen):
+                    assert statuses._chunks[number] == chunk
+                    assert bytes(statuses._failed.get(number, b"")) == failed
+
     def mark_again(self) -> None:
         """A snapshot keeps what is settled; the rest comes from elsewhere."""
         for status in (READY, LEASED, RESTING, WAITING):
@@ -171,8 +193,9 @@ class StatusesAgainstADict(RuleBasedStateMachine):
 def reloaded(statuses: Statuses) -> Statuses:
     again = Statuses(0)
     again.load(statuses.end)
-    for number, settled, failed in statuses.saved():
-        again.load_chunk(number, settled, failed)
+    frozen = statuses.frozen()
+    for number in frozen.chunks:
+        again.load_chunk(number, *frozen.saved(number))
     return again
 
 

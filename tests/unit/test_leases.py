@@ -112,10 +112,18 @@ class LeasesAgainstADict(RuleBasedStateMachine):
         if offset in self.plain:
             self.plain[offset] = self.plain[offset]._replace(over=True)
 
-    @rule(us=st.integers(1, 30))
-    def pass_time(self, us: int) -> None:
+    @rule(us=st.integers(1, 30), most=st.sampled_from([1, 3, 1000]))
+    def pass_time(self, us: int, most: int) -> None:
         self.now_us += us
-        ended = [offset for offsets in self.leases.end(self.now_us) for offset in offsets]
+        ended: list[int] = []
+        while (end_us := self.leases.first_end_us) is not None and end_us <= self.now_us:
+            some = self.leases.end(self.now_us, most)
+            assert len(some) <= most
+            for offset in some:
+                held = self.leases.get(offset)
+                assert held is not None
+                assert held.over
+            ended += some
         due = [offset for offset, each in self.plain.items() if not each.over and each.until_us <= self.now_us]
         assert sorted(ended) == sorted(due)
         self.plain.update((offset, self.plain[offset]._replace(over=True)) for offset in due)
@@ -141,7 +149,7 @@ class LeasesAgainstADict(RuleBasedStateMachine):
 
     @invariant()
     def all_of_it_can_be_written_down(self) -> None:
-        told = {offset: known(held) for held, offsets in self.leases.current() for offset in offsets}
+        told = {offset: known(held) for held, offsets in self.leases.frozen() for offset in offsets}
         leaving = {offset: each for offset in self.leaving if (each := told.pop(offset)) is not None}
         assert told == self.plain
         assert {offset: each.number for offset, each in leaving.items()} == {

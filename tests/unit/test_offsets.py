@@ -510,7 +510,7 @@ def test_a_large_gap_takes_no_memory() -> None:
     assert [statuses[at] for at in (2, 3, 10, 10**9, 10**12 + 4, 10**12 + 5, 10**12 + 9)] == [
         SETTLED, READY, SETTLED, SETTLED, SETTLED, READY, UNKNOWN,
     ]  # fmt: skip
-    assert len(list(statuses.saved())) == 2
+    assert len(statuses.frozen().chunks) == 2
     statuses.change(range(3, 10), SETTLED)
     assert statuses.floor == 10**12 + 5
 

@@ -1,9 +1,9 @@
 """Dead letters: messages that could not be processed go to a topic of their own, and can be put back from there."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from headrace.broker.topics import Topic, Topics
 from headrace.broker.transactions import Transactions
 from headrace.engines.api import LeasedIndex, Note, explained, outlook, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.requests import Done, Place, TopicCreate, Words
@@ -32,7 +32,8 @@ _LOST_AGAIN_US = 1_000_000
 _BATCH_COUNT = 1000
 _BATCH_BYTES = 8 << 20
 _BURIED_BYTES = 8 << 20
-"""What is read and sent at a time."""
+_BURIED_TOGETHER = 250
+"""What is read and sent at a time: so many bytes and messages."""
 _LEARNT_TOGETHER = 200
 _LOOKED_AT_TOGETHER = 1000
 
@@ -49,21 +50,21 @@ class DeadLetters:
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
-    def count(self, subscription: Subscription) -> int:
-        """How many of a subscription's messages are dead: as many as a search for them finds."""
+    def count(self, subscription: Subscription) -> Generator[None, None, int]:
+        """How many of a subscription's messages are dead: as many as a search for them finds; in slices."""
         dead = self._found(subscription)
         if dead is not None and dead.failure:
             return 0  # nobody knows
         if dead is None:
             return 0
         self.registry.refresh(dead, self.registry.now_us)
-        for _ in self._learn(dead):
-            pass
+        yield from self._learn(dead)
         whose = str(subscription.topic).encode(), subscription.name.encode()
-        return sum(
-            index.statuses.count_marked(self._origins[dead.id, number].marks.get(whose, {}))
-            for number, index in dead.indexes.items()
-        )
+        total = 0
+        for number, index in dead.indexes.items():
+            origins = self._origins.get((dead.id, number))  # none of a partition that was opened since
+            total += index.statuses.count_marked(origins.marks.get(whose, {})) if origins is not None else 0
+        return total
 
     def learn(self) -> Steps:
         """Learn in slices whose the dead messages are, so that counting them does not have to."""
@@ -130,41 +131,40 @@ class DeadLetters:
         return burial.later
 
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
-        """Send some after the others, as many at a time as are to be in memory at once."""
-        while offsets:
-            try:
-                carried, rest = self._carried(burial, offsets)
-            except (HeadraceError, OSError) as error:
-                self._stay(burial, offsets, error if isinstance(error, HeadraceError) else explained(error))
-                return
-            if carried.outcome is None:
-                carried.then(partial(self._go_on, burial, offsets, rest))
-                return
-            if isinstance(carried.outcome, HeadraceError):
-                self._stay(burial, offsets, carried.outcome)
-                return
-            offsets = rest
-        burial.later.settle(Done())
-        self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
+        """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
+        if not offsets:
+            burial.later.settle(Done())
+            self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
+            return
+        try:
+            carried, rest = self._carried(burial, offsets)
+        except (HeadraceError, OSError) as error:
+            self._stay(burial, offsets, error if isinstance(error, HeadraceError) else explained(error))
+            return
+        carried.then(partial(self._go_on, burial, offsets, rest))
 
     def _go_on(self, burial: "_Burial", offsets: Sequence[int], rest: Sequence[int], outcome: object) -> None:
         """The first of these have been sent, or not: send the rest."""
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
+        elif rest and self._is_there(burial.subscription):
+            self._ports.last(partial(self._bury, burial, rest))
         else:
-            self._bury(burial, rest if self._is_there(burial.subscription) else ())
+            self._bury(burial, ())
 
     def _carried(self, burial: "_Burial", offsets: Sequence[int]) -> tuple[Later[list[Place]], Sequence[int]]:
         """Send the first of them; returns what becomes of that, and which are left."""
         subscription, partition, index, about, now_us, _ = burial
         topic = self._dead_topic(subscription, now_us)
+        offsets, later = offsets[:_BURIED_TOGETHER], offsets[_BURIED_TOGETHER:]
         columns, there, rest = index.read_some(offsets, _BURIED_BYTES)
         batches = self._letters(subscription, partition, index, columns, there, about, now_us)
         for damaged in index.damaged_among([one for one in offsets if one not in {*there, *rest}]):
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = Finished(subscription.id, partition, packed([one for one in offsets if one not in left]))
-        return self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us), rest
+        carried = self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us)
+        return carried, [*rest, *later]
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -205,30 +205,44 @@ class DeadLetters:
         """Whether it was not deleted since."""
         return self.registry.find(subscription.topic, subscription.name) is subscription
 
-    def redrive(self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int) -> Any:
-        """Put dead messages back, by partition of the dead letter topic; settles with how many."""
-        batches: list[tuple[Topic, int, Batch]] = []
-        facts = []
+    def redrive(
+        self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
+    ) -> Generator[None, None, Later[Words]]:
+        """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
-            columns, there = indexes[partition].read(offsets)
-            facts.append(Finished(dead.id, partition, packed(offsets)))
-            if there:
-                batches += self._revived(subscription, columns, now_us)
-        for partition, offsets in found.items():  # only now: above something may go wrong
             indexes[partition].leave(offsets)
+        try:
+            batches: list[tuple[Topic, int, Batch]] = []
+            for partition, offsets in found.items():
+                for start in range(0, len(offsets), _BURIED_TOGETHER):
+                    if batches:
+                        yield
+                    columns, there = indexes[partition].read(offsets[start : start + _BURIED_TOGETHER])
+                    if there:
+                        batches += self._revived(subscription, columns, now_us)
+            if not self._is_there(subscription) or any(dead.indexes.get(at) is not indexes[at] for at in found):
+                raise SubscriptionNotFound(f"{subscription} or {dead} was deleted or reset; nothing was put back")
+        except (HeadraceError, OSError):
+            self._stay_dead(indexes, found, now_us)
+            raise
         later: Later[Words] = Later()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
-                for partition, offsets in found.items():
-                    indexes[partition].stay(offsets, now_us)
+                self._stay_dead(indexes, found, now_us)
                 later.settle(outcome)
             else:
                 later.settle(Redriven(sum(map(len, found.values()))))
 
+        facts = [Finished(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
         self._transactions.carry(batches, list(facts), now_us).then(done)
         return later
+
+    def _stay_dead(self, indexes: dict[int, LeasedIndex], found: dict[int, list[int]], now_us: int) -> None:
+        """These could not be put back."""
+        for partition, offsets in found.items():
+            indexes[partition].stay(offsets, now_us)
 
     def _revived(self, subscription: Subscription, columns: Columns, now_us: int) -> list[tuple[Topic, int, Batch]]:
         """The messages as they were before they died, by the partition where that was."""

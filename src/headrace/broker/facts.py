@@ -1,6 +1,7 @@
 """What a broker has to remember: the facts of its journal, and all of them together."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -292,7 +293,11 @@ class State:
         }
 
     def facts(self) -> Iterator[Fact]:
-        """The fewest facts that tell all of it."""
+        """The fewest facts that tell all of it as it is now, however late they are asked for."""
+        return chain(list(self._plain_facts()), self.leased.facts())
+
+    def _plain_facts(self) -> Iterator[Fact]:
+        """What is not about leased subscriptions."""
         yield Began(self.broker_id, self.session)
         # Who had the last ones may be gone, but they must not be given out again.
         yield IdsReserved(self.topic_id, self.leased.subscription_id, self.commits)
@@ -313,7 +318,6 @@ class State:
         yield from self.shared.values()
         yield from self.crons.values()
         yield from self.reserved.values()
-        yield from self.leased.facts()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """The groups that have a position in a topic, by name."""

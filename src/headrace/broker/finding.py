@@ -77,7 +77,7 @@ class Finding:
         size = 0
         search = Search(subscription, selection, request.after, by_time=selection.status == "waiting")
         while search.goes_on:
-            now_us = self._refresh(subscription, now_us)
+            now_us = yield from self._refresh(subscription, now_us)
             for spot, columns, at in search.examine(_TOGETHER):
                 if len(found) == request.messages_max or size > _BODY_BYTES_MAX:
                     search.stop()
@@ -102,7 +102,7 @@ class Finding:
 
     def _forecast(self, request: Forecast, now_us: int) -> Steps:
         subscription = yield from self._subject(request.topic, request.subscription, now_us)
-        self._refresh(subscription, now_us)
+        yield from self._refresh(subscription, now_us)
         bounds = [request.from_us + at * request.bucket_us for at in range(request.buckets + 1)]
         tallies = [outlook.Tally(index.pending, bounds) for index in subscription.indexes.values()]
         totals = [sum(tally.ready for tally in tallies), *[0] * (request.buckets + 1)]
@@ -130,7 +130,7 @@ class Finding:
         # By offset: a message that was moved is not met again.
         search = Search(subscription, selection, request.after, by_time=False)
         while search.goes_on:
-            now_us = self._refresh(subscription, now_us)
+            now_us = yield from self._refresh(subscription, now_us)
             spots = [spot for spot, _, _ in search.examine(EDITS_TOGETHER)]
             left = request.messages_max - len(outcomes)
             messages = [named.get(spot[1:]) or MessageId(*spot[1:]) for spot in spots[:left]]
@@ -166,7 +166,7 @@ class Finding:
         found: list[Spot] = []
         search = Search(dead, selection, request.after, by_time=False)
         while search.goes_on:
-            now_us = self._refresh(dead, now_us)
+            now_us = yield from self._refresh(dead, now_us)
             for spot, columns, at in search.examine(_TOGETHER):
                 if len(found) == request.messages_max:
                     search.stop()
@@ -192,7 +192,8 @@ class Finding:
                 outcome.after = search.after
             later.settle(outcome)  # type: ignore[arg-type]
 
-        self._dead_letters.redrive(wanted, dead, chosen, now_us).then(tell)
+        redriven = yield from self._dead_letters.redrive(wanted, dead, chosen, now_us)
+        redriven.then(tell)
         return later
 
     def tick(self, now_us: int) -> None:
@@ -222,16 +223,20 @@ class Finding:
         yield from view.steps(self._topics, self._leased, now_us)
         return view
 
-    def _refresh(self, subscription: Subscription, now_us: int) -> int:
-        """Bring a subscription up to the moment, which is returned."""
+    def _refresh(self, subscription: Subscription, now_us: int) -> Generator[None, None, int]:
+        """Bring a subscription up to the moment, which is returned; in slices, if very much has happened."""
         now_us = max(now_us, self._registry.now_us)
         self._check_alive(subscription)
         if isinstance(subscription, TopicView):
             subscription.refresh(self._topics, now_us)
         else:
             self._registry.refresh(subscription, now_us)
-        for index in subscription.indexes.values():
-            index.pending.advance(now_us)
+        for index in list(subscription.indexes.values()):
+            while index.pending.is_behind(now_us):
+                index.pending.advance(now_us)
+                if index.pending.is_behind(now_us):
+                    yield
+        self._check_alive(subscription)
         return now_us
 
     def _check_alive(self, subscription: Subscription) -> None:

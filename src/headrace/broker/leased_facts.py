@@ -1,7 +1,7 @@
 """What a broker has to remember of leased subscriptions."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
@@ -17,9 +17,10 @@ from headrace.engines.api import (
     unpacked,
     whole,
 )
-from headrace.model.limits import PARTITIONS_MAX
 
 logger = logging.getLogger("headrace.broker")
+
+_NO_INDEXES: dict[int, LeasedIndex] = {}
 
 
 class SubscriptionSet(Fact, tag=20):
@@ -177,14 +178,15 @@ class LeasedState:
         """Indexes for queries of topics without a subscription, by topic id and partition: edits reach them too."""
         self._by_topic: dict[int, list[int]] = {}
         """The subscriptions of each topic."""
-        self._indexes: dict[tuple[int, int], LeasedIndex] = {}
+        self._indexes: dict[int, dict[int, LeasedIndex]] = {}
+        """By subscription and partition."""
 
     def index(self, subscription: int, partition: int) -> LeasedIndex:
         """A subscription's state in a partition."""
-        index = self._indexes.get((subscription, partition))
+        index = self._indexes.get(subscription, _NO_INDEXES).get(partition)
         if index is None:
             start = self.subscriptions[subscription].starts.get(partition, 0)
-            index = self._indexes[subscription, partition] = LeasedIndex(start)
+            index = self._indexes.setdefault(subscription, {})[partition] = LeasedIndex(start)
         return index
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
@@ -195,7 +197,7 @@ class LeasedState:
         """The end of the offsets of a partition that subscriptions and edits refer to."""
         ends = [1 + self.last_edited(topic_id, partition)]
         for number in self._by_topic.get(topic_id, ()):
-            index = self._indexes.get((number, partition))
+            index = self._indexes.get(number, _NO_INDEXES).get(partition)
             start = self.subscriptions[number].starts.get(partition, 0)
             ends.append(start if index is None else index.statuses.end)
         return max(ends)
@@ -257,8 +259,7 @@ class LeasedState:
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)
-        for partition in range(PARTITIONS_MAX):
-            self._indexes.pop((subscription, partition), None)
+        self._indexes.pop(subscription, None)
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
@@ -293,33 +294,60 @@ class LeasedState:
             view.apply_edit(fact.offset, edit, fact.moved, fact.time_us)
 
     def facts(self) -> Iterator[Fact]:
-        """The fewest facts that tell all of it."""
-        for (topic_id, partition), edits in self.edits.items():
-            for offset, edit in edits.items():
-                yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
-        yield from self.subscriptions.values()
-        for (topic_id, partition), packs in self._settled_edits.items():
-            for packed in packs:  # after the subscriptions, each of which would recall them
-                yield SettledEdits(topic_id, partition, packed)
-        for (subscription, partition), index in list(self._indexes.items()):
+        """The fewest facts that tell all of it as it is now, however late they are asked for."""
+        edits = [(place, dict(edits)) for place, edits in self.edits.items()]
+        settled = [(place, list(packs)) for place, packs in self._settled_edits.items()]
+        frozen: list[tuple[int, int, saving.FrozenIndex]] = []
+        for subscription, indexes in list(self._indexes.items()):
             try:
-                rest = RestKept(subscription, partition, saving.save_rest(index))
-                found = [*settled_facts(subscription, partition, index), rest]
+                frozen += [(subscription, partition, saving.FrozenIndex(index)) for partition, index in indexes.items()]
             except Exception as error:  # noqa: BLE001 it is told
                 self._break(subscription, error)
-            else:
-                yield from found
-        for subscription, reason in self.broken.items():
+        return self._told(edits, list(self.subscriptions.values()), settled, frozen)
+
+    def _told(
+        self,
+        edits: list[tuple[tuple[int, int], dict[int, EditRecord]]],
+        subscriptions: list[SubscriptionSet],
+        settled: list[tuple[tuple[int, int], list[PackedEdits]]],
+        frozen: list[tuple[int, int, saving.FrozenIndex]],
+    ) -> Iterator[Fact]:
+        for (topic_id, partition), edited in edits:
+            for offset, edit in edited.items():
+                yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
+        yield from subscriptions
+        for (topic_id, partition), packs in settled:
+            for packed in packs:  # after the subscriptions, each of which would recall them
+                yield SettledEdits(topic_id, partition, packed)
+        broken = dict(self.broken)
+        for subscription, partition, index in frozen:
+            try:
+                yield IndexKept(subscription, partition, index.statuses.end)
+                for chunks in index.chunks():
+                    yield ChunksKept(subscription, partition, chunks)
+                for rest in index.rest():
+                    yield RestKept(subscription, partition, rest)
+            except Exception as error:  # noqa: BLE001 it is told
+                self._break(subscription, error)
+                broken[subscription] = self.broken[subscription]
+        for subscription, reason in broken.items():
             yield SubscriptionBroken(subscription, reason)
 
-    def settled(self, subscription: int) -> list[Fact]:
-        """The facts that tell only which messages a subscription has settled, and how often others were tried."""
-        return [
-            fact
-            for (one, partition), index in self._indexes.items()
-            if one == subscription
-            for fact in settled_facts(subscription, partition, index)
-        ]
+    def settled(self, subscription: int) -> Generator[None, None, list[Fact]]:
+        """The facts that tell only which messages a subscription has settled, and how often others were tried.
+
+        They are found in slices, and tell how it is in the end.
+        """
+        saved: dict[int, saving.SettledChunks] = {}
+        for partition, index in list(self._indexes.get(subscription, {}).items()):
+            saved[partition] = saving.SettledChunks(index)
+            yield from saved[partition].steps()
+        facts: list[Fact] = []
+        for partition, index in self._indexes.get(subscription, {}).items():
+            end, groups = (saved[partition] if partition in saved else saving.SettledChunks(index)).finish()
+            facts.append(IndexKept(subscription, partition, end))
+            facts += [ChunksKept(subscription, partition, chunks) for chunks in groups]
+        return facts
 
     def forget_topic(self, topic_id: int, partitions: Iterable[int]) -> None:
         """A topic with these partitions is gone, and its subscriptions with it."""
@@ -395,9 +423,3 @@ class LeasedState:
             max(self.edits.get(place, ()), default=-1),
             self._settled_ends.get(place, -1),
         )
-
-
-def settled_facts(subscription: int, partition: int, index: LeasedIndex) -> list[Fact]:
-    """Which messages of a partition a subscription has settled, and how often others were handed out in vain."""
-    chunks = [ChunksKept(subscription, partition, chunks) for chunks in saving.save_chunks(index)]
-    return [IndexKept(subscription, partition, index.statuses.end), *chunks]

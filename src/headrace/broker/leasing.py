@@ -15,9 +15,10 @@ from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLon
 from headrace.broker.ledger import Ledger
 from headrace.broker.membership import Session
 from headrace.broker.ports import Ports
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry, Want
-from headrace.engines.api import NOT_READY, RANK_BITS, LeasedIndex, Taken, explained, packed
-from headrace.model.errors import HeadraceError
+from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.waiters import Want
+from headrace.engines.api import LeasedIndex, Taken, explained, packed
+from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
     Extend,
@@ -35,14 +36,24 @@ from headrace.model.leasing import (
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.offsets import gathered
 from headrace.model.requests import Done, Words
-from headrace.model.subscription import Discipline, Expired
+from headrace.model.subscription import Expired
 
 logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
 _UNREAD_US = 1_000_000
-"""A partition that could not be read is tried again after so long, if somebody waits."""
+"""A partition that could not be read is tried again after so long, if somebody waits; so is what cannot be dropped."""
 _BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
+_ENDED_TOGETHER = 256
+"""Messages whose leases or times are over and that are dealt with at a time: more may end at the same moment."""
+_OVER_TOGETHER = 64
+"""Partitions that are looked at for that at a time."""
+_DUE_TOGETHER = 2000
+"""Messages of several partitions that are due and made ready at a time."""
+_GRANTED_TOGETHER = 16
+"""Consumers that are served at a time."""
+_LATE_TOGETHER = 200
+"""Consumers that are told at a time that there was nothing."""
 
 Portion = tuple[int, Taken]
 SettlementFact = Finished | GivenBack | KeptLonger
@@ -64,6 +75,7 @@ class Leasing:
         self._now_us = 0
         registry.served = self._serve
         registry.overdue = self._end_what_is_over
+        registry.prepared = self._go_on_soon
 
     @property
     def next_tick_us(self) -> int:
@@ -76,13 +88,17 @@ class Leasing:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
-        self._registry.refresh(subscription, now_us)
+        self._registry.catch_up(subscription)
+        self._end_what_is_over(subscription, now_us)
         want = Want(session, request, now_us + request.wait_ms * 1000, Later())
         if not subscription.wants and self._grant(subscription, want, now_us):
             return want.later
-        if not request.wait_ms:
+        behind = self._is_behind(subscription, now_us, wanted=True)
+        if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
-        subscription.wants.append(want)
+        subscription.wants.add(want)
+        if behind:
+            self._go_on_soon(subscription)
         self._plan(subscription, min(want.deadline_us, self._due_us(subscription)))
         return want.later
 
@@ -90,7 +106,7 @@ class Leasing:
         """Whoever waits on this connection need not; what was granted is told before this is answered."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
-        for want in [want for want in subscription.wants if want.session is session]:
+        for want in subscription.wants.of(session):
             subscription.wants.remove(want)
             want.later.settle(Leased([]))
         return Done()
@@ -98,10 +114,8 @@ class Leasing:
     def disconnect(self, session: Session) -> None:
         """A connection is gone: nothing is handed out to it any more."""
         for subscription in self._registry:
-            if subscription.wants and any(want.session is session for want in subscription.wants):
-                kept = [want for want in subscription.wants if want.session is not session]
-                subscription.wants.clear()
-                subscription.wants.extend(kept)
+            for want in subscription.wants.of(session):
+                subscription.wants.remove(want)
 
     def tick(self, now_us: int) -> None:
         """Do what is due."""
@@ -121,33 +135,33 @@ class Leasing:
     def drain(self) -> None:
         """Nothing is handed out any more: whoever waits need not."""
         for subscription in self._registry:
-            wants = list(subscription.wants)
-            subscription.wants.clear()
-            for want in wants:
+            for want in subscription.wants.clear():
                 want.later.settle(Leased([]))
 
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
-        now_us, tried_ms = self._registry.now_us, -1
-        if any(index.is_due(now_us) for index in subscription.indexes.values()):
-            self._end_what_is_over(subscription, now_us)  # nobody gets what has expired
-        wants, left = list(subscription.wants), []
-        subscription.wants.clear()
-        for want in wants:
+        now_us, tried_ms, left = self._registry.now_us, -1, _GRANTED_TOGETHER
+        self._end_what_is_over(subscription, now_us)  # nobody gets what has expired
+        wants = subscription.wants
+        while (want := wants.first(tried_ms)) is not None:
+            if not left:
+                self._go_on_soon(subscription)
+                break
             try:
-                if want.request.ahead_ms > tried_ms and not self._grant(subscription, want, now_us):
+                if not self._grant(subscription, want, now_us):
                     tried_ms = want.request.ahead_ms
-                elif want.request.ahead_ms > tried_ms:
                     continue
-                left.append(want)
             except (HeadraceError, OSError) as error:
+                wants.remove(want)
                 want.later.settle(error if isinstance(error, HeadraceError) else explained(error))
-        subscription.wants.extendleft(reversed(left))
+            else:
+                wants.remove(want)
+            left -= 1
         self._plan(subscription, self._due_us(subscription))
 
     def _grant(self, subscription: Subscription, want: Want, now_us: int) -> bool:
         """Hand out what there is; whether there was anything."""
-        if subscription.settings.paused:
+        if subscription.settings.paused or subscription.preparing:
             return False
         request = want.request
         portions = self._take(subscription, request, now_us)
@@ -195,6 +209,7 @@ class Leasing:
         indexes = subscription.indexes
         if len(indexes) == 1 and not subscription.settings.ordered_by_key:  # else some may turn out to be blocked
             [(partition, index)] = indexes.items()
+            self._registry.forget_removed(subscription, partition)
             taken = index.take(count, bytes_max, now_us, ahead_us)
             return [(partition, taken)] if taken is not None else []
         portions: list[Portion] = []
@@ -214,23 +229,26 @@ class Leasing:
         ahead_us: int,
         now_us: int,
     ) -> None:
-        indexes = subscription.indexes
+        indexes, schedule = subscription.indexes, subscription.schedule
+        schedule.advance(now_us, _DUE_TOGETHER)
         for early_us in (0, ahead_us) if ahead_us else (0,):  # in no partition before all are ready
-            left = set(indexes)
+            passed_over: set[int] = set()
             while count > 0 and bytes_max > 0:
-                chosen = self._first(subscription, left, now_us, early_us)
+                chosen = schedule.first(subscription.turn, now_us, early_us, passed_over)
                 if chosen is None:
                     break
                 partition, until_key = chosen
-                least, pending = 0 if portions else 1, indexes[partition].pending
-                first = pending.first(now_us, early_us)
-                taken = indexes[partition].take(count, bytes_max, now_us, early_us, until_key, least)
+                subscription.turn = partition + 1
+                self._registry.forget_removed(subscription, partition)
+                least, index = 0 if portions else 1, indexes[partition]
+                first = index.first_keys
+                taken = index.take(count, bytes_max, now_us, early_us, until_key, least)
                 if taken is None:
-                    if pending.first(now_us, early_us) != first:
+                    if index.first_keys != first:
                         continue  # what came first did not count, or is blocked
                     if not early_us:
                         return  # what comes next is too large, and nothing may pass it
-                    left.discard(partition)
+                    passed_over.add(partition)
                     continue
                 portions.append((partition, taken))
                 count -= len(taken.offsets)
@@ -241,30 +259,6 @@ class Leasing:
         for partition, taken in reversed(portions):
             if partition in subscription.indexes:  # else it has failed meanwhile
                 subscription.indexes[partition].give_back(taken, now_us)
-
-    def _first(
-        self, subscription: Subscription, partitions: set[int], now_us: int, ahead_us: int
-    ) -> tuple[int, int | None] | None:
-        """The partition whose messages come first, and how far they do."""
-        discipline = subscription.settings.discipline
-        shift = RANK_BITS if discipline is Discipline.PRIORITY else 0
-        by_key = discipline in (Discipline.PRIORITY, Discipline.DEADLINE)
-        total = len(subscription.indexes)
-        firsts: list[tuple[int, int, int]] = []
-        for partition in partitions:
-            key = subscription.indexes[partition].pending.first(now_us, ahead_us)
-            if key is not None:
-                turn = (partition - subscription.turn) % total
-                # Without a key that means something in all partitions only those come last that are not ready yet.
-                firsts.append((key >> shift if by_key or key >= NOT_READY else 0, turn, partition))
-        if not firsts:
-            return None
-        firsts.sort()
-        _, _, partition = firsts[0]
-        subscription.turn = (partition + 1) % total
-        if not by_key or len(firsts) == 1 or firsts[0][0] >= NOT_READY >> shift:
-            return partition, None
-        return partition, ((firsts[1][0] + 1) << shift) - 1
 
     # What holders say.
 
@@ -357,7 +351,8 @@ class Leasing:
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
             if index is None:
-                refused += [Refusal(holding.partition, offset, "message_gone") for offset in offsets]
+                code = NotLeaseHolder.code if subscription.preparing else MessageGone.code
+                refused += [Refusal(holding.partition, offset, code) for offset in offsets]
                 continue
             accepted, wrong = index.checked(holding.lease, offsets, now_us, late=late)
             refused += [Refusal(holding.partition, offset, code) for offset, code in wrong]
@@ -386,7 +381,7 @@ class Leasing:
                 self._undone(subscription)
                 later.settle(error)
                 return
-            if subscription.wants or any(self._is_due(subscription, fact.partition, now_us) for fact in facts):
+            if subscription.wants or subscription.schedule.is_over(now_us):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(later.settle)
@@ -395,10 +390,6 @@ class Leasing:
 
         self._ledger.gather(now_us, facts, written)
         return later
-
-    def _is_due(self, subscription: Subscription, partition: int, now_us: int) -> bool:
-        index = subscription.indexes.get(partition)
-        return index is not None and index.is_due(now_us)
 
     def _undone(self, subscription: Subscription) -> None:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
@@ -436,40 +427,83 @@ class Leasing:
 
     # Time passes.
 
-    def _look_after(self, subscription: Subscription, now_us: int) -> None:
+    def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Leases end, messages expire, consumers have waited long enough."""
-        self._registry.catch_up(subscription)
-        self._end_what_is_over(subscription, now_us)
+        self._registry.catch_up(subscription, again=again)
         subscription.next_us = _NEVER_US
         self._serve(subscription)
-        late = [want for want in subscription.wants if want.deadline_us <= now_us]
-        for want in late:
-            subscription.wants.remove(want)
-            want.later.settle(Leased([]))
+        if subscription.preparing:
+            pass  # whoever waits is told when that is done
+        elif self._is_behind(subscription, now_us, wanted=bool(subscription.wants)):
+            self._go_on_soon(subscription)  # there may be something yet for those who have waited long enough
+        else:
+            late = subscription.wants.take_late(now_us, _LATE_TOGETHER)
+            for want in late:
+                want.later.settle(Leased([]))
+            if len(late) == _LATE_TOGETHER:
+                self._go_on_soon(subscription)
         subscription.next_us = self._due_us(subscription)
 
-    def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
-        for partition, index in subscription.indexes.items():
-            index.pending.advance(now_us)
-            ended = index.ended(now_us)
-            if ended:
-                subscription.expired_leases += len(ended)
-                self._come_back(subscription, partition, index, ended, now_us)
-            for damaged in index.take_lost(now_us):
-                self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
-            expired = index.expired(now_us)
-            if expired and subscription.settings.expired is Expired.DEAD:
-                self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
-            elif expired:
-                facts = [Finished(subscription.id, partition, packed(expired))]
-                self._ledger.gather(now_us, facts, partial(self._dropped, index, expired))
-            if expired and subscription.settings.ordered_by_key:
-                self._registry.serve_soon(subscription)  # the next ones of their keys can be had
+    def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
+        """Whether more has happened at once than was dealt with so far; what is due matters only if it is `wanted`."""
+        schedule = subscription.schedule
+        wanted = wanted and not subscription.settings.paused
+        return schedule.is_over(now_us) or (wanted and schedule.is_due(now_us))
 
-    def _dropped(self, index: LeasedIndex, offsets: list[int], error: HeadraceError | None) -> None:
+    def _go_on_soon(self, subscription: Subscription) -> None:
+        """Go on with what is to be done for a subscription, after what others have to do."""
+        if not subscription.goes_on:
+            subscription.goes_on = True
+            self._ports.last(partial(self._go_on, subscription))
+
+    def _go_on(self, subscription: Subscription) -> None:
+        subscription.goes_on = False
+        if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
+            return
+        try:
+            self._look_after(subscription, self._registry.now_us, again=False)
+        except Exception as error:  # noqa: BLE001 it is told; all others go on
+            self._registry.fail(subscription, error)
+        else:
+            self._plan(subscription, subscription.next_us)
+
+    def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
+        """Deal with some of the leases and messages whose time is over, all if they are not very many."""
+        schedule, left = subscription.schedule, _ENDED_TOGETHER
+        if not schedule.is_over(now_us):
+            return
+        for partition in schedule.over(now_us, _OVER_TOGETHER):
+            left -= self._end_some(subscription, partition, now_us, left)
+            if left <= 0:
+                break
+        if schedule.is_over(now_us):
+            self._go_on_soon(subscription)
+
+    def _end_some(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
+        """Deal with so many of them at most in a partition; returns about how many there were."""
+        index = subscription.indexes.get(partition)
+        if index is None:
+            return 0  # it has failed meanwhile
+        ended = index.ended(now_us, most)
+        if ended:
+            subscription.expired_leases += len(ended)
+            self._come_back(subscription, partition, index, ended, now_us)
+        for damaged in index.take_lost(now_us):
+            self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
+        expired = index.expired(now_us, most)
+        if expired and subscription.settings.expired is Expired.DEAD:
+            self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
+        elif expired:
+            facts = [Finished(subscription.id, partition, packed(expired))]
+            self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
+        if expired and subscription.settings.ordered_by_key:
+            self._registry.serve_soon(subscription)  # the next ones of their keys can be had
+        return len(ended) + len(expired) + 1
+
+    def _dropped(self, index: LeasedIndex, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
             logger.warning("expired messages could not be dropped: %s", error)
-            index.pending.expire_later(offsets)
+            index.pending.expire_later(offsets, now_us + _UNREAD_US)
 
     def _come_back(
         self, subscription: Subscription, partition: int, index: LeasedIndex, ended: list[int], now_us: int
@@ -486,16 +520,12 @@ class Leasing:
 
     def _due_us(self, subscription: Subscription) -> int:
         """When there is something to do for a subscription."""
-        ahead_us = max((want.request.ahead_ms for want in subscription.wants), default=0) * 1000
-        wanted = bool(subscription.wants) and not subscription.settings.paused
-        times = [want.deadline_us for want in subscription.wants]
-        if subscription.stale and times:
+        wants = subscription.wants
+        wanted = bool(wants) and not subscription.settings.paused
+        times = [wants.deadline_us, subscription.schedule.next_us(wanted=wanted, ahead_us=wants.ahead_us)]
+        if subscription.stale and wants:
             times.append(self._registry.now_us + _UNREAD_US)
-        for index in subscription.indexes.values():
-            end_us, due_us = index.next_us(wanted=wanted)
-            times += [] if end_us is None else [end_us]
-            times += [] if due_us is None else [due_us - ahead_us]
-        return min(times, default=_NEVER_US)
+        return min((time for time in times if time is not None), default=_NEVER_US)
 
     def _plan(self, subscription: Subscription, time_us: int) -> None:
         """There is something to do at this time."""

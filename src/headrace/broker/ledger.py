@@ -1,17 +1,19 @@
 """The broker's memory: facts are written to the journal first, then they count."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from headrace.broker.fact import Fact
 from headrace.broker.facts import AnyFact, Began, State, encode_fact
 from headrace.broker.failures import Failures
 from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.slices import Steps, in_slices
 from headrace.broker.syncing import Syncing
-from headrace.engines.api import DataDirectory, Store, explained
+from headrace.engines.api import DataDirectory, Snapshot, Store, explained
 from headrace.model.errors import DiskFull, HeadraceError
-from headrace.model.requests import Words
+from headrace.model.requests import Done, Words
 
 logger = logging.getLogger("headrace.broker")
 
@@ -20,6 +22,12 @@ Written = Callable[[HeadraceError | None], None]
 _SNAPSHOT_GROWTH = 4
 _RECORD_BYTES = 100
 """What each writing adds, about."""
+_SLICE_WORK = 32 << 10
+_FACT_WORK = 2 << 10
+"""A snapshot is made in slices of so many bytes; each fact counts for so many more."""
+_SINCE_TOGETHER = 500
+_SINCE_SLICES = 100
+"""Facts that were written meanwhile and are added in a slice, in so many slices at most; then in one go."""
 
 
 class Ledger:
@@ -42,6 +50,9 @@ class Ledger:
         self._gathered: list[tuple[Sequence[AnyFact], Written]] = []
         self._gathered_us = now_us
         self.state = State()
+        self._since: list[bytes] | None = None
+        """What was written since the snapshot began that is being made; None when there is none."""
+        self._closed = False
         self._snapshot_at: int | None = None
         """Where the last snapshot begins: the next one leaves it, in case that it is damaged one day."""
         self._replay(store.data)
@@ -128,8 +139,10 @@ class Ledger:
         for fact in facts:
             self.state.apply(fact)
         self._written_bytes += sum(map(len, encoded)) + _RECORD_BYTES
-        if self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
-            self._snapshot(now_us)
+        if self._since is not None:
+            self._since += encoded
+        elif self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
+            self._begin_snapshot(now_us)
 
     def durably(self, answer: Words) -> Later[Words]:
         """The answer, once all that was recorded so far is synced."""
@@ -149,14 +162,45 @@ class Ledger:
     def close(self) -> None:
         """Sync and close the journal."""
         self.flush()
+        self._closed = True
         self._journal.close()
 
-    def _snapshot(self, now_us: int) -> None:
+    def _begin_snapshot(self, now_us: int) -> None:
+        """Make a snapshot of all that counts now, in slices; what is written meanwhile is added to it in the end."""
         self.state.forget_transactions(now_us - round(self._settings.transactions_kept_seconds * 1e6))
-        facts = [encode_fact(fact) for fact in self.state.facts()]
-        self._snapshot_bytes, self._written_bytes = sum(map(len, facts)), 0
+        self._since, self._written_bytes = [], 0
+        in_slices(self._ports, self._snapshot(self.state.facts(), now_us))
+
+    def _snapshot(self, facts: Iterator[Fact], now_us: int) -> Steps:
+        snapshot, work = Snapshot(now_us), 0
+        assert self._since is not None
         try:
-            begin = self._journal.write_snapshot(facts, now_us)
+            for fact in facts:
+                encoded = encode_fact(fact)
+                snapshot.add(encoded)
+                work += _FACT_WORK + len(encoded)
+                if work >= _SLICE_WORK:
+                    work = 0
+                    yield
+            for _ in range(_SINCE_SLICES):  # there may be more and more of them
+                some, self._since = self._since[:_SINCE_TOGETHER], self._since[_SINCE_TOGETHER:]
+                for encoded in some:
+                    snapshot.add(encoded)
+                if not self._since:
+                    break
+                yield
+            if not self._closed:
+                self._write_snapshot(snapshot)
+        finally:
+            self._since = None
+        return Done()
+
+    def _write_snapshot(self, snapshot: Snapshot) -> None:
+        for encoded in self._since or ():
+            snapshot.add(encoded)
+        self._snapshot_bytes = snapshot.bytes
+        try:
+            begin = self._journal.append_snapshot(snapshot, self.now_us)
         except (HeadraceError, OSError) as error:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
             logger.warning("no snapshot of the journal could be written: %s", error)

@@ -2,9 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from headrace.broker.lane import Lane
@@ -12,9 +12,14 @@ from headrace.broker.later import Later
 from headrace.broker.leased_facts import SubscriptionGone, SubscriptionSet
 from headrace.broker.leased_facts import SubscriptionReset as ResetFact
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import Session, offset_at
+from headrace.broker.membership import offset_at
+from headrace.broker.partition_schedule import PartitionSchedule
 from headrace.broker.ports import Ports
+from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subscription_counts import counted
+from headrace.broker.subscription_settings import check_dead_letters, right_settings, ttl_us
 from headrace.broker.topics import Topic, Topics
+from headrace.broker.waiters import Waiters
 from headrace.engines.api import LeasedIndex, outlook
 from headrace.model.errors import (
     Closed,
@@ -38,23 +43,17 @@ from headrace.model.leasing import (
 )
 from headrace.model.requests import Done, Words
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
-from headrace.model.topic import DEFAULT_TENANT, Validity, parse_topic
+from headrace.model.topic import DEFAULT_TENANT
 
 logger = logging.getLogger("headrace.broker")
 
+_SLICE_WORK = 8
+_LANE_WORK = 4
+"""So many partitions are opened in a slice, or so many parts of them read; what takes longer counts as so many."""
+_STARTS_TOGETHER = 2
+_LISTED_TOGETHER = 16
+
 TIMING_BOUNDS_US = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000]
-
-
-class Want:
-    """A consumer that waits for messages."""
-
-    __slots__ = ("deadline_us", "later", "request", "session")
-
-    def __init__(self, session: Session, request: Lease, deadline_us: int, later: Later[Any]) -> None:
-        self.session = session
-        self.request = request
-        self.deadline_us = deadline_us
-        self.later = later
 
 
 class Subscription:
@@ -68,7 +67,8 @@ class Subscription:
         self.fact = fact
         self.indexes: dict[int, LeasedIndex] = {}
         """By partition; a partition that could not be opened is missing."""
-        self.wants: deque[Want] = deque()
+        self.schedule = PartitionSchedule(self.indexes)
+        self.wants = Waiters()
         self.next_us = 0
         """When there is something to do at the latest."""
         self.turn = 0
@@ -80,6 +80,12 @@ class Subscription:
         """Partitions in which more was published, or that could not be read when it was."""
         self.takes_in = False
         """Whether what was published is going to be taken in."""
+        self.preparing = False
+        """Whether it is being opened or altered, in slices: nothing is handed out before that is done."""
+        self.closings = 0
+        """How often its partitions were closed: whoever was opening them stops."""
+        self.goes_on = False
+        """Whether more was to be done at once than can be, and is going to be done."""
         self.failure = ""
         """Why it could not be opened; empty when it is at work."""
 
@@ -108,7 +114,7 @@ class SubscriptionRegistry:
         topics: Topics,
         ledger: Ledger,
         ports: Ports,
-        dead_count: Callable[[Subscription], int],
+        dead_count: Callable[[Subscription], Generator[None, None, int]],
         now_us: int,
     ) -> None:
         self._topics = topics
@@ -120,6 +126,8 @@ class SubscriptionRegistry:
         self.served: Callable[[Subscription], None] = lambda _: None
         self.overdue: Callable[[Subscription, int], None] = lambda _, __: None
         """Called when leases or messages' times may be over."""
+        self.prepared: Callable[[Subscription], None] = lambda _: None
+        """Called when one can be used that was opened or altered."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
         self._by_topic: dict[int, list[Subscription]] = {}
         ledger.state.leased.on_broken = self._broken
@@ -128,7 +136,7 @@ class SubscriptionRegistry:
             if topic is None:
                 logger.error("leased subscription without topic ignored  name=%s topic_id=%s", fact.name, fact.topic_id)
             else:
-                self._add(fact, topic)
+                deque(self._opening(self._add(fact, topic)), maxlen=0)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -171,17 +179,24 @@ class SubscriptionRegistry:
         topic = self._topic(request, now_us)
         return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
 
-    def create(self, request: SubscriptionCreate, now_us: int) -> Later[Words]:
+    def create(self, request: SubscriptionCreate, now_us: int) -> Later[Any]:
         """Make a subscription."""
+        return in_slices(self._ports, self._create(request, now_us))
+
+    def _create(self, request: SubscriptionCreate, now_us: int) -> Steps:
         topic = self._topic(request, now_us)
-        found = self.find(topic, checked_subscription(request.subscription))
+        name = checked_subscription(request.subscription)
+        settings, starts = subscription_settings(request.settings), {}
+        if self.find(topic, name) is None:
+            starts = yield from self._starts(topic, request)
+            self._topics.get(request.topic)  # it may have been deleted meanwhile
+        found = self.find(topic, name)
         if found is not None and not request.exist_ok:
             raise SubscriptionExists(f"the topic {topic} already has a leased subscription {request.subscription}")
         if found is None:
-            settings = subscription_settings(request.settings)
-            starts = self._starts(topic, request)
-            found = self.make(topic, request.subscription, settings, starts, now_us)
-        return self._ledger.durably(self.info(found, now_us))
+            found = self._record(topic, name, settings, starts, max(now_us, self.now_us))
+            yield from self._prepare(found, self._opening(found))
+        return (yield from self._answer(found, now_us))
 
     def _topic(self, request: Lease | SubscriptionCreate, now_us: int) -> Topic:
         """The topic of a subscription that is to be made; made as well only if the request says so."""
@@ -191,55 +206,101 @@ class SubscriptionRegistry:
     def make(
         self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
     ) -> Subscription:
-        """Make a subscription that there is not."""
-        _check_dead_letters(topic, settings)
+        """Make a subscription that there is not; it may not be open yet."""
+        made = self._record(topic, name, settings, starts, now_us)
+        self._open(made)
+        return made
+
+    def _record(
+        self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
+    ) -> Subscription:
+        check_dead_letters(topic, settings)
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
         self._ledger.record(now_us, fact)
         self.now_us = now_us
         return self._add(fact, topic)
 
-    def alter(self, request: SubscriptionAlter, now_us: int) -> Later[Words]:
+    def alter(self, request: SubscriptionAlter, now_us: int) -> Later[Any]:
         """Change settings."""
-        found = self.known(request.topic, request.subscription)
+        return in_slices(self._ports, self._alter(request, now_us))
+
+    def _alter(self, request: SubscriptionAlter, now_us: int) -> Steps:
+        found = yield from self._idle(request.topic, request.subscription)
         settings = subscription_settings(request.settings, found.settings)
-        _check_dead_letters(found.topic, settings)
+        check_dead_letters(found.topic, settings)
         before = found.fact
         fact = SubscriptionSet(
             before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts
         )
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
-        for index in found.indexes.values():
-            index.pending.advance(now_us)
-            index.alter(settings, now_us)
-        self._ports.soon(partial(self.served, found))
-        return self._ledger.durably(self.info(found, now_us))
+        yield from self._prepare(found, self._altering(found, settings))
+        return (yield from self._answer(found, now_us))
 
-    def reset(self, request: SubscriptionReset, now_us: int) -> Later[Words]:
+    def _altering(self, subscription: Subscription, settings: SubscriptionSettings) -> Steps:
+        closings, work = subscription.closings, 0
+        for index in list(subscription.indexes.values()):
+            for weight in chain((_LANE_WORK for _ in index.alter(settings, self.now_us)), [1]):
+                work += weight
+                if work >= _SLICE_WORK:
+                    work = 0
+                    yield
+                if subscription.closings != closings:
+                    return
+        subscription.schedule.order_by(settings.discipline)
+
+    def reset(self, request: SubscriptionReset, now_us: int) -> Later[Any]:
         """Open a subscription anew; of what it knew only what is settled is kept, or, with a start, nothing."""
-        found = self.known(request.topic, request.subscription)
+        return in_slices(self._ports, self._reset(request, now_us))
+
+    def _reset(self, request: SubscriptionReset, now_us: int) -> Steps:
+        found = yield from self._idle(request.topic, request.subscription)
+        yield from self._prepare(found, self._resetting(found, request))
+        found.check()
+        return (yield from self._answer(found, now_us))
+
+    def _resetting(self, found: Subscription, request: SubscriptionReset) -> Steps:
         before, starts, settled = found.fact, found.fact.starts, []
         if request.start:
-            starts = self._starts(found.topic, request)
+            starts = yield from self._starts(found.topic, request)
         else:
             try:
-                settled = self._ledger.state.leased.settled(found.id)
+                settled = yield from self._ledger.state.leased.settled(found.id)
             except Exception as error:
                 logger.exception("settled messages unreadable  subscription=%s", found)
                 raise SubscriptionFailed(
                     f"what {found} has settled cannot be read: {error}; reset it with a start, such as earliest"
                 ) from error
+        self.known(request.topic, request.subscription)  # it may have been deleted meanwhile
         settings = found.settings.as_dict()
         fact = SubscriptionSet(before.id, before.topic_id, before.name, before.created_us, settings, starts)
-        self._ledger.record(now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
-        self.now_us = now_us
+        self._ledger.record(self.now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
         found.fact, found.failure = fact, ""
         self._detach(found)
-        self._attach(found)
-        found.check()
-        self._ports.soon(partial(self.served, found))
-        return self._ledger.durably(self.info(found, now_us))
+        yield from self._opening(found)
+
+    def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:
+        """A subscription that nobody is opening or altering."""
+        while (found := self.known(topic, name)).preparing:
+            yield
+        return found
+
+    def _prepare(self, subscription: Subscription, steps: Steps) -> Steps:
+        """Open or alter a subscription; nothing is handed out meanwhile, and who waits is served then."""
+        subscription.preparing = True
+        try:
+            yield from steps
+        except Exception:
+            subscription.preparing = False
+            self.prepared(subscription)
+            raise
+        subscription.preparing = False
+        self.prepared(subscription)
+
+    def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, None, Later[Words]]:
+        """What is told of a subscription, when what was recorded is safe."""
+        return self._ledger.durably((yield from self.info(subscription, max(now_us, self.now_us))))
 
     def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Words]:
         """Forget a subscription."""
@@ -248,18 +309,31 @@ class SubscriptionRegistry:
         self._remove(found, f"the subscription {found} was deleted")
         return self._ledger.durably(Done())
 
-    def describe(self, request: SubscriptionDescribe, now_us: int) -> Words:
+    def describe(self, request: SubscriptionDescribe, now_us: int) -> Later[Any]:
         """A subscription as it is now."""
-        return self.info(self.known(request.topic, request.subscription), now_us)
+        return in_slices(self._ports, self._describe(request, now_us))
 
-    def listed(self, request: SubscriptionList, now_us: int) -> Words:
+    def _describe(self, request: SubscriptionDescribe, now_us: int) -> Steps:
+        found = yield from self._idle(request.topic, request.subscription)
+        return (yield from self.info(found, max(now_us, self.now_us)))
+
+    def listed(self, request: SubscriptionList, now_us: int) -> Later[Any]:
         """Subscriptions, by name."""
         if request.topic:
             chosen = self.of_topic(self._topics.known(request.topic))
         else:
             tenant = request.tenant or DEFAULT_TENANT
             chosen = [one for one in self if one.topic.name.tenant == tenant]
-        return Subscriptions([self.info(one, now_us) for one in sorted(chosen, key=str)])
+        return in_slices(self._ports, self._listed(sorted(chosen, key=str), now_us))
+
+    def _listed(self, chosen: list[Subscription], now_us: int) -> Steps:
+        infos: list[SubscriptionInfo] = []
+        for place, one in enumerate(chosen):
+            if place % _LISTED_TOGETHER == _LISTED_TOGETHER - 1:
+                yield
+            if self.find(one.topic, one.name) is one:
+                infos.append((yield from self.info(one, max(now_us, self.now_us))))
+        return Subscriptions(infos)
 
     def topic_changed(self, topic: Topic, now_us: int) -> None:
         """A topic has gone, or got more partitions."""
@@ -267,44 +341,51 @@ class SubscriptionRegistry:
         for subscription in self.of_topic(topic):
             if subscription.topic.id not in self._topics.by_id:
                 self._remove(subscription, f"the topic {subscription.topic} was deleted")
-            else:
-                self._attach(subscription)
+            elif len(subscription.indexes) < subscription.topic.settings.partitions:
+                self._open(subscription)
 
     def topic_altered(self, topic: Topic, now_us: int) -> None:
         """A topic has other settings: they count for what is open too."""
         self.now_us = now_us
         for subscription in self.of_topic(topic):
-            try:
-                for index in subscription.indexes.values():
-                    index.expire_after(_ttl_us(topic))
-            except Exception as error:  # noqa: BLE001 it is told
-                self.fail(subscription, error)
-            self._attach(subscription)  # of a topic that could not be opened
+            in_slices(self._ports, self._expiring_after(subscription, ttl_us(topic)))
+            self._open(subscription)  # of a topic that could not be opened
             self._ports.soon(partial(self.served, subscription))
 
-    def info(self, subscription: Subscription, now_us: int) -> SubscriptionInfo:
-        """What is told of a subscription."""
+    def _expiring_after(self, subscription: Subscription, lives_us: int | None) -> Steps:
+        """Find anew when messages expire."""
+        try:
+            for number, index in list(subscription.indexes.items()):
+                for _ in index.expire_after(lives_us):
+                    yield
+                    if subscription.indexes.get(number) is not index:
+                        return Done()
+        except Exception as error:  # noqa: BLE001 it is told
+            self.fail(subscription, error)
+        self.served(subscription)
+        return Done()
+
+    def info(self, subscription: Subscription, now_us: int) -> Generator[None, None, SubscriptionInfo]:
+        """What is told of a subscription; in slices."""
+        if self.find(subscription.topic, subscription.name) is not subscription:
+            raise SubscriptionNotFound(f"the subscription {subscription} was deleted")
         self.refresh(subscription, now_us)
-        waiting = ready = leased = 0
-        since: list[int] = []
-        following: list[int] = []
-        for index in subscription.indexes.values():
-            index.pending.advance(now_us)
-            counts = outlook.summary(index.pending)
-            waiting, ready, leased = waiting + counts.waiting, ready + counts.ready, leased + counts.leased
-            since += [counts.ready_since_us] if counts.ready_since_us else []
-            following += [counts.next_ready_us] if counts.next_ready_us else []
+        while subscription.schedule.is_over(now_us):
+            yield
+            self.overdue(subscription, now_us)
+        counts = yield from counted(list(subscription.indexes.values()), now_us)
+        dead = yield from self._dead_count(subscription)
         return SubscriptionInfo(
             topic=str(subscription.topic),
             subscription=subscription.name,
             created_us=subscription.fact.created_us,
             settings=subscription.settings.as_dict(),
-            waiting=waiting,
-            ready=ready,
-            leased=leased,
-            dead=self._dead_count(subscription),
-            ready_since_us=min(since, default=0),
-            next_ready_us=min(following, default=0),
+            waiting=counts.waiting,
+            ready=counts.ready,
+            leased=counts.leased,
+            dead=dead,
+            ready_since_us=counts.ready_since_us,
+            next_ready_us=counts.next_ready_us,
             delivered=subscription.delivered,
             acked=subscription.acked,
             released=subscription.released,
@@ -316,17 +397,19 @@ class SubscriptionRegistry:
     def refresh(self, subscription: Subscription, now_us: int) -> None:
         """Bring a subscription up to the moment: with all that was published, and what is over is over."""
         self.catch_up(subscription)
-        overdue = False
-        for number, index in subscription.indexes.items():
-            index.forget_before(self._topics.lane(subscription.topic, number).partition.first_offset)
-            overdue = overdue or index.is_due(now_us)
-        if overdue:
-            self.overdue(subscription, now_us)
+        for number in subscription.indexes:
+            self.forget_removed(subscription, number)
+        self.overdue(subscription, now_us)
 
-    def catch_up(self, subscription: Subscription) -> None:
-        """Take in what was published since."""
-        if len(subscription.indexes) < subscription.topic.settings.partitions:
-            self._attach(subscription)
+    def forget_removed(self, subscription: Subscription, partition: int) -> None:
+        """What retention has removed from a partition cannot be handed out."""
+        first_offset = subscription.topic.lanes[partition].partition.first_offset
+        subscription.indexes[partition].forget_before(first_offset)
+
+    def catch_up(self, subscription: Subscription, *, again: bool = True) -> None:
+        """Take in what was published since; try `again` to open partitions that could not be."""
+        if again and len(subscription.indexes) < subscription.topic.settings.partitions:
+            self._open(subscription)
         for number in list(subscription.stale):
             try:
                 lane = self._topics.lane(subscription.topic, number)
@@ -359,18 +442,24 @@ class SubscriptionRegistry:
             return []
         return [index.statuses.settled_now() for index in indexes]
 
-    def _starts(self, topic: Topic, request: SubscriptionCreate | SubscriptionReset) -> dict[int, int]:
+    def _starts(
+        self, topic: Topic, request: SubscriptionCreate | SubscriptionReset
+    ) -> Generator[None, None, dict[int, int]]:
         if request.start == "earliest":
             return {}
         if request.start not in ("latest", "time", "offset"):
             raise InvalidArgument(f"a subscription starts at earliest, latest, time or offset, not {request.start}")
         starts = {}
-        for lane in self._topics.all_lanes(topic):
+        self._topics.check(topic)
+        for number in range(topic.settings.partitions):
+            lane = self._topics.lane(topic, number)
             if request.start == "offset":
                 lane.check_offset(request.start_offset)
                 starts[lane.number] = request.start_offset
             else:
                 starts[lane.number] = offset_at(lane, request.start, request.start_us)
+            if number % _STARTS_TOGETHER == _STARTS_TOGETHER - 1:
+                yield
         return starts
 
     def _add(self, fact: SubscriptionSet, topic: Topic) -> Subscription:
@@ -380,11 +469,11 @@ class SubscriptionRegistry:
         try:
             subscription.settings = subscription_settings(fact.settings)
         except InvalidArgument as error:
-            subscription.settings = _right_settings(fact.settings)
+            subscription.settings = right_settings(fact.settings)
             self.fail(subscription, error)
+        subscription.schedule.order_by(subscription.settings.discipline)
         if fact.id in self._ledger.state.leased.broken:
             self._broken(fact.id)
-        self._attach(subscription)
         return subscription
 
     def _remove(self, subscription: Subscription, why: str) -> None:
@@ -397,18 +486,18 @@ class SubscriptionRegistry:
 
     def _detach(self, subscription: Subscription) -> None:
         """Close all partitions."""
+        subscription.closings += 1
         for number, listener in subscription.listeners.items():
             if number in subscription.topic.lanes:
                 subscription.topic.lanes[number].forget(listener)
         subscription.listeners.clear()
+        subscription.schedule.changed.update(subscription.indexes)
         subscription.indexes.clear()
         subscription.stale.clear()
 
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
         """Tell those who wait that there is nothing to wait for."""
-        wants = list(subscription.wants)
-        subscription.wants.clear()
-        for want in wants:
+        for want in subscription.wants.clear():
             want.later.settle(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
@@ -430,39 +519,57 @@ class SubscriptionRegistry:
         except SubscriptionFailed as error:
             self._refuse(subscription, error)
 
-    def _attach(self, subscription: Subscription) -> None:
-        """Open the partitions that are not open yet."""
-        topic = subscription.topic
+    def _open(self, subscription: Subscription) -> None:
+        """Open the partitions that are not open yet, in slices."""
+        is_there = self.find(subscription.topic, subscription.name) is subscription
+        if is_there and not subscription.preparing and not subscription.failure:
+            in_slices(self._ports, self._prepare(subscription, self._opening(subscription)))
+
+    def _opening(self, subscription: Subscription) -> Steps:
+        """Open the partitions that are not open yet; stops when the subscription is closed or deleted meanwhile."""
+        topic, closings, work = subscription.topic, subscription.closings, 0
         for number in range(topic.settings.partitions):
             if number in subscription.indexes or subscription.failure:
                 continue
+            work += 1 if number in topic.lanes else _LANE_WORK
             try:
                 lane = self._topics.lane(topic, number)
             except (HeadraceError, OSError) as error:
                 logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
                 continue
             try:
-                index = self._opened(subscription, number, lane)
+                index, steps = self._opened(subscription, number, lane)
+                for _ in steps:
+                    work += 1
+                    if work >= _SLICE_WORK:
+                        work = 0
+                        yield
+                        if subscription.closings != closings:
+                            return
+                index.catch_up(lane.end_offset, self.now_us)
             except Exception as error:  # noqa: BLE001 it is told
                 self.fail(subscription, error)
                 return
             subscription.indexes[number] = index
+            index.pending.on_change = partial(subscription.schedule.changed.add, number)
+            index.pending.on_change()
             subscription.listeners[number] = partial(self._more, subscription, number)
             lane.listen(subscription.listeners[number])
 
-    def _opened(self, subscription: Subscription, number: int, lane: Lane) -> LeasedIndex:
+    def _opened(self, subscription: Subscription, number: int, lane: Lane) -> tuple[LeasedIndex, Iterator[None]]:
+        """An index, and the steps in which it learns what is there; another one when it is there at the end."""
         topic, state = subscription.topic, self._ledger.state.leased
         index = state.index(subscription.id, number)
-        index.attach(
+        steps = index.attach(
             lane.partition,
             subscription.name,
             subscription.settings,
-            _ttl_us(topic),
+            ttl_us(topic),
             state.edits_of(topic.id, number),
             lane.end_offset,
             self.now_us,
         )
-        return index
+        return index, chain(steps, [None])
 
     def _more(self, subscription: Subscription, number: int) -> None:
         """Something was published, perhaps in the middle of a request."""
@@ -481,24 +588,3 @@ class SubscriptionRegistry:
         """Tell those who wait that there is nothing to wait for."""
         for subscription in self:
             self._refuse(subscription, Closed("the broker is closing"))
-
-
-def _check_dead_letters(topic: Topic, settings: SubscriptionSettings) -> None:
-    """Refuse to put dead messages where they would be handed out again."""
-    if settings.dead_letter_topic and parse_topic(settings.dead_letter_topic) == topic.name:
-        raise InvalidArgument(f"dead_letter_topic cannot be {topic} itself: give another topic")
-
-
-def _ttl_us(topic: Topic) -> int | None:
-    """How long after they were appended messages of a topic are handed out."""
-    seconds = topic.settings.ttl_seconds if topic.settings.validity is Validity.TTL else None
-    return None if seconds is None else round(seconds * 1e6)
-
-
-def _right_settings(given: dict[str, Any]) -> SubscriptionSettings:
-    """What is right of settings that are wrong as a whole."""
-    settings = SubscriptionSettings()
-    for name, value in given.items():
-        with suppress(InvalidArgument):  # the whole was told of
-            settings = subscription_settings({name: value}, settings)
-    return settings

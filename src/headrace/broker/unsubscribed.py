@@ -32,7 +32,7 @@ class TopicView(Subscription):
                 ttl = self.topic.settings.ttl_seconds if self.topic.settings.validity is Validity.TTL else None
                 ttl_us = None if ttl is None else round(ttl * 1e6)
                 edits, first = state.edits_of(self.topic.id, number), lane.partition.first_offset
-                index.attach(lane.partition, self.name, self.settings, ttl_us, edits, first, now_us)
+                yield from index.attach(lane.partition, self.name, self.settings, ttl_us, edits, first, now_us)
             while index.statuses.end < lane.end_offset:
                 index.catch_up(min(index.statuses.end + _OFFSETS_TOGETHER, lane.end_offset), now_us)
                 yield

@@ -8,8 +8,11 @@ from headrace.cli.connecting import add_connection, connected
 from headrace.cli.forms import received_form
 from headrace.cli.interrupts import Interrupts
 from headrace.cli.output import Output, Progress, counted
+from headrace.model.errors import SubscriptionNotFound
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
     from headrace.client._sync.queue import Queue
     from headrace.client.jobs import Job
 
@@ -41,9 +44,7 @@ def _check(given: argparse.Namespace) -> str | None:
 def drain(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Print and acknowledge what is ready, until nothing is or as many as were asked for are done."""
     with connected(given, out) as bus:
-        info = bus.describe_subscription(given.topic, given.subscription)  # leasing would make it
-        if info.settings["paused"]:
-            out.note(f"subscription {info.subscription} of {info.topic} is paused: nothing is handed out")
+        _check_subscription(bus, given, out)
         draining = _Draining(bus.queue(given.topic, given.subscription), given, out)
         with interrupts.held(once=True), Progress("drained", shown=given.quiet) as progress:
             while draining.more():
@@ -53,6 +54,18 @@ def drain(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
         content = {"topic": given.topic, "subscription": given.subscription, "drained": draining.drained}
         out.tell(content, f"drained {counted(draining.drained, 'message')}")
     return 0
+
+
+def _check_subscription(bus: "Bus", given: argparse.Namespace, out: Output) -> None:
+    """Refuse a subscription that is not there, but for the default one, which leasing makes."""
+    try:
+        info = bus.describe_subscription(given.topic, given.subscription)
+    except SubscriptionNotFound:
+        if given.subscription != DEFAULT_SUBSCRIPTION:
+            raise
+        return
+    if info.settings["paused"]:
+        out.note(f"subscription {info.subscription} of {info.topic} is paused: nothing is handed out")
 
 
 class _Draining:

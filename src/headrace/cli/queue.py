@@ -120,7 +120,8 @@ examples:
 Leases what is ready until nothing is, prints it as `headrace tail` does, and
 acknowledges each message once it is handed to stdout. With --quiet nothing is
 printed but how many there were. End early with --max or Ctrl-C, not with
-`| head`.
+`| head`. A topic that was never leased is drained from its first message, and has
+the subscription `default` from then on.
 """
 
 _REDRIVE = f"""\

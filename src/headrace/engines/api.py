@@ -2,15 +2,15 @@
 
 from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
-from headrace.engines.journal import Gap, Journal
+from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.leased import outlook, saving
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
-from headrace.engines.leased.index import LeasedIndex, Note, Taken
+from headrace.engines.leased.index import LeasedIndex, Note
 from headrace.engines.leased.order import RANK_BITS
 from headrace.engines.leased.packing import packed, unpacked
-from headrace.engines.leased.pending import NOT_READY
 from headrace.engines.leased.saving import SavedChunk, SavedRest
+from headrace.engines.leased.taken import Taken
 from headrace.engines.partition import Appended, Partition, Slice
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, explained, log_settings
@@ -19,7 +19,6 @@ from headrace.storage.recovery import Findings
 
 __all__ = [
     "FORGOTTEN",
-    "NOT_READY",
     "PRODUCER_MIN",
     "RANK_BITS",
     "Appended",
@@ -42,6 +41,7 @@ __all__ = [
     "SavedChunk",
     "SavedRest",
     "Slice",
+    "Snapshot",
     "Store",
     "Taken",
     "explained",

@@ -12,7 +12,7 @@ from headrace.storage.log import FileLog
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
-_SNAPSHOT_BYTES = 1 << 20
+_SNAPSHOT_BYTES = 256 << 10
 """A snapshot is written in batches of about so many records and bytes, whichever comes first."""
 
 
@@ -142,17 +142,16 @@ class Journal:
 
     def write_snapshot(self, facts: Iterable[bytes], now_us: int) -> int:
         """Write all that counts; returns an offset for `forget_before`, which ends what came before."""
-        begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
-        some: list[bytes] = []
-        some_bytes = 0
+        snapshot = Snapshot(now_us)
         for fact in facts:
-            some.append(fact)
-            some_bytes += len(fact)
-            if len(some) == _SNAPSHOT_RECORDS or some_bytes >= _SNAPSHOT_BYTES:
-                self._append(some, _SNAPSHOT, now_us)
-                some, some_bytes = [], 0
-        if some:
-            self._append(some, _SNAPSHOT, now_us)
+            snapshot.add(fact)
+        return self.append_snapshot(snapshot, now_us)
+
+    def append_snapshot(self, snapshot: "Snapshot", now_us: int) -> int:
+        """Write a snapshot that was prepared, so that nothing comes between its parts; returns the same."""
+        begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
+        for batch in snapshot.finish():
+            self._append_batch(batch, now_us)
         self._append([b""], _SNAPSHOT_END, now_us)
         return begin
 
@@ -177,9 +176,44 @@ class Journal:
         self._log.close()
 
     def _append(self, records: list[bytes], kind: int, now_us: int) -> int:
-        batch = encode(Columns(records, priorities=[kind] * len(records)), now_us)
+        return self._append_batch(_encoded(records, kind, now_us), now_us)
+
+    def _append_batch(self, batch: Batch, now_us: int) -> int:
         at_once = Durability.WRITTEN if self._in_files else Durability.MEMORY
         return self._log.append(batch, now_us, at_once).next_offset
+
+
+class Snapshot:
+    """All that counts, encoded little by little; to be written in one go."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._batches: list[Batch] = []
+        self._some: list[bytes] = []
+        self._some_bytes = 0
+        self.bytes = 0
+
+    def add(self, fact: bytes) -> None:
+        """Add a fact behind the others."""
+        self._some.append(fact)
+        self._some_bytes += len(fact)
+        self.bytes += len(fact)
+        if len(self._some) == _SNAPSHOT_RECORDS or self._some_bytes >= _SNAPSHOT_BYTES:
+            self._encode()
+
+    def finish(self) -> list[Batch]:
+        """The whole of it."""
+        if self._some:
+            self._encode()
+        return self._batches
+
+    def _encode(self) -> None:
+        self._batches.append(_encoded(self._some, _SNAPSHOT, self._now_us))
+        self._some, self._some_bytes = [], 0
+
+
+def _encoded(records: list[bytes], kind: int, now_us: int) -> Batch:
+    return encode(Columns(records, priorities=[kind] * len(records)), now_us)
 
 
 def _kind(batch: Batch) -> int:

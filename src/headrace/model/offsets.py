@@ -1,6 +1,6 @@
 """Offsets of messages that are spoken of together: most follow each other, and a range is all there is to say."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 
 def follow(offsets: Sequence[int]) -> bool:
@@ -52,3 +52,15 @@ def ranges(offsets: Sequence[int]) -> Iterator[range]:
         if at == len(offsets) or offsets[at] != offsets[at - 1] + 1:
             yield range(offsets[begin], offsets[at - 1] + 1)
             begin = at
+
+
+def common(known: Collection[int], offsets: Sequence[int]) -> list[int]:
+    """Those of the known offsets that are among others, of which there may be very many or very few.
+
+    >>> common({3: b"", 9: b""}, range(10**9)), common([1, 2], [2, 2, 7])
+    ([3, 9], [2])
+    """
+    if len(known) < len(offsets):
+        others = offsets if type(offsets) is range else set(offsets)
+        return [offset for offset in known if offset in others]
+    return [offset for offset in dict.fromkeys(offsets) if offset in known]

@@ -1,7 +1,6 @@
 """A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headrace.engines.leased.contents import Contents
@@ -9,7 +8,7 @@ from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.intake import Intake
 from headrace.engines.leased.key_order import KeyOrder
 from headrace.engines.leased.leases import Held, Leases
-from headrace.engines.leased.pending import Entries, Entry, Pending
+from headrace.engines.leased.pending import Entries, Pending
 from headrace.engines.leased.statuses import (
     BLOCKED,
     LEASED,
@@ -21,12 +20,15 @@ from headrace.engines.leased.statuses import (
     WAITING,
     Statuses,
 )
+from headrace.engines.leased.taken import Taken, fitting, without
 from headrace.engines.partition import Partition
-from headrace.model.batch import Batch, Columns, message_bytes
+from headrace.model.batch import Batch, Columns
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
-from headrace.model.offsets import ranges
+from headrace.model.offsets import common, ranges
 from headrace.model.subscription import SubscriptionSettings
 
+_TAKEN_IN_TOGETHER = 1000
+"""Messages of which a new index learns at a time, or a batch if that has more."""
 _NOTES_KEPT = 5
 _NOTE_CHARS = 200
 _BLOCKED_AT_ONCE = 64
@@ -39,28 +41,6 @@ class Note(NamedTuple):
     time_us: int
     holder: str
     reason: str
-
-
-@dataclass(slots=True)
-class Taken:
-    """Messages that were taken out, to be leased."""
-
-    offsets: Sequence[int]
-    stored: Sequence[Batch]
-    """The first of them, as they are stored."""
-    columns: Columns
-    """The others."""
-    size_bytes: int
-    """Of their values, keys and headers; of those that are stored a little more."""
-    entries: Entries
-    """Where they were, should they have to go back."""
-    begins_us: int
-    """When the lease begins: now, or when the last one of them is due."""
-    deliveries: list[int] = field(default_factory=list)
-    """How often each has been handed out by now; empty: once, all of them."""
-    versions: list[int] = field(default_factory=list)
-    """Empty: 1, all of them."""
-    states: dict[int, bytes] = field(default_factory=dict)
 
 
 Extended = tuple[Held, Held]
@@ -116,8 +96,8 @@ class LeasedIndex:
         edits: Mapping[int, EditRecord],
         end_offset: int,
         now_us: int,
-    ) -> None:
-        """Learn from the log what is there to hand out."""
+    ) -> Iterator[None]:
+        """Learn from the log what is there to hand out, of some messages at a time; yields in between."""
         self._settings = settings
         self.pending.discipline = settings.discipline
         self.pending.edits = edits
@@ -126,8 +106,14 @@ class LeasedIndex:
         assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
         self.pending.attach(Contents(partition))
         self.forget_before(partition.first_offset)
-        for gone in self._intake.read(list(self.statuses.unsettled()), now_us):
-            self._part_with(gone)
+        for begin, end in self.statuses.unsettled():
+            for gone in self._intake.read(begin, end, now_us):
+                for part in gone:
+                    self._part_with(part)
+                yield
+        while self.statuses.end + _TAKEN_IN_TOGETHER < end_offset:
+            self.catch_up(self.statuses.end + _TAKEN_IN_TOGETHER, now_us)
+            yield
         self.catch_up(end_offset, now_us)
         self._ahead = self._intake.early
         self._order.alter(settings, now_us)
@@ -140,19 +126,21 @@ class LeasedIndex:
         self._intake.catch_up(end_offset, now_us)
         for damaged in self._partition.damaged_within(range(begin, end_offset)):
             self._lose(damaged)
+        self.pending.on_change()
 
-    def alter(self, settings: SubscriptionSettings, now_us: int) -> None:
-        """Go on with other settings."""
+    def alter(self, settings: SubscriptionSettings, now_us: int) -> Iterator[None]:
+        """Go on with other settings; yields after some of the work, and nothing may be taken out meanwhile."""
         before, self._settings = self._settings, settings
         self._order.alter(settings, now_us)
         if settings.discipline is not before.discipline:
             self._order.unblock_all()
-            self.pending.reorder(settings.discipline)
+            yield from self.pending.reorder(settings.discipline)
+        self.pending.on_change()
 
-    def expire_after(self, ttl_us: int | None) -> None:
-        """The topic's messages live for another time from now on; those that are there too."""
+    def expire_after(self, ttl_us: int | None) -> Iterator[None]:
+        """The topic's messages live for another time from now on; yields before it is found when those expire."""
         assert self._intake is not None
-        self._intake.expire_after(ttl_us)
+        return self._intake.expire_after(ttl_us)
 
     def forget_before(self, offset: int) -> None:
         """The messages before an offset are no more."""
@@ -190,6 +178,7 @@ class LeasedIndex:
     def _lose(self, damaged: range) -> None:
         self.leave(damaged)
         self._lost.append(damaged)
+        self.pending.on_change()
 
     def damaged_among(self, offsets: Sequence[int]) -> Iterator[range]:
         """Those of these messages, which are not there, that are damaged."""
@@ -203,14 +192,21 @@ class LeasedIndex:
         if self._lost_us > now_us:
             return []
         lost, self._lost = self._lost, []
+        self.pending.on_change()
         return lost
 
     def lose_later(self, damaged: range, time_us: int) -> None:
         """The dead letter of damaged messages could not be written: try again then."""
         self._lost.append(damaged)
         self._lost_us = time_us
+        self.pending.on_change()
 
     # Handing out.
+
+    @property
+    def first_keys(self) -> tuple[int | None, int | None]:
+        """The keys of what would be taken out next, among what is ready and among what waits; not quite sure."""
+        return self.pending.ready.first_key, self.pending.waiting.first_key
 
     def take(
         self,
@@ -228,6 +224,7 @@ class LeasedIndex:
         entries: Entries = []
         early: set[int] = set()
         self._advance(now_us)
+        self.pending.on_change()
         wanted = count
         while True:
             fresh: Entries = []
@@ -248,7 +245,7 @@ class LeasedIndex:
         if early:
             self.pending.put_back(early, entries)
         stored_count, stored_bytes = sum(batch.count for batch in stored), sum(batch.raw_bytes for batch in stored)
-        kept, size = _fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
+        kept, size = fitting(columns, bytes_max - stored_bytes, 0 if stored else least)
         if kept < len(there):
             columns, there = self._cut(columns, there, kept, entries)
         if not there and not stored:
@@ -289,7 +286,7 @@ class LeasedIndex:
             self._part_with(part)
         if unread:
             self.pending.put_back(set(unread), entries)
-            entries[:] = [_without(entry, set(unread)) for entry in entries]
+            entries[:] = [without(entry, set(unread)) for entry in entries]
         return stored, columns, there
 
     def _describe(self, taken: Taken) -> None:
@@ -316,6 +313,7 @@ class LeasedIndex:
         self.pending.put_back(set(taken.offsets), taken.entries)
         self.pending.expire_again(taken.offsets, now_us)
         self._order.update(taken.offsets, now_us, self._ahead)
+        self.pending.on_change()
 
     def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
         """The contents of messages as they are now, and the offsets of those there are."""
@@ -381,12 +379,6 @@ class LeasedIndex:
         held = self.leases.get(offset)
         return held.holder if held is not None else ""
 
-    def is_due(self, now_us: int) -> bool:
-        """Whether a lease, or a message's time, may be over."""
-        end_us = self.pending.expiring.first_key
-        is_lost = bool(self._lost or self.pending.lost) and self._lost_us <= now_us
-        return is_lost or self.leases.is_due(now_us) or (end_us is not None and end_us <= now_us)
-
     def reserve(self, offsets: Sequence[int]) -> list[Held]:
         """What was said about these is being written down: nobody gets those meanwhile whose lease is over."""
         reserved = self.leases.reserve(offsets)
@@ -401,10 +393,12 @@ class LeasedIndex:
             if held.over:
                 self.stay(held.offsets, now_us)
         self.leases.restore(reserved)
+        self.pending.on_change()
 
     def extend(self, offsets: Sequence[int], until_us: int) -> list[Extended]:
         """Keep these for longer, before that is written down; returns what `shorten` needs if it cannot be."""
         held = self.leases.parts(offsets)
+        self.pending.on_change()
         return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in held]
 
     def shorten(self, extended: Sequence[Extended]) -> None:
@@ -414,6 +408,7 @@ class LeasedIndex:
             kept = [offset for offset, held in named if held is not None and held.is_same(extension)]
             if kept:
                 self.leases.hold(was.number, was.holder, was.until_us, kept)
+        self.pending.on_change()
 
     def leave(self, offsets: Sequence[int]) -> None:
         """These go to the dead ones; nobody holds them any more, but their keys wait until they are there."""
@@ -422,20 +417,20 @@ class LeasedIndex:
 
     # Time passes.
 
-    def ended(self, now_us: int) -> list[int]:
-        """The messages whose leases have ended: handed out in vain, and on their way back or out."""
-        back: list[int] = []
-        for offsets in self.leases.end(now_us):
-            back += [offset for offset in offsets if self.statuses[offset] == LEASED]
+    def ended(self, now_us: int, most: int) -> list[int]:
+        """The messages whose leases have ended, of so many at most: handed out in vain, on their way back or out."""
+        back = [offset for offset in self.leases.end(now_us, most) if self.statuses[offset] == LEASED]
         if back:
             self.statuses.fail(back)
             self.statuses.change(back, LEAVING)
+        self.pending.on_change()
         return back
 
-    def expired(self, now_us: int) -> list[int]:
-        """The messages whose time is over and that nobody holds: they are on their way out, and keep no keys."""
-        gone = self.pending.expired(now_us)
+    def expired(self, now_us: int, most: int) -> list[int]:
+        """The messages whose time is over and that nobody holds, of so many at most: they leave, and keep no keys."""
+        gone = self.pending.expired(now_us, most)
         self._order.give_up(gone)
+        self.pending.on_change()
         return gone
 
     def stay(self, offsets: Sequence[int], now_us: int) -> None:
@@ -452,19 +447,30 @@ class LeasedIndex:
         for offset in offsets if ahead else ():
             ahead.pop(offset, None)
         self.pending.expire_again(offsets, now_us)
+        self.pending.on_change()
 
     def _moved_beyond(self, now_us: int, offsets: Sequence[int]) -> dict[int, int]:
         """When those of these are due that were moved to a time to come after their leases had ended."""
         dues = {offset: edit.due for offset in offsets if (edit := self.edits.get(offset)) is not None}
         return {offset: due_us for offset, due_us in dues.items() if due_us is not None and due_us > now_us}
 
-    def next_us(self, *, wanted: bool) -> tuple[int | None, int | None]:
-        """When there is something to do: a lease or a time ends; and when the next one is due, if it is `wanted`."""
-        pending = self.pending
-        times = [self.leases.next_end_us, pending.expiring.first_key, pending.resting.first_key if wanted else None]
-        times += [self._lost_us] if self._lost else []
-        ends_us = min((time for time in times if time is not None), default=None)
-        return ends_us, pending.waiting.first_key if wanted else None
+    @property
+    def next_end_us(self) -> int | None:
+        """When the time of a lease or of a message is over, or a dead letter has to be written."""
+        return self._earliest(self.leases.next_end_us)
+
+    @property
+    def first_end_us(self) -> int | None:
+        """The same, or earlier: when a lease would have ended that was settled before; costs less."""
+        return self._earliest(self.leases.first_end_us)
+
+    def _earliest(self, end_us: int | None) -> int | None:
+        expires_us = self.pending.expiring.first_key
+        if expires_us is not None and (end_us is None or expires_us < end_us):
+            end_us = expires_us
+        if (self._lost or self.pending.lost) and (end_us is None or self._lost_us < end_us):
+            end_us = self._lost_us
+        return end_us
 
     # Messages of one key, one at a time.
 
@@ -498,6 +504,7 @@ class LeasedIndex:
             self.statuses.fail([offset for offset in offsets if self.statuses[offset] == LEASED])
             self.statuses.change(offsets, LEASED)
         self.leases.hold(number, holder, until_us, offsets)
+        self.pending.on_change()
 
     def apply_extended(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
         """A holder keeps these for longer."""
@@ -508,12 +515,12 @@ class LeasedIndex:
         """These are done with."""
         self.pending.settle(offsets)
         self.leases.forget(offsets)
-        if self.notes or self.states or self._ahead:
-            for offset in offsets:
-                self.notes.pop(offset, None)
-                self.states.pop(offset, None)
-                self._ahead.pop(offset, None)
+        for table in (self.notes, self.states, self._ahead):
+            if table:
+                for offset in common(table, offsets):
+                    table.pop(offset)
         self._order.update(offsets, 0, self._ahead)
+        self.pending.on_change()
         if self.pending.contents is not None and not any(self.statuses.counts):
             self.pending.contents.clear()
 
@@ -543,6 +550,7 @@ class LeasedIndex:
         for offset in offsets if self._ahead else ():
             self._ahead.pop(offset, None)
         self.pending.expire_again(offsets, now_us)
+        self.pending.on_change()
 
     def apply_edit(self, offset: int, edit: EditRecord, moved: bool, now_us: int) -> None:
         """A message that nobody holds was changed; `edits` has it already."""
@@ -565,24 +573,4 @@ class LeasedIndex:
             self._order.unblock(offset)
             self.pending.make_ready([offset])
             self._order.update([offset], now_us, self._ahead)  # others of its key may come before it by now
-
-
-def _without(entry: Entry, offsets: set[int]) -> Entry:
-    """What was taken out, but for these."""
-    runs, keys, entered = entry
-    kept = [(key, offset) for key, offset in zip(keys, entered, strict=True) if offset not in offsets]
-    return runs, [key for key, _ in kept], [offset for _, offset in kept]
-
-
-def _fitting(columns: Columns, bytes_max: int, least: int) -> tuple[int, int]:
-    """How many of the messages have so many bytes together, so many at least, and how many bytes they have."""
-    total = sum(map(len, filter(None, columns.values)))
-    if total <= bytes_max and columns.keys is None and columns.headers is None:
-        return len(columns.values), total
-    total = 0
-    for index in range(len(columns.values)):
-        size = message_bytes(columns, index)
-        if total + size > bytes_max and index >= least:
-            return index, total
-        total += size
-    return len(columns.values), total
+        self.pending.on_change()

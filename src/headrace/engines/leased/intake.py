@@ -2,7 +2,8 @@
 
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from headrace.engines.leased.order import ordered
@@ -17,6 +18,9 @@ from headrace.model.subscription import Discipline
 
 logger = logging.getLogger("headrace.broker")
 
+_READ_TOGETHER = 1000
+"""Messages that are read at a time, or a batch if that has more."""
+
 Described = Outline | Columns
 """What a batch says of its messages beside their values."""
 
@@ -29,28 +33,32 @@ class Intake:
         self._partition = partition
         self._subscription = subscription.encode()
         self._ttl_us = ttl_us
+        self._read_to = 0
         self.early: dict[int, int] = {}
         """When those are due that were leased before they were."""
 
-    def read(self, ranges: Iterable[tuple[int, int]], now_us: int) -> list[range]:
-        """Learn of messages between offsets, as far as nothing is known of them from elsewhere.
+    def read(self, begin: int, end: int, now_us: int) -> Iterator[list[range]]:
+        """Learn of messages between offsets, as far as nothing is known of them from elsewhere; some at a time.
 
-        Returns the offsets among them that no message has: compacted, damaged, or skipped after a loss.
+        Yields the offsets among them that no message has: compacted, damaged, or skipped after a loss.
         """
-        read_to = 0
-        gone: list[range] = []
-        for begin, end in ranges:
-            read_to = max(begin, read_to, self._partition.first_offset)
-            if read_to < end:
-                for batch in self._partition.batches(read_to, end):
-                    if batch.base_offset > read_to:
-                        gone.append(range(read_to, batch.base_offset))
-                    read_to = batch.next_offset
-                    self._take_in(batch, now_us)
-                if read_to < end:
-                    gone.append(range(read_to, end))
-                    read_to = end
-        return gone
+        self._read_to = max(begin, self._read_to, self._partition.first_offset)
+        while self._read_to < end:
+            gone: list[range] = []
+            count = 0
+            for batch in self._partition.batches(self._read_to, end):
+                if batch.base_offset > self._read_to:
+                    gone.append(range(self._read_to, batch.base_offset))
+                self._read_to = batch.next_offset
+                self._take_in(batch, now_us)
+                count += batch.count
+                if count >= _READ_TOGETHER:
+                    break
+            else:
+                if self._read_to < end:
+                    gone.append(range(self._read_to, end))
+                    self._read_to = end
+            yield gone
 
     def catch_up(self, end_offset: int, now_us: int) -> None:
         """Learn of what was published since."""
@@ -59,12 +67,12 @@ class Intake:
         if start > statuses.end:
             statuses.begin(statuses.end, start, SETTLED)  # removed before anybody saw them
         if start < end_offset:
-            self.read([(start, end_offset)], now_us)
+            deque(self.read(start, end_offset, now_us), maxlen=0)
         if statuses.end < end_offset:
             statuses.begin(statuses.end, end_offset, SETTLED)  # damaged, or removed by compaction
 
-    def expire_after(self, ttl_us: int | None) -> None:
-        """The topic's time to live is another: find anew when what is not settled expires."""
+    def expire_after(self, ttl_us: int | None) -> Iterator[None]:
+        """The topic's time to live is another: find anew when what is not settled expires; yields after some of it."""
         if ttl_us == self._ttl_us:
             return
         self._ttl_us = ttl_us
@@ -76,6 +84,10 @@ class Intake:
                 with suppress(InvalidBatch):  # it was passed over when it came
                     outline = batch.outline()
                     self._expect_expiry(batch, outline, _offsets(batch, outline))
+            self._pending.on_change()
+            yield
+            if self._ttl_us != ttl_us:
+                return  # it was changed again
 
     def _take_in(self, batch: Batch, now_us: int) -> None:
         pending = self._pending

@@ -33,7 +33,7 @@ class KeyOrder:
         if not self._is_on:
             return
         statuses = self._pending.statuses
-        for offset in offsets:
+        for offset in self.keys.among(offsets):
             is_settled = statuses[offset] == SETTLED
             if is_settled:
                 self.keys.forget(offset)

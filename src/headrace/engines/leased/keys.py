@@ -4,7 +4,7 @@ What the order of a key means is written down in docs/reference/subscriptions.md
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
 
 
@@ -89,6 +89,13 @@ class Keys:
         for offset, key in zip(offsets, keys, strict=True):
             if key is not None and key in self._blocked:
                 self._through[offset] = key
+
+    def among(self, offsets: Sequence[int]) -> Sequence[int]:
+        """Those of these of which anything is known here, if they are very many; else all of them."""
+        tables: tuple[Collection[int], ...] = (self._key_of, self._through, self._former)
+        if type(offsets) is not range or len(offsets) <= sum(map(len, tables)):
+            return offsets
+        return sorted({offset for table in tables for offset in table if offset in offsets})
 
     def release(self, offset: int) -> bytes | None:
         """This one does not hold its key any more, nor is it what was let through; returns the key it stood for."""

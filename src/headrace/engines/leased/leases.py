@@ -4,9 +4,13 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, repeat
+from itertools import chain, groupby, islice, repeat
+from operator import itemgetter
+
+from headrace.model.offsets import common
 
 _ENDS_MIN = 1024
+_SAVED_TOGETHER = 1000
 WHOLE_MIN = 16
 """A lease of fewer messages has an entry for each from the beginning."""
 
@@ -33,6 +37,13 @@ class Held:
     def is_same(self, other: "Held") -> bool:
         """Whether it is the same lease to the same time, and not over."""
         return self.number == other.number and self.until_us == other.until_us and not self.over
+
+
+def _grouped(by_offset: dict[int, Held]) -> Iterator[tuple[Held, Sequence[int]]]:
+    """Messages that follow each other and are of the same lease, not too many together."""
+    for held, entries in groupby(by_offset.items(), key=itemgetter(1)):
+        while some := [offset for offset, _ in islice(entries, _SAVED_TOGETHER)]:
+            yield held, some
 
 
 class Leases:
@@ -148,23 +159,31 @@ class Leases:
     def forget(self, offsets: Sequence[int]) -> None:
         """These are settled, or given back."""
         self._release(offsets)
-        if self._leaving:
-            deque(map(self._leaving.pop, offsets, repeat(None)), maxlen=0)
+        for offset in common(self._leaving, offsets) if self._leaving else ():
+            del self._leaving[offset]
 
-    def end(self, now_us: int) -> Iterator[list[int]]:
-        """End the leases whose time is over; yields their messages, settled ones left out."""
-        while self._ends and self._ends[0][0] <= now_us:
-            held = heappop(self._ends)[2]
-            held.over = True
+    def end(self, now_us: int, most: int) -> list[int]:
+        """End leases whose time is over, of so many messages at most; returns the messages that were not settled."""
+        ended: list[int] = []
+        while most > 0 and self._ends and self._ends[0][0] <= now_us:
+            held = self._ends[0][2]
             self._divide(held.offsets)
-            offsets = [offset for offset in held.offsets if self._by_offset.get(offset) is held]
-            held.offsets = ()
+            some, held.offsets = held.offsets[:most], held.offsets[most:]
+            most -= max(len(some), 1)
+            if not held.offsets:
+                heappop(self._ends)
+            offsets = [offset for offset in some if self._by_offset.get(offset) is held]
             if offsets:
-                yield offsets
+                over = held.part(())
+                over.over = True
+                self._by_offset.update(zip(offsets, repeat(over)))
+                ended += offsets
+        return ended
 
-    def is_due(self, now_us: int) -> bool:
-        """Whether a lease may have ended."""
-        return bool(self._ends) and self._ends[0][0] <= now_us
+    @property
+    def first_end_us(self) -> int | None:
+        """When the next lease ends, or one that was settled would have."""
+        return self._ends[0][0] if self._ends else None
 
     @property
     def next_end_us(self) -> int | None:
@@ -173,12 +192,10 @@ class Leases:
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def current(self) -> Iterator[tuple[Held, list[int]]]:
-        """All that are not over, or over and not taken by others, with their messages."""
-        held_offsets: dict[Held, list[int]] = {held: list(held.offsets) for held in self._whole.values()}
-        for offset, held in chain(self._by_offset.items(), self._leaving.items()):
-            held_offsets.setdefault(held, []).append(offset)
-        yield from held_offsets.items()
+    def frozen(self) -> Iterator[tuple[Held, Sequence[int]]]:
+        """All that are not over, or over and not taken by others, with their messages, as of now; in parts."""
+        whole = [(held, held.offsets) for held in self._whole.values()]
+        return chain(whole, _grouped(dict(self._by_offset)), _grouped(dict(self._leaving)))
 
     # Leases that are whole.
 

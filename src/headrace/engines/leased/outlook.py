@@ -37,7 +37,8 @@ def summary(pending: Pending) -> Summary:
     """How many there are, after `advance`."""
     counts = pending.statuses.counts
     since = 0
-    oldest = min(next(pending.statuses.with_status(code), _EVER_US) for code in (READY, BLOCKED))
+    codes = [code for code in (READY, BLOCKED) if counts[code]]
+    oldest = min((next(pending.statuses.with_status(code), _EVER_US) for code in codes), default=_EVER_US)
     if oldest != _EVER_US and pending.contents is not None:
         columns, _, _ = pending.contents.read([oldest])
         since = columns.timestamps[0] if columns.timestamps else 0

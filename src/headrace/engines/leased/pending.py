@@ -1,6 +1,6 @@
 """The messages that a subscription has not settled in a partition: which are ready, in which order, and which wait."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
 from headrace.engines.leased.contents import Contents
@@ -16,16 +16,20 @@ from headrace.engines.leased.statuses import (
     SETTLED,
     UNKNOWN,
     WAITING,
+    FrozenStatuses,
     Statuses,
 )
-from headrace.model.offsets import follow
+from headrace.model.offsets import common, follow
 from headrace.model.subscription import Discipline
 
-NOT_READY = 1 << 62
-"""Keys of what is not ready yet begin here: beyond those of all that is."""
 _OUTDATED_MAX = 1000
 _AT_ONCE = 4096
-"""Messages that are made ready at a time."""
+"""Messages that are put in order at a time."""
+_REORDERED_TOGETHER = 300
+_DUE_TOGETHER = 1000
+"""Messages that are due and made ready at a time: more may be due at the same moment."""
+_READ_TOGETHER = 300
+"""The same where their contents have to be read for that."""
 
 Entry = tuple[Runs, Sequence[int], Sequence[int]]
 Entries = list[Entry]
@@ -54,6 +58,8 @@ class Pending:
         self._overdue: set[int] = set()
         """Expired while they were leased, or while what was said about them was being written down."""
 
+        self.on_change: Callable[[], object] = _nothing
+        """Called when what is ready, or when something happens next, may have changed."""
         self.lost: list[int] = []
         """Were to be made ready, but compaction had removed them: what they stood for has to go on without them."""
 
@@ -66,11 +72,15 @@ class Pending:
 
     # Time passes.
 
-    def advance(self, now_us: int) -> None:
-        """What is due by now is ready."""
+    def advance(self, now_us: int) -> int:
+        """Some of what is due by now is ready, all if it is not very many; returns how many were looked at."""
+        count = 0
+        most = _READ_TOGETHER if self.discipline is Discipline.PRIORITY else _DUE_TOGETHER
         for runs, status in ((self.waiting, WAITING), (self.resting, RESTING)):
-            while (first := runs.first_key) is not None and first <= now_us:
-                times, offsets = self._valid(status, *runs.take(_AT_ONCE, now_us))
+            if count < most and (first := runs.first_key) is not None and first <= now_us:
+                taken = runs.take(most - count, now_us)
+                count += len(taken[1])
+                times, offsets = self._valid(status, *taken)
                 self.statuses.change(offsets, READY)
                 if status == RESTING:
                     for offset in offsets:
@@ -79,10 +89,18 @@ class Pending:
                     self.ready.add(times, offsets)
                 else:
                     self.add_ready(offsets)
+        if count:
+            self.on_change()
+        return count
 
-    def expired(self, now_us: int) -> list[int]:
-        """The messages whose time is over and that nobody holds: they are on their way out."""
-        _, offsets = self.expiring.take(len(self.expiring), now_us)
+    def is_behind(self, now_us: int) -> bool:
+        """Whether there may be more that is due by now."""
+        firsts = (self.waiting.first_key, self.resting.first_key)
+        return any(first is not None and first <= now_us for first in firsts)
+
+    def expired(self, now_us: int, most: int | None = None) -> list[int]:
+        """The messages whose time is over and that nobody holds, of so many at most: they are on their way out."""
+        _, offsets = self.expiring.take(len(self.expiring) if most is None else most, now_us)
         gone = []
         for offset in offsets:
             status = self.statuses[offset]
@@ -98,11 +116,12 @@ class Pending:
         self.expiring = Runs()
         self._overdue.clear()
 
-    def expire_later(self, offsets: Sequence[int]) -> None:
-        """These could not be got rid of: try again."""
+    def expire_later(self, offsets: Sequence[int], time_us: int) -> None:
+        """These could not be got rid of: try again then."""
         self.make_ready(list(offsets))
         for offset in offsets:
-            self.expiring.push(0, offset)
+            self.expiring.push(time_us, offset)
+        self.on_change()
 
     def expire_again(self, offsets: Iterable[int], now_us: int) -> None:
         """These are not leased any more: those of them whose time was over meanwhile can go."""
@@ -138,9 +157,10 @@ class Pending:
         """Until when a message rests, if it does."""
         return self._rests.get(offset) if self.statuses[offset] == RESTING else None
 
-    def rests(self) -> list[tuple[int, int]]:
-        """Until when messages rest, and which."""
-        return sorted((self._rests[offset], offset) for offset in self.statuses.with_status(RESTING))
+    def frozen_rests(self, statuses: FrozenStatuses) -> Iterator[tuple[int, int]]:
+        """Until when messages rest, and which, with the statuses of this moment and whatever becomes of them later."""
+        rests = dict(self._rests)
+        return ((rests[offset], offset) for offset in statuses.with_status(RESTING))
 
     def copied(self) -> "Pending":
         """All as it is now, to be looked at a slice at a time while messages come and go."""
@@ -164,13 +184,17 @@ class Pending:
         """These are done with."""
         self.statuses.change(offsets, SETTLED)
         if self._overdue:
-            self._overdue.difference_update(offsets)
+            self._overdue.difference_update(common(self._overdue, offsets))
 
-    def reorder(self, discipline: Discipline) -> None:
-        """Hand out in another order from now on."""
+    def reorder(self, discipline: Discipline) -> Iterator[None]:
+        """Hand out in another order from now on; yields after some of the messages were put in it."""
         self.discipline = discipline
         self.ready = Runs()
-        self.add_ready(list(self.statuses.with_status(READY)))
+        for begin, end in self.statuses.unsettled():
+            offsets = self.statuses.only(range(begin, end), READY)
+            for place in range(0, len(offsets), _REORDERED_TOGETHER):
+                self.add_ready(self.statuses.only(offsets[place : place + _REORDERED_TOGETHER], READY))
+                yield
 
     def add_ready(self, offsets: Sequence[int]) -> None:
         """Put messages whose status says that they are ready into the order; what has to be known of them is read."""
@@ -192,15 +216,6 @@ class Pending:
 
     # Messages are taken out.
 
-    def first(self, now_us: int, ahead_us: int) -> int | None:
-        """The key of what would be taken out next, if there is anything; not quite sure."""
-        self.advance(now_us)
-        if self.ready:
-            return self.ready.first_key
-        soon_us = self.waiting.first_key
-        # After all that are ready, whatever their keys are.
-        return soon_us + NOT_READY if soon_us is not None and soon_us <= now_us + ahead_us else None
-
     def take(self, count: int, now_us: int, ahead_us: int, until_key: int | None, entries: Entries) -> Sequence[int]:
         """Take out what is ready, then what is due soon; tells where it was. Their statuses stay for now.
 
@@ -208,8 +223,11 @@ class Pending:
         """
         self.advance(now_us)
         chosen: Sequence[int] = ()
-        while len(chosen) < count and (first := self.ready.first_key) is not None:
-            if until_key is not None and first > until_key:
+        while len(chosen) < count:
+            first = self.ready.first_key
+            if first is None and self.advance(now_us):
+                continue  # very many were due
+            if first is None or (until_key is not None and first > until_key):
                 break
             keys, offsets = self._valid_ready(*self.ready.take(count - len(chosen), until_key))
             entries.append((self.ready, keys, offsets))
@@ -276,6 +294,10 @@ class Pending:
         if self.discipline is Discipline.PRIORITY:
             return edit.priority is not None and rank_of(ranked(edit.priority, 0)) != rank_of(key)
         return self.discipline is Discipline.DEADLINE and edit.due is not None and edit.due != key
+
+
+def _nothing() -> None:
+    """Nobody has to be told."""
 
 
 def _together(chosen: Sequence[int], more: Sequence[int]) -> Sequence[int]:

@@ -125,11 +125,15 @@ class Runs:
         heads = self._heads
         serial, run = heads[0][2:]
         place, end = run.place, min(run.place + count, len(run.keys))
-        others = [head[0] for head in heads[1:3]]
+        others = [head[:2] for head in heads[1:3]]
         if self._loose:
-            others.append(self._loose[0][0])
-        if others:
-            end = bisect_left(run.keys, min(others), place + 1, end) if end > place + 1 else end
+            others.append(self._loose[0])
+        if others and end > place + 1:
+            key, offset = min(others)
+            equal = bisect_left(run.keys, key, place + 1, end)
+            if equal < end and run.keys[equal] == key:  # of very many that are due together all have the same
+                equal = bisect_left(run.offsets, offset, equal, bisect_right(run.keys, key, equal, end))
+            end = equal
         if until is not None:
             end = bisect_right(run.keys, until, place, end)
         taken = run.keys[place:end], run.offsets[place:end]

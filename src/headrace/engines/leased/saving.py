@@ -1,10 +1,11 @@
 """A subscription's state in a partition in plain values, for snapshots of the journal.
 
-First comes `begin`, then the chunks, then the rest.
+First comes `begin`, then the chunks, then the rest, in as many parts as it takes.
 """
 
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -12,7 +13,11 @@ from headrace.engines.leased.index import LeasedIndex, Note
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.statuses import LEASED
 
-_CHUNKS_TOGETHER = 64
+_CHUNKS_TOGETHER = 2
+_RESTING_TOGETHER = 1000
+_LEASES_TOGETHER = 10
+"""Each of many messages, perhaps."""
+_NOTES_TOGETHER = 100
 
 
 class SavedChunk(msgspec.Struct, array_like=True):
@@ -44,32 +49,66 @@ class SavedRest(msgspec.Struct, array_like=True):
     states: dict[int, bytes]
 
 
-def save_chunks(index: LeasedIndex) -> Iterator[list[SavedChunk]]:
-    """The chunks, some at a time."""
-    together: list[SavedChunk] = []
-    for number, settled, failed in index.statuses.saved():
-        together.append(SavedChunk(number, settled, failed))
-        if len(together) == _CHUNKS_TOGETHER:
-            yield together
-            together = []
-    if together:
-        yield together
+class FrozenIndex:
+    """The state of a moment: what becomes of the messages while it is saved does not count."""
+
+    def __init__(self, index: LeasedIndex) -> None:
+        self.statuses = index.statuses.frozen()
+        self._resting = index.pending.frozen_rests(self.statuses)
+        self._leases = index.leases.frozen()
+        self._notes, self._states = dict(index.notes), dict(index.states)
+
+    def chunks(self) -> Iterator[list[SavedChunk]]:
+        """The chunks, some at a time."""
+        numbers = iter(sorted(self.statuses.chunks))
+        while some := list(islice(numbers, _CHUNKS_TOGETHER)):
+            yield [SavedChunk(number, *self.statuses.saved(number)) for number in some]
+
+    def rest(self) -> Iterator[SavedRest]:
+        """What has to be remembered besides, some of it at a time; can be asked for once."""
+        while some := list(islice(self._resting, _RESTING_TOGETHER)):
+            times, offsets = array("q", [time_us for time_us, _ in some]), array("q", [offset for _, offset in some])
+            yield SavedRest(times.tobytes(), offsets.tobytes(), [], {}, {})
+        while leases := list(islice(self._leases, _LEASES_TOGETHER)):
+            saved = [
+                SavedLease(held.number, held.holder, held.until_us, packed(sorted(leased)), held.over)
+                for held, leased in leases
+            ]
+            yield SavedRest(b"", b"", saved, {}, {})
+        notes = iter(self._notes.items())
+        while noted := dict(islice(notes, _NOTES_TOGETHER)):
+            yield SavedRest(b"", b"", [], noted, {})
+        states = iter(self._states.items())
+        while stated := dict(islice(states, _NOTES_TOGETHER)):
+            yield SavedRest(b"", b"", [], {}, stated)
 
 
-def save_rest(index: LeasedIndex) -> SavedRest:
-    """What has to be remembered, besides the chunks."""
-    resting = index.pending.rests()
-    leases = [
-        SavedLease(held.number, held.holder, held.until_us, packed(sorted(offsets)), held.over)
-        for held, offsets in index.leases.current()
-    ]
-    return SavedRest(
-        array("q", [time_us for time_us, _ in resting]).tobytes(),
-        array("q", [offset for _, offset in resting]).tobytes(),
-        leases,
-        index.notes,
-        index.states,
-    )
+class SettledChunks:
+    """Saves the chunks of an index while it is in use: what is changed meanwhile is saved again in the end."""
+
+    def __init__(self, index: LeasedIndex) -> None:
+        self._index = index
+        self._frozen = index.statuses.frozen()
+        self._saved: dict[int, SavedChunk] = {}
+
+    def steps(self) -> Iterator[None]:
+        """Save some of them, and yield."""
+        for place, number in enumerate(sorted(self._frozen.chunks)):
+            self._saved[number] = SavedChunk(number, *self._frozen.saved(number))
+            if place % _CHUNKS_TOGETHER == _CHUNKS_TOGETHER - 1:
+                yield
+
+    def finish(self) -> tuple[int, list[list[SavedChunk]]]:
+        """The end, and the chunks, as they are now, some together."""
+        statuses, now = self._index.statuses, self._index.statuses.frozen()
+        chunks = [
+            self._saved[number]
+            if number in self._saved and statuses.is_unchanged(number, self._frozen)
+            else SavedChunk(number, *now.saved(number))
+            for number in sorted(now.chunks)
+        ]
+        groups = [chunks[at : at + _CHUNKS_TOGETHER] for at in range(0, len(chunks), _CHUNKS_TOGETHER)]
+        return now.end, groups
 
 
 def begin(index: LeasedIndex, end: int) -> None:

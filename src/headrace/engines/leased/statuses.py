@@ -38,6 +38,8 @@ class Statuses:
         self._chunks: dict[int, bytearray] = {}
         """Those of which nothing is known yet share one that cannot be changed: `_chunk` gives it its own."""
         self._failed: dict[int, bytearray] = {}
+        self._shared: set[int] = set()
+        """Chunks that somebody else looks at as they are: they are copied before they are changed."""
         self._fill(start)
 
     def __getitem__(self, offset: int) -> int:
@@ -99,6 +101,8 @@ class Statuses:
         counts = self.counts
         chunks = self._chunks
         contiguous = type(offsets) is range and offsets.step == 1
+        if self._shared:
+            self._unshare(_numbers(offsets))
         self._reach(offsets[-1] + 1 if contiguous else max(offsets) + 1)
         if contiguous and len(offsets) > 1:
             self._change_range(offsets[0], offsets[-1] + 1, status)
@@ -119,7 +123,7 @@ class Statuses:
             counts[status] += changed
         counts[UNKNOWN] = counts[SETTLED] = 0
         if status == SETTLED:
-            self._drop({offset >> _BITS for offset in offsets} if type(offsets) is not range else _numbers(offsets))
+            self._drop(_numbers(offsets))
 
     def _change_range(self, start: int, stop: int, status: int) -> None:
         for number, low, high in _parts(start, stop):
@@ -209,8 +213,8 @@ class Statuses:
 
     def settled_now(self) -> Callable[[int], bool]:
         """Tells, on any thread and later too, which messages are settled as of now."""
-        chunks = {number: bytes(chunk) for number, chunk in self._chunks.items()}
-        end = self.end
+        frozen = self.frozen()
+        chunks, end = frozen.chunks, frozen.end
 
         def is_settled(offset: int) -> bool:
             chunk = chunks.get(offset >> _BITS)
@@ -220,8 +224,10 @@ class Statuses:
 
     # How often messages were handed out in vain.
 
-    def fail(self, offsets: Iterable[int]) -> None:
+    def fail(self, offsets: Sequence[int]) -> None:
         """These were handed out in vain."""
+        if self._shared:
+            self._unshare({offset >> _BITS for offset in offsets})
         for offset in offsets:
             chunk = self._failed.get(offset >> _BITS)
             if chunk is None:
@@ -250,14 +256,24 @@ class Statuses:
 
     # For snapshots.
 
-    def saved(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """What has to be remembered of each chunk: its number, its settled runs, its failures."""
-        for number, chunk in sorted(self._chunks.items()):
-            runs = array("H")
-            for found in _SETTLED_RUN.finditer(chunk):
-                runs.extend((found.start(), found.end() - 1))
-            failed = self._failed.get(number)
-            yield number, runs.tobytes(), bytes(failed) if failed is not None and any(failed) else b""
+    def frozen(self) -> "FrozenStatuses":
+        """The statuses as of now, whatever becomes of the messages later; costs as much as there are chunks."""
+        self._shared = {*self._chunks, *self._failed}
+        return FrozenStatuses(self.end, dict(self._chunks), dict(self._failed))
+
+    def is_unchanged(self, number: int, frozen: "FrozenStatuses") -> bool:
+        """Whether a chunk is as it was."""
+        same = self._chunks.get(number) is frozen.chunks.get(number)
+        return same and self._failed.get(number) is frozen.failed.get(number)
+
+    def _unshare(self, numbers: Iterable[int]) -> None:
+        """These chunks are going to be changed."""
+        for number in self._shared.intersection(numbers):
+            self._shared.discard(number)
+            for table in (self._chunks, self._failed):
+                chunk = table.get(number)
+                if type(chunk) is bytearray:
+                    table[number] = chunk[:]
 
     def load(self, end: int) -> None:
         """Begin to take back what was saved of a subscription that had come to this end: all not told of is settled."""
@@ -290,6 +306,8 @@ class Statuses:
 
     def _chunk(self, number: int) -> bytearray:
         """A chunk, to be changed."""
+        if self._shared:
+            self._unshare((number,))
         chunk = self._chunks.get(number)
         if type(chunk) is not bytearray:
             chunk = self._chunks[number] = bytearray(_CHUNK)
@@ -305,6 +323,31 @@ class Statuses:
                 self._failed.pop(number, None)
 
 
+class FrozenStatuses:
+    """The statuses of a moment."""
+
+    def __init__(self, end: int, chunks: dict[int, bytearray], failed: dict[int, bytearray]) -> None:
+        self.end = end
+        self.chunks = chunks
+        self.failed = failed
+
+    def saved(self, number: int) -> tuple[bytes, bytes]:
+        """What has to be remembered of a chunk: its settled runs, and its failures."""
+        runs = array("H")
+        for found in _SETTLED_RUN.finditer(self.chunks[number]):
+            runs.extend((found.start(), found.end() - 1))
+        failed = self.failed.get(number)
+        return runs.tobytes(), bytes(failed) if failed is not None and any(failed) else b""
+
+    def with_status(self, status: int) -> Iterator[int]:
+        """The offsets that have this status, in order."""
+        for number, chunk in sorted(self.chunks.items()):
+            at = chunk.find(status)
+            while at >= 0:
+                yield (number << _BITS) + at
+                at = chunk.find(status, at + 1)
+
+
 def _parts(start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The chunks of a range of offsets, with the part of each."""
     while start < end:
@@ -314,5 +357,8 @@ def _parts(start: int, end: int) -> Iterator[tuple[int, int, int]]:
         start = (number << _BITS) + high
 
 
-def _numbers(offsets: range) -> Iterable[int]:
-    return range(offsets.start >> _BITS, ((offsets.stop - 1) >> _BITS) + 1) if offsets else ()
+def _numbers(offsets: Offsets) -> Iterable[int]:
+    """The chunks that have these."""
+    if type(offsets) is range and offsets.step == 1:
+        return range(offsets.start >> _BITS, ((offsets.stop - 1) >> _BITS) + 1) if offsets else ()
+    return {offset >> _BITS for offset in offsets}

@@ -1,0 +1,27 @@
+"""How many messages of which kind a leased subscription has, over all its partitions."""
+
+from collections.abc import Generator
+
+from headrace.engines.api import LeasedIndex, outlook
+
+_COUNTED_TOGETHER = 128
+"""Partitions that are counted in one slice."""
+
+
+def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, outlook.Summary]:
+    """The counts of all these partitions together; in slices."""
+    waiting = ready = leased = 0
+    since: list[int] = []
+    following: list[int] = []
+    for place, index in enumerate(indexes):
+        if place % _COUNTED_TOGETHER == _COUNTED_TOGETHER - 1:
+            yield
+        while index.pending.is_behind(now_us):
+            index.pending.advance(now_us)
+            if index.pending.is_behind(now_us):
+                yield
+        counts = outlook.summary(index.pending)
+        waiting, ready, leased = waiting + counts.waiting, ready + counts.ready, leased + counts.leased
+        since += [counts.ready_since_us] if counts.ready_since_us else []
+        following += [counts.next_ready_us] if counts.next_ready_us else []
+    return outlook.Summary(waiting, ready, leased, min(since, default=0), min(following, default=0))

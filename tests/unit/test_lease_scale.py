@@ -1,0 +1,150 @@
+"""What a lease costs does not grow with partitions that have nothing to hand out, nor with consumers that wait."""
+
+from typing import Any
+
+from headrace.broker.later import Later, WithBody
+from headrace.broker.subscriptions import Subscription
+from headrace.broker.waiters import Waiters, Want
+from headrace.model.batch import Columns, encode
+from headrace.model.leasing import Ack, Holding, Lease, Leased, LeaseStop, SubscriptionCreate
+from headrace.model.requests import Publish, TopicCreate
+from headrace.testing.workbench import Workbench
+
+PARTITIONS = 256
+
+
+def bench_over(partitions: int, **settings: Any) -> Workbench:
+    bench = Workbench()
+    bench.ask(TopicCreate("jobs", {"partitions": partitions, "storage": "memory"}))
+    bench.ask(SubscriptionCreate("jobs", settings=settings))
+    return bench
+
+
+def subscription(bench: Workbench) -> Subscription:
+    return next(iter(bench.broker._subscriptions))
+
+
+def publish(bench: Workbench, partition: int, *values: bytes, **columns: Any) -> None:
+    bench.ask(Publish("jobs", partition), encode(Columns(list(values), **columns), bench.now_us).data)
+
+
+def places(answer: Any) -> list[tuple[int, int]]:
+    """Partitions and offsets, in the order in which they were handed out."""
+    words = answer.words if isinstance(answer, WithBody) else answer
+    return [(portion.partition, offset) for portion in words.portions for offset in portion.all_offsets]
+
+
+def holdings(answer: Any) -> list[Holding]:
+    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+
+
+def test_a_lease_looks_at_no_partition_in_which_nothing_has_changed() -> None:
+    for discipline in ("fifo", "lifo", "priority", "deadline"):
+        bench = bench_over(PARTITIONS, discipline=discipline)
+        for partition in range(PARTITIONS):
+            publish(bench, partition, b"a", b"b")
+        bench.ask(Lease("jobs"))
+        schedule = subscription(bench).schedule
+        before = schedule.looked
+        for _ in range(10):
+            answer = bench.ask(Lease("jobs", messages_max=1, ahead_ms=500))
+            assert len(places(answer)) == 1
+            bench.ask(Ack("jobs", holdings(answer)))
+            assert places(bench.ask(Lease("jobs", messages_max=1))) != []
+        assert schedule.looked - before <= 20 * 3
+
+
+def test_waiting_consumers_look_only_at_the_partition_that_has_something() -> None:
+    bench = bench_over(PARTITIONS)
+    schedule = subscription(bench).schedule
+    bench.begin(Lease("jobs", wait_ms=1000))
+    bench.run()
+    before = schedule.looked
+    publish(bench, 77, b"a")
+    bench.tick(1)
+    assert schedule.looked - before <= 5
+
+
+def test_partitions_take_turns_and_none_is_passed_over() -> None:
+    bench = bench_over(5)
+    for partition in (0, 2, 3):
+        publish(bench, partition, b"a", b"b")
+    one = Lease("jobs", messages_max=1)
+    assert [places(bench.ask(one))[0][0] for _ in range(4)] == [0, 2, 3, 0]
+    publish(bench, 1, b"new")
+    assert [places(bench.ask(one))[0][0] for _ in range(3)] == [1, 2, 3]
+    assert places(bench.ask(one)) == []
+
+
+def test_priorities_and_deadlines_hold_over_partitions() -> None:
+    bench = bench_over(64, discipline="priority")
+    for partition in range(64):
+        publish(bench, partition, b"a", b"b", priorities=[partition % 7, 3])
+    seen: list[int] = []
+    for _ in range(8):
+        for partition, offset in places(bench.ask(Lease("jobs", messages_max=16))):
+            seen.append(partition % 7 if offset == 0 else 3)
+    assert len(seen) == 128
+    assert seen == sorted(seen, reverse=True)
+    bench = bench_over(64, discipline="deadline")
+    dues = {partition: bench.now_us - 1000 * (partition * 37 % 64) for partition in range(64)}
+    for partition, due in dues.items():
+        publish(bench, partition, b"a", dues=[due])
+    order = [partition for partition, _ in places(bench.ask(Lease("jobs", messages_max=64)))]
+    assert order == sorted(dues, key=lambda partition: dues[partition])
+
+
+def test_those_who_wait_are_served_in_turn_and_nobody_else_is_looked_at(monkeypatch: Any) -> None:
+    bench = bench_over(1)
+    first = bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000))
+    ahead = bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000, ahead_ms=500))
+    others = [bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000)) for _ in range(1000)]
+    bench.run()
+    visited: list[Want] = []
+    look = Waiters.first
+
+    def counted(waiters: Waiters, beyond_ms: int) -> Want | None:
+        found = look(waiters, beyond_ms)
+        if found is not None:
+            visited.append(found)
+        return found
+
+    monkeypatch.setattr(Waiters, "first", counted)
+    publish(bench, 0, b"a", b"b", b"c")
+    assert [places(one.outcome) for one in (first, ahead, others[0])] == [[(0, 0)], [(0, 1)], [(0, 2)]]
+    assert others[1].outcome is None
+    publish(bench, 0, b"later", dues=[bench.now_us + 200_000])
+    late = bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000, ahead_ms=500))
+    bench.tick()
+    assert places(late.outcome) == [(0, 3)]  # the others take it only when it is due
+    assert len(visited) < 20
+
+
+def test_those_who_have_waited_long_enough_are_told_and_those_who_left_get_nothing() -> None:
+    bench = bench_over(2)
+    leaving, stopping = bench.connect("leaving"), bench.connect("stopping")
+    gone = bench.begin(Lease("jobs", wait_ms=60_000), session=leaving)
+    stopped = bench.begin(Lease("jobs", wait_ms=60_000), session=stopping)
+    short = [bench.begin(Lease("jobs", wait_ms=1000 + number)) for number in range(500)]
+    long = bench.begin(Lease("jobs", wait_ms=60_000))
+    bench.broker.disconnect(leaving, bench.now_us)
+    bench.ask(LeaseStop("jobs"), session=stopping)
+    assert stopped.outcome == Leased([])
+    bench.tick(2)
+    assert [one.outcome for one in short] == [Leased([])] * 500
+    assert len(subscription(bench).wants) == 1
+    publish(bench, 1, b"a")
+    assert gone.outcome is None
+    assert places(long.outcome) == [(1, 0)]
+
+
+def test_deadlines_of_those_who_were_served_do_not_pile_up() -> None:
+    bench = bench_over(1)
+    waiters = Waiters()
+    request = Lease("jobs", wait_ms=60_000)
+    for number in range(1000):
+        want = Want(bench.session, request, number, Later())
+        waiters.add(want)
+        waiters.remove(want)
+    assert len(waiters._deadlines) < 100
+    assert waiters.deadline_us is None
