@@ -77,12 +77,12 @@ def test_an_address_that_is_given_counts_even_if_it_is_wrong(url: str) -> None:
 
 @pytest.mark.parametrize("name", [None, 5, b"name"])
 def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
-    with pytest.raises(errors.InvalidArgument, match="name of this program"):
+    with pytest.raises(errors.InvalidArgument, match="name is a text"):
         headrace.open(":memory:", name=name)
 
     async def ask() -> None:
         await headrace.open_async(":memory:", name=name)
 
-    with pytest.raises(errors.InvalidArgument, match="name of this program"):
+    with pytest.raises(errors.InvalidArgument, match="name is a text"):
         asyncio.run(ask())
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-server"]
