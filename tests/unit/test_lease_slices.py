@@ -10,7 +10,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.subscriptions import Subscription
 from headrace.engines.api import LeasedIndex
 from headrace.model.batch import Columns, encode
-from headrace.model.errors import SubscriptionExists, SubscriptionNotFound
+from headrace.model.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
 from headrace.model.leasing import (
     Ack,
     Extend,
@@ -24,9 +24,10 @@ from headrace.model.leasing import (
     SubscriptionCreate,
     SubscriptionDelete,
     SubscriptionDescribe,
+    SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.requests import Publish, TopicAlter, TopicCreate
+from headrace.model.requests import Publish, TopicAlter, TopicCreate, TopicDelete
 from headrace.testing.workbench import Workbench
 
 SECOND_US = 1_000_000
@@ -209,6 +210,17 @@ def test_one_that_is_deleted_while_it_is_opened_is_gone() -> None:
     assert isinstance(creating.outcome, SubscriptionNotFound)
     assert isinstance(asked.outcome, SubscriptionNotFound)
     assert bench.ask(SubscriptionCreate("jobs")).ready == 128
+
+
+def test_one_whose_topic_is_deleted_while_it_is_made_is_not_made() -> None:
+    bench = many()
+    creating = bench.begin(SubscriptionCreate("jobs", start="latest"))
+    assert creating.outcome is None
+    bench.begin(TopicDelete("jobs"))
+    bench.begin(TopicCreate("jobs"))
+    bench.run()
+    assert isinstance(creating.outcome, TopicNotFound)
+    assert bench.ask(SubscriptionList("jobs")).subscriptions == []
 
 
 def test_one_that_is_altered_keeps_its_messages_and_takes_the_new_order() -> None:

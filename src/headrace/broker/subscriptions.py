@@ -28,6 +28,7 @@ from headrace.model.errors import (
     SubscriptionExists,
     SubscriptionFailed,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from headrace.model.leasing import (
     Lease,
@@ -189,7 +190,8 @@ class SubscriptionRegistry:
         settings, starts = subscription_settings(request.settings), {}
         if self.find(topic, name) is None:
             starts = yield from self._starts(topic, request)
-            self._topics.get(request.topic)  # it may have been deleted meanwhile
+            if self._topics.by_id.get(topic.id) is not topic:
+                raise TopicNotFound(f"the topic {topic} was deleted while the subscription was made; create it again")
         found = self.find(topic, name)
         if found is not None and not request.exist_ok:
             raise SubscriptionExists(f"the topic {topic} already has a leased subscription {request.subscription}")
@@ -272,7 +274,8 @@ class SubscriptionRegistry:
                 raise SubscriptionFailed(
                     f"what {found} has settled cannot be read: {error}; reset it with a start, such as earliest"
                 ) from error
-        self.known(request.topic, request.subscription)  # it may have been deleted meanwhile
+        if self.find(found.topic, found.name) is not found:
+            raise SubscriptionNotFound(f"the subscription {found} was deleted while it was reset")
         settings = found.settings.as_dict()
         fact = SubscriptionSet(before.id, before.topic_id, before.name, before.created_us, settings, starts)
         self._ledger.record(self.now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
