@@ -11,7 +11,7 @@ from headrace.bench.measure import Benchmark, Figure, Subject, Taken
 
 Measure = Callable[[int], float]
 """Takes a sample with so many around: the figure, in its unit."""
-_IDLE_S_MAX = 1.0
+_IDLE_S_MAX = 0.5
 _PAUSE = "a heartbeat on the event loop every millisecond: by how much the latest was late"
 
 POINTS: Mapping[str, Sequence[int]] = {
@@ -77,7 +77,7 @@ def _scaling(function: str, points: Sequence[int]) -> Benchmark:
 def _pausing(event: Event) -> Benchmark:
     """The longest pause of the loop while something happens, beside that of an idle loop."""
     pauses = _Pauses(event)
-    idle = "the same heartbeat on a loop with nothing else to do, for as long as the event took, or a second"
+    idle = "the same heartbeat on a loop with nothing else to do, for as long as the event took, or half a second"
     subjects = [
         Subject("headrace", pauses.sample, {"measured": _PAUSE}, 1, pauses.prepare, pauses.finish),
         Subject("idle_loop", pauses.sample_idle, {"measured": idle}),

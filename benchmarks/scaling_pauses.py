@@ -12,7 +12,7 @@ from headrace.bench.measure import WrongResult, check
 from headrace.client._async.bus import connect_async
 from headrace.client._sync.bus import Bus, connect
 
-KEYS = 1_000_000
+KEYS = 500_000
 SCHEDULES = 10_000
 _TOPIC = "bench"
 _SEGMENT_BYTES = 4 << 20
