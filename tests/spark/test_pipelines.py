@@ -27,6 +27,7 @@ from headrace.cli.pipeline_display import Display
 from headrace.model.errors import InvalidArgument
 from headrace.spark import pipeline
 from headrace.spark.errors import PipelineInUse, QueryFailed, SparkMissing
+from headrace.spark.pipelines.driving import make_topics
 from headrace.spark.pipelines.loading import load, settings_of
 from headrace.spark.pipelines.opening import need_spark, session_settings
 from headrace.spark.pipelines.places import Folder, home_of
@@ -624,3 +625,26 @@ def test_declarative_pipelines_of_sparks_read_and_write_topics(
     assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
     assert "Run is COMPLETED" in done.stderr + done.stdout
     assert values(broker.bus, "large-refunds") == [b"500", b"5000"]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_topics_that_queries_name_are_created_if_the_broker_may_do_that(allowed: bool, tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "named.py",
+        """
+        from headrace.spark import pipeline
+
+        @pipeline(source={"a": {"subscribe": "in-1, in-2"}, "b": {"assign": {"in-3": [0]}}}, sink="out")
+        def named(a, b):
+            return a
+
+        @pipeline(source={"a": {"subscribe": "far", "address": "headrace://elsewhere"}}, sink={"format": "noop"})
+        def other(a):
+            return a
+        """,
+    )
+    with headrace.open(tmp_path / "data", auto_create_topics=allowed) as bus:
+        bus.create_topic("in-1", partitions=2)
+        make_topics(bus, load(file))
+        found = {info.topic: len(bus.describe_topic(info.topic).partitions) for info in bus.topics()}
+        assert found == ({"in-1": 2, "in-2": 1, "out": 1} if allowed else {"in-1": 2})

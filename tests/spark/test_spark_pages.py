@@ -10,7 +10,7 @@ PATIENCE_S = 280
 HOW_TO = pages.ROOT / "docs" / "how-to"
 LONG = ("archive.md", "pipelines.md")
 PAGES = [
-    pytest.param(page.name, marks=[pytest.mark.long] if page.name in LONG else [])
+    pytest.param(page.name, marks=[pytest.mark.long, pytest.mark.timeout(900)] if page.name in LONG else [])
     for page in sorted(HOW_TO.glob("*.md"))
     if pages.needs_spark(page)
 ]

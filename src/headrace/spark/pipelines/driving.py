@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from headrace.client._sync.bus import Bus
 from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
-from headrace.model.topic import parse_topic
 from headrace.spark.errors import SessionNeeded
 from headrace.spark.pipelines.definition import Definition
 from headrace.spark.pipelines.failures import is_permanent
@@ -143,7 +142,7 @@ def drive(
     with _Closing(application, reporter, session if ours else None):
         known = _loaded_now(session, order) if definitions is None else definitions
         checkpoints = order.checkpoints or str(post.folder.checkpoints)
-        _make_topics(bus, known)
+        make_topics(bus, known)
         names = [definition.name for definition in known]
         post.tell(queries=names, checkpoints=checkpoints, ui=_ui(session))
         application.start(
@@ -186,17 +185,17 @@ def _session(order: Order, definitions: Sequence[Definition] | None, post: Post,
     return open_session(order.master, settings, lock_fd=post.lock_fd, folder=folder, log_fd=log_fd)
 
 
-def _make_topics(bus: Bus, definitions: Sequence[Definition]) -> None:
+def make_topics(bus: Bus, definitions: Sequence[Definition]) -> None:
     """See that the topics of queries are there before they begin, if the broker may make topics by itself."""
     names = {name for each in definitions for source in each.sources for name in source.topics}
     names |= {name for each in definitions for name in each.sink.topics}
-    there = {info.topic for info in bus.topics()}
     for name in sorted(names):
-        if str(parse_topic(name)) in there:
-            continue
-        with suppress(TopicNotFound):  # it may not, and then Spark says so of a source
-            bus.fetch(name, 0, 0, bytes_max=1)
-            logger.info("created topic %s, which a query names", name)
+        try:
+            bus.describe_topic(name)
+        except TopicNotFound:
+            with suppress(TopicNotFound):  # it may not, and then Spark says so of a source
+                bus.fetch(name, 0, 0, bytes_max=1)  # as whoever reads it for the first time
+                logger.info("created topic %s, which a query names", name)
 
 
 def _watch(application: "Application", post: Post, asked: Callable[[], bool]) -> str:
