@@ -162,8 +162,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lose(f"the topic {name}, which the query has read, was deleted, with what it had still to read")
             else:
                 self._lose(
-                    f"the query has read the topic {name}, by its checkpoint, and its options do not name that any "
-                    "more: what it had still to read is left out. Name it again, or begin with a new checkpointLocation"
+                    f"the checkpoint is of a query that reads {name}, and this one does not: what was still to be read "
+                    "of it is left out. Name it again, or begin with a new checkpointLocation"
                 )
         if self._options.pattern:
             return  # topics that are made later are read from their beginning
