@@ -8,6 +8,8 @@ A page's blocks are run in order, in a directory of the page's own:
 - `sh`: commands, one a line, without what they print.
 - any block with a title is saved as a file of that name.
 
+tests/acceptance/test_examples.py lists the few blocks that are only shown.
+
 `...` in what is printed stands for anything. The broker's usual address stands for one that is free on this machine.
 """
 
@@ -65,6 +67,16 @@ def blocks(page: str) -> list[Block]:
         found.append(Block(fence[1], fence[2], fence[3], page.count("\n", 0, fence.start()) + 2, follows))
         end = fence.end()
     return found
+
+
+def is_run(block: Block) -> bool:
+    """Whether a reader runs it."""
+    return block.language in ("python", "console", "sh") and block.title is None
+
+
+def is_output(block: Block, before: Block | None) -> bool:
+    """Whether it is what the block before it prints."""
+    return block.language == "text" and block.follows and before is not None and is_run(before)
 
 
 def links(page: str) -> list[str]:

@@ -91,7 +91,9 @@ def classes(request: pytest.FixtureRequest) -> Path:
 def quickly(pythons: Pythons, classes: Path) -> dict[str, str]:
     """Variables of the environment with which Spark begins quickly."""
     options = f"{JAVA} -XX:SharedArchiveFile={classes}" if classes.exists() else JAVA
-    return {**pythons.environment, "SPARK_LAUNCHER_OPTS": JAVA, "SPARK_SUBMIT_OPTS": options}
+    # Tasks take credentials from the environment that Spark was begun in.
+    credentials = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret"}
+    return {**pythons.environment, **credentials, "SPARK_LAUNCHER_OPTS": JAVA, "SPARK_SUBMIT_OPTS": options}
 
 
 @pytest.fixture(scope="session")

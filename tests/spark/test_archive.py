@@ -121,7 +121,7 @@ def test_reads_are_the_same_when_old_messages_are_files(spark: Any, broker: Spar
 def test_the_files_are_what_the_manifest_says(
     spark: Any, broker: SparkBroker, topic: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_SMALL_BYTES", -1)
+    monkeypatch.setattr(copying, "_TASKS_MAX", 2)
     fill(broker, topic, 100)
     archive(spark, broker, topic, url, keep=True)
     assert firsts(broker, topic) == [0]
@@ -330,7 +330,7 @@ def test_there_may_be_nothing_to_archive(spark: Any, broker: SparkBroker, topic:
     fill(broker, topic, 5, partition=1, days=0.1)
     assert archive(spark, broker, topic, url).files == 0
     broker.bus.create_topic(f"{topic}-memory", storage="memory")
-    for refused, why in ((f"{topic}-memory", "in memory"), (MANIFEST_TOPIC, "the archive's own")):
+    for refused, why in ((f"{topic}-memory", "in memory"), (MANIFEST_TOPIC, "a system topic")):
         with pytest.raises(InvalidArgument, match=why):
             archive(spark, broker, refused, url)
     with pytest.raises(InvalidArgument, match="pyarrow"):
@@ -381,6 +381,10 @@ def test_what_is_restored_is_what_was_archived(
     for at in range(4):
         fill(own_broker, topic, 100, partition=at % 2, days=4 - at)
     _compact(own_broker, topic)
+    with pytest.raises(InvalidArgument, match="compacted by key"):
+        archive(spark, own_broker, topic, url, older_than_s=0)
+    with own_broker.connect() as bus:
+        bus.alter_topic(topic, compact_by_key=False)
     before = rows(spark, own_broker, topic)
     assert 100 < len(before) < 350
     archive(spark, own_broker, topic, url, older_than_s=0)

@@ -72,6 +72,16 @@ def test_forms_for_programs(run: Run) -> None:
     assert run(query, "--csv")[:2] == (0, "key,id,sum\nk0,0,0.0\nk1,1,1.5\nk0,2,3.0\n")
 
 
+def test_nothing_is_mixed_up(run: Run) -> None:
+    query = "select cast(null as string) as a, '' as a, 'x,\"y\"' as b, timestamp'0001-01-03 00:00:00Z' as at"
+    assert run(query, "--csv")[:2] == (0, 'a,a,b,at\n,"","x,""y""",0001-01-03 00:00:00Z\n')
+    code, out, _ = run(query, "--json")
+    assert code == 0
+    assert json.loads(out) == {"a": None, "a_2": "", "b": 'x,"y"', "at": "0001-01-03T00:00:00Z"}
+    code, out, _ = run("select timestamp'9999-12-31 23:59:59Z' as at, timestamp'0001-01-01 00:00:00Z' as first")
+    assert "9999-12-31 23:59:59Z  0001-01-01 00:00:00Z" in out
+
+
 def test_only_columns_that_are_named_are_read(run: Run, spark: SparkSession) -> None:
     for query, columns, rows in (
         ("select count(*) as n from bills", ["offset"], '{"n":10}\n'),
@@ -114,7 +124,7 @@ def test_parquet(run: Run, spark: SparkSession, tmp_path: Path) -> None:
     assert spark.read.parquet(str(out)).columns == ["key", "id", "city", "total"]
     code, _, err = run("select 1 as n", "--parquet", str(out))
     assert code == 2
-    assert "already exists" in err
+    assert "is there already: give --overwrite" in err
     assert run("select 1 as n", "--parquet", str(out), "--overwrite")[:2] == (0, f"1 row written to {out}\n")
 
 
@@ -238,3 +248,21 @@ def test_a_process_that_follows(command: Callable[..., Command], shop: SparkBrok
     assert following.lines(5) == ["\n", "value  n\n", "-----  -\n", "a      2\n", "b      2\n"]
     os.killpg(following.process.pid, signal.SIGINT)
     assert following.end() == (130, "", "")
+
+
+@pytest.mark.long
+def test_a_result_that_is_too_large_names_the_setting(shop: SparkBroker, quickly: dict[str, str]) -> None:
+    query = "select id, sha2(string(id), 512) as sum from range(50000) order by sum"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "headrace", "sql", query, "--limit", "50000", "--connect", shop.address),
+            *("--master", "local[2]", "--conf", "spark.driver.maxResultSize=1m"),
+        ],
+        env={**ENVIRONMENT, **quickly},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "--conf spark.driver.maxResultSize=4g" in done.stderr

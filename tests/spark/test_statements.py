@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.spark.conftest import SparkBroker
 
 from headrace.spark.errors import QueryFailed
-from headrace.spark.statements import InvalidStatement, Rows, ask, follow, rows_of, write_parquet
+from headrace.spark.statements import InvalidStatement, PathInUse, Rows, ask, follow, rows_of, write_parquet
 from headrace.spark.tables import register
 
 PATIENCE_S = 120
@@ -40,6 +40,31 @@ def test_rows_are_plain_values(spark: SparkSession) -> None:
         *(1, None, noon, date(2026, 1, 31), Decimal("1.50"), b"\xff", {"2": noon}),
         *([{"at": noon, "x": 1}], {"a": 1}, datetime(2026, 1, 31, 12)),
     ]
+
+
+def test_times_of_every_year(spark: SparkSession) -> None:
+    texts = ("0001-01-01 00:00:00", "0001-01-03 00:00:00.5", "1582-10-14 23:59:59", "9999-12-31 23:59:59.999999")
+    columns = ", ".join(
+        f"timestamp'{text}Z' as a{at}, timestamp_ntz'{text}' as b{at}, date'{text[:10]}' as c{at}, "
+        f"array(named_struct('at', timestamp'{text}Z')) as d{at}"
+        for at, text in enumerate(texts)
+    )
+    for limit in (None, 5):
+        [row] = list(rows_of(ask(spark, f"select {columns}"), limit).rows)
+        for at, text in enumerate(texts):
+            moment = datetime.fromisoformat(text)
+            aware = moment.replace(tzinfo=UTC)
+            assert list(row[at * 4 : at * 4 + 4]) == [aware, moment, moment.date(), [{"at": aware}]]
+    [row] = list(rows_of(ask(spark, "select timestamp'+10000-01-01 00:00:00Z' as a, date'+12345-01-01' as b"), 5).rows)
+    assert list(row) == ["+10000-01-01 00:00:00", "+12345-01-01"]
+
+
+def test_columns_of_the_same_name(spark: SparkSession) -> None:
+    names, rows = rows_of(
+        ask(spark, "select 1 as a, timestamp'2026-01-01 00:00:00Z' as a, named_struct('b', 1, 'b', 2) as a"), 5
+    )
+    assert names == ["a", "a", "a"]
+    assert list(next(rows)) == [1, datetime(2026, 1, 1, tzinfo=UTC), {"b": 1, "b_2": 2}]
 
 
 def test_limits(spark: SparkSession) -> None:
@@ -82,7 +107,7 @@ def test_parquet(spark: SparkSession, tmp_path: Path) -> None:
     frame = ask(spark, "select id, id * 2 as twice from range(10)")
     out = str(tmp_path / "out")
     assert write_parquet(frame, out, None, overwrite=False) == 10
-    with pytest.raises(InvalidStatement, match="already exists"):
+    with pytest.raises(PathInUse):
         write_parquet(frame, out, None, overwrite=False)
     assert write_parquet(frame, out, 4, overwrite=True) == 4
     assert spark.read.parquet(out).columns == ["id", "twice"]

@@ -154,16 +154,19 @@ def test_every_kind_of_value() -> None:
     JsonRows(out).print([*NAMES, "n"], [[*ROW, 2]])
     assert out.lines == [
         '{"n":1,"null":null,"text":"grün\\n","raw":"/w==","at":"2026-01-31T12:00:00Z","day":"2026-01-31","sum":1.50,'
-        '"list":[1,{"a":null}],"ok":true,"n":2}'
+        '"list":[1,{"a":null}],"ok":true,"n_2":2}'
     ]
     out = Printed()
     CsvRows(out).print(NAMES, [ROW])
     CsvRows(out).print(["a"], [])
+    CsvRows(out).print(["a", "b"], [["", None]])
     assert out.lines == [
         "n,null,text,raw,at,day,sum,list,ok",
         '1,,"grün',
         '",/w==,2026-01-31 12:00:00Z,2026-01-31,1.50,"[1,{""a"":null}]",true',
         "a",
+        "a,b",
+        '"",',
     ]
 
 

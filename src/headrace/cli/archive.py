@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli import archive_removing
 from headrace.cli.arguments import command_maker, completes, duration_from_zero, start
 from headrace.cli.connecting import add_connection, add_yes, broker_url, confirmed
 from headrace.cli.forms import time_text
@@ -27,16 +28,22 @@ _WEEK_S = 7 * 86400.0
 _RUN = """\
 examples:
   headrace archive run orders --to /srv/archive
-  headrace archive run --all --to s3a://company/archive --older-than 30d
+  headrace archive run --all --to s3://company/archive --older-than 30d
   headrace archive run orders --to /srv/archive --older-than 1d --keep
+  headrace archive run orders --to 's3://company/archive?endpoint_override=minio:9000&scheme=http'
 
 Copies messages that are older, up to the first one that is not, to Parquet
-files at a path or URL that Spark can write to, compares the files with the log,
-and then has the broker drop the messages. What groups or leased subscriptions
-have still to read stays. Reads of the topic through Spark go on over the files.
+files at a path or URL, compares the files with the log, and then has the broker
+drop the messages. What groups or leased subscriptions have still to read stays.
+Reads of the topic through Spark go on over the files.
+
+URLs are s3 (also written s3a), gs, abfs and hdfs ones; no jar is needed. For S3
+the credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and another
+server's address is AWS_ENDPOINT_URL, or endpoint_override in the URL.
 
 A run that is interrupted at any point can simply be started again. Needs Spark
-and Java: see `bin/setup spark`. Topics in memory cannot be archived.
+and Java: see `bin/setup spark`. Topics in memory, topics compacted by
+key and system topics (headrace.*) cannot be archived.
 """
 
 _STATUS = """\
@@ -71,12 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run(make("run", run, "archive old messages of topics, and drop them from the log", _RUN))
     _add_status(make("status", status, "print what is archived, and what could be", _STATUS))
     _add_restore(make("restore", restore, "publish archived messages again", _RESTORE))
+    archive_removing.add_commands(make)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_topics(parser)
     add = parser.add_argument
-    add("--all", action="store_true", help="all topics that are kept on disk")
+    add("--all", action="store_true", help="all topics that can be archived")
     completes(add("--to", metavar="URL", required=True, help="where the archive is, a path or a URL"), "directory")
     _add_age(parser)
     add("--keep", action="store_true", help="do not drop from the log what is archived")

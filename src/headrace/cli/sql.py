@@ -61,8 +61,12 @@ messages published from now on, or from --from on. A query that groups tells
 rows again when they change; one that sorts as well, all rows again. Ends with
 Ctrl-C, SIGTERM, --limit, and when nobody reads its output any more.
 
-A table has 1,000 rows at most unless --limit says otherwise. Needs Spark and
-Java: see `bin/setup spark`. Times are UTC.
+A table has 1,000 rows at most unless --limit says otherwise. In CSV, NULL is an
+empty field and empty text is "". In JSON, a column whose name is there already
+has a number behind it: key, key_2. Results that are too large to be sorted in
+1 GB need --conf spark.driver.memory=4g.
+
+Needs Spark and Java: see `bin/setup spark`. Times are UTC.
 """
 
 
@@ -105,6 +109,8 @@ def _check(given: argparse.Namespace) -> str | None:
     """What is wrong with the arguments together."""
     if (given.statement is None) == (given.file is None):
         return "give SQL, or -f FILE"
+    if given.parquet and not given.overwrite and os.path.exists(given.parquet):
+        return _in_use(given.parquet)
     if given.overwrite and not given.parquet:
         return "--overwrite goes with --parquet"
     if given.follow and given.parquet:
@@ -129,13 +135,13 @@ def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     warnings.filterwarnings("ignore", module=r"pyspark\b")
     try:
         need_spark(given.master)
-        from headrace.spark.statements import InvalidStatement
+        from headrace.spark.statements import InvalidStatement, PathInUse
     except SparkMissing as error:
         return _wrong_usage(error, out)
     try:
         with _notes(out):
             return _Sql(given, out, interrupts).run()
-    except (SparkMissing, InvalidStatement) as error:
+    except (SparkMissing, InvalidStatement, PathInUse) as error:
         return _wrong_usage(error, out)
 
 
@@ -183,6 +189,9 @@ class _Sql:
         from headrace.spark.quick import QuickSession
 
         conf = dict(setting.split("=", 1) for setting in self._given.conf)
+        if self._given.parquet and _is_url(self._given.parquet):
+            # Hadoop's file systems for object stores want this one for what they buffer on the disk.
+            conf.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
         quick = QuickSession(self._given.master, conf)
         starting = _Aside(quick.begin)
         try:
@@ -271,10 +280,14 @@ class _Sql:
             self._out.note(f"there are more rows than {limit:,}; --limit shows more")
 
     def _write(self, frame: "Frame") -> None:
-        from headrace.spark.statements import write_parquet
+        from headrace.spark.statements import PathInUse, write_parquet
 
         given = self._given
-        written = write_parquet(frame, os.path.abspath(given.parquet), given.limit, overwrite=given.overwrite)
+        path = given.parquet if _is_url(given.parquet) else os.path.abspath(given.parquet)
+        try:
+            written = write_parquet(frame, path, given.limit, overwrite=given.overwrite)
+        except PathInUse as error:
+            raise PathInUse(_in_use(given.parquet)) from error
         self._out.tell(
             {"rows": written, "path": given.parquet}, f"{counted(written, 'row')} written to {given.parquet}"
         )
@@ -317,6 +330,14 @@ class _Sql:
         if self._given.json:
             return JsonRows(self._out)
         return CsvRows(self._out) if self._given.csv else TableRows(self._out)
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path
+
+
+def _in_use(path: str) -> str:
+    return f"{path} is there already: give --overwrite to replace it, or another path"
 
 
 class _Aside:

@@ -1,7 +1,6 @@
 """Rows of a query as they are printed: a table for people, JSON and CSV for programs."""
 
-import csv
-import io
+import re
 import shutil
 import sys
 import unicodedata
@@ -22,6 +21,7 @@ _COLUMN_MIN = 6
 _GAP = "  "
 _NULL = "NULL"
 _CUT = "…"
+_CSV_PLAIN = re.compile(r'[^",\r\n]+')
 
 Row = Sequence[Any]
 
@@ -44,7 +44,7 @@ class JsonRows:
 
     def print(self, names: Sequence[str], rows: Iterable[Row], _whole: bool = False) -> None:
         """Print rows."""
-        heads = [_encoder.encode(name) + b":" for name in names]
+        heads = [_encoder.encode(name) + b":" for name in _unique(names)]
         for row in rows:
             fields = (head + _encoder.encode(value) for head, value in zip(heads, row, strict=True))
             self._out.add(b"{" + b",".join(fields) + b"}\n")
@@ -57,13 +57,20 @@ class JsonRows:
         """Nothing is left to say."""
 
 
+def _unique(names: Sequence[str]) -> Sequence[str]:
+    """The names of the fields of an object, each of which is there once."""
+    if len(set(names)) == len(names):
+        return names
+    from headrace.spark.names import unique_names
+
+    return unique_names(names)
+
+
 class CsvRows:
-    """Fields with commas between them, after a line with their names."""
+    """Fields with commas between them, after a line with their names; "" is empty text, nothing is NULL."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        self._buffer = io.StringIO()
-        self._writer = csv.writer(self._buffer, lineterminator="\n")
         self._begun = False
         self.count = 0
 
@@ -83,10 +90,8 @@ class CsvRows:
         """Nothing is left to say."""
 
     def _write(self, fields: Sequence[str | None]) -> None:
-        self._writer.writerow(fields)
-        self._out.add(self._buffer.getvalue().encode("utf-8", "surrogateescape"))
-        self._buffer.seek(0)
-        self._buffer.truncate()
+        line = ",".join("" if field is None else _csv_field(field) for field in fields) + "\n"
+        self._out.add(line.encode("utf-8", "surrogateescape"))
 
 
 class TableRows:
@@ -182,6 +187,15 @@ def cell_text(value: Any) -> str:
     if isinstance(value, bytes | bytearray):
         return printable(bytes(value))
     return _NULL if value is None else printable(_plain_text(value).encode())
+
+
+def _csv_field(text: str) -> str:
+    """A text as a field of CSV.
+
+    >>> _csv_field("a b"), _csv_field(""), _csv_field("a, b")
+    ('a b', '""', '"a, b"')
+    """
+    return text if _CSV_PLAIN.fullmatch(text) else '"' + text.replace('"', '""') + '"'
 
 
 def _csv_text(value: Any) -> str | None:

@@ -22,6 +22,8 @@ from headrace.model.limits import (
 )
 
 DEFAULT_TENANT = "default"
+SYSTEM_PREFIX = "headrace."
+"""Topics of this name belong to Headrace: they hold the state of pipelines and of the archive."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY_BYTES_MIN = 2 * BATCH_BYTES_MAX
 

@@ -2,12 +2,22 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import ceil
 from typing import NamedTuple
 
 TASK_OFFSETS = 2_000_000
 TASK_BYTES = 256 << 20
 """A range that is larger is divided: one partition of a topic keeps several cores busy."""
+
+
+SMALL_OFFSETS = 100_000
+SMALL_BYTES = 8 << 20
+"""A range that is not larger is read in less time than a task takes to start, and may share one."""
+SMALL_TASKS = 16
+"""Small ranges share tasks where there are more of them than this, and then this many tasks read them."""
+_RANGE_OFFSETS = 1000
+"""To ask for a range takes as long as to read about so many messages."""
 
 
 class Span(NamedTuple):
@@ -91,13 +101,35 @@ def divided(ranges: Sequence[Range], spans: Mapping[tuple[str, int], Span], at_l
     total = sum(one.size for one in ranges)
     divisions = []
     for one in ranges:
-        span = spans.get((one.topic, one.partition), Span(0, 0))
-        size = one.size / max(span.end - span.first, one.size) * span.bytes
-        parts = max(ceil(one.size / TASK_OFFSETS), ceil(size / TASK_BYTES))
+        parts = max(ceil(one.size / TASK_OFFSETS), ceil(_bytes(one, spans) / TASK_BYTES))
         if at_least is not None and len(ranges) < at_least:
             parts = max(parts, ceil(one.size / total * at_least))
         divisions += _cut(one, min(parts, one.size))
     return divisions
+
+
+def joined(
+    ranges: Sequence[Range], spans: Mapping[tuple[str, int], Span], at_least: int | None
+) -> list[tuple[Range, ...]]:
+    """The ranges for each task: small ones share a task where there are many of them."""
+    small = [one for one in ranges if one.size <= SMALL_OFFSETS and _bytes(one, spans) <= SMALL_BYTES]
+    few = set(small)
+    large = [(one,) for one in ranges if one not in few]
+    tasks = max(SMALL_TASKS, (at_least or 0) - len(large))
+    if len(small) <= tasks:
+        return [(one,) for one in ranges]
+    loads: list[tuple[int, int, list[Range]]] = [(0, number, []) for number in range(tasks)]
+    for one in sorted(small, key=lambda each: -each.size):
+        load, number, share = heappop(loads)
+        share.append(one)
+        heappush(loads, (load + one.size + _RANGE_OFFSETS, number, share))
+    return [*large, *(tuple(share) for _, _, share in loads)]
+
+
+def _bytes(one: Range, spans: Mapping[tuple[str, int], Span]) -> float:
+    """About how many bytes a range has."""
+    span = spans.get((one.topic, one.partition), Span(0, 0))
+    return one.size / max(span.end - span.first, one.size, 1) * span.bytes
 
 
 def _cut(one: Range, parts: int) -> list[Range]:

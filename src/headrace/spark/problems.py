@@ -13,13 +13,40 @@ _STATE = re.compile(r"\s*SQLSTATE: \w+\.?")
 _PLACE = re.compile(r"line (\d+),? (pos|position) (\d+)")
 """Spark counts from 0 where it says `pos`, and from 1 where it says `position`."""
 _NOT_FOUND = "The table or view "
+_MEMORY = re.compile(
+    r"OutOfMemory|Java heap space|GC overhead limit|(UNABLE_TO|CANNOT)_ACQUIRE_MEMORY|Unable to acquire \d+ bytes"
+)
 _CAUSES_MAX = 20
 
 
 def problem_text(error: BaseException) -> str:
     """What went wrong, in words that a user can do something with."""
     text = _whole_text(error)
-    return _python_text(text) if is_of_python(error) else _sentence(text)
+    told = _python_text(text) if is_of_python(error) else _sentence(text)
+    return f"{told}{memory_advice(text)}"
+
+
+def memory_advice(text: str) -> str:
+    """What to set if what Java said is that it has too little memory; else nothing.
+
+    >>> "--conf spark.driver.memory=4g" in memory_advice("java.lang.OutOfMemoryError: Java heap space")
+    True
+    >>> "--conf spark.driver.maxResultSize=4g" in memory_advice("1100 MiB is bigger than spark.driver.maxResultSize")
+    True
+    >>> memory_advice("Division by zero.")
+    ''
+    """
+    if "maxResultSize" in text:
+        return (
+            ". The result is too large to be sorted in one place: raise spark.driver.maxResultSize (1g by default), "
+            "as in --conf spark.driver.maxResultSize=4g, and spark.driver.memory with it"
+        )
+    if _MEMORY.search(text):
+        return (
+            ". Spark has too little memory: raise spark.driver.memory, and on a cluster spark.executor.memory "
+            "(1g by default), as in --conf spark.driver.memory=4g"
+        )
+    return ""
 
 
 def is_of_python(error: BaseException) -> bool:

@@ -1,9 +1,9 @@
 """Reading topics as a batch: planned on the driver, read by tasks."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -28,7 +28,7 @@ from headrace.spark.archive.serving import Serving
 from headrace.spark.arrow import Decoder
 from headrace.spark.options import EARLIEST, LATEST, Bound, Edge, SourceOptions
 from headrace.spark.origin import Origin, chosen_topics, open_origin, surviving
-from headrace.spark.planning import Range, Span, TopicState, Window, divided
+from headrace.spark.planning import Range, Span, TopicState, Window, divided, joined
 from headrace.spark.values import value_columns
 
 logger = logging.getLogger("headrace.spark")
@@ -36,36 +36,47 @@ logger = logging.getLogger("headrace.spark")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class Part(NamedTuple):
+    """A range that a task reads."""
+
+    wanted: Range
+    shelved: Shelved | None
+    """What of it is archived."""
+
+
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """What one task reads: a range, or several small ones."""
 
-    def __init__(self, wanted: Range, window: Window, shelved: Shelved | None = None) -> None:
-        self.wanted = wanted
+    def __init__(self, parts: Sequence[Part], window: Window) -> None:
+        self.parts = tuple(parts)
         self.window = window
-        self.shelved = shelved
-        """What of it is archived."""
 
 
-def range_partitions(origin: Origin, ranges: Iterable[Range], window: Window) -> list[InputPartition]:
-    """A task for each range, with what it has to know."""
+def range_partitions(origin: Origin, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
+    """The ranges of each task, with what it has to know."""
     archived = origin if isinstance(origin, ArchivedOrigin) else None
-    return [RangePartition(one, window, archived.shelved(one) if archived else None) for one in ranges]
+    return [
+        RangePartition([Part(one, archived.shelved(one) if archived else None) for one in task], window)
+        for task in tasks
+    ]
 
 
-def read_range(options: SourceOptions, schema: StructType, part: RangePartition) -> Iterator[pa.RecordBatch]:
+def read_ranges(options: SourceOptions, schema: StructType, task: RangePartition) -> Iterator[pa.RecordBatch]:
     """A task's messages; closes what it opened."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     values, fail = value_columns(schema), options.fail_on_data_loss
-    decoder = Decoder(arrow, values, part.window, fail_on_data_loss=fail)
+    decoder = Decoder(arrow, values, task.window, fail_on_data_loss=fail)
+    serving = Serving(arrow, values, fail_on_data_loss=fail)
     origin = open_origin(options)
     try:
-        if isinstance(origin, ArchivedOrigin) and part.shelved is not None:
-            serving = Serving(arrow, values, fail_on_data_loss=fail)
-            yield from _continued(origin, part.wanted, part.shelved, decoder, serving, fail)
-        else:
-            yield from decoder.record_batches(part.wanted, _batches(origin, part.wanted, fail, gone_too=True))
-    except OffsetOutOfRange as error:
-        raise lost(part.wanted, str(error)) from error
+        for wanted, shelved in task.parts:
+            try:
+                if isinstance(origin, ArchivedOrigin) and shelved is not None:
+                    yield from _continued(origin, wanted, shelved, decoder, serving, fail)
+                else:
+                    yield from decoder.record_batches(wanted, _batches(origin, wanted, fail, gone_too=True))
+            except OffsetOutOfRange as error:
+                raise lost(wanted, str(error)) from error
     finally:
         origin.close()
 
@@ -194,15 +205,15 @@ class HeadraceReader(DataSourceReader):
             ranges, spans = self._ranges(origin)
             parts = divided([self._window.narrowed(one) for one in ranges], spans, self._options.min_partitions)
             # Spark would make one of nothing if there were none.
-            return range_partitions(origin, parts or [Range("", 0, 0, 0)], self._window)
+            return range_partitions(origin, joined(parts, spans, self._options.min_partitions) or [()], self._window)
         finally:
             origin.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's messages."""
         assert isinstance(partition, RangePartition)
-        if partition.wanted.size:
-            yield from read_range(self._options, self._schema, partition)
+        if partition.parts:
+            yield from read_ranges(self._options, self._schema, partition)
 
     def _ranges(self, origin: Origin) -> tuple[list[Range], dict[tuple[str, int], Span]]:
         topics = chosen_topics(origin, self._options)

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, TimestampType, VariantType
 
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.spark.errors import QueryFailed
+from headrace.spark.plain_rows import plain, with_times_as_text
 from headrace.spark.problems import is_of_python, problem_text
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 _MODES = ("append", "update", "complete")
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """They print every error that PySpark raises, with a trace of Java."""
-_TIMES = TimestampType()
-
-Plain = Callable[[Any], Any]
 Session = SparkSession
 Frame = DataFrame
 """What Spark has, for those who know nothing else of it."""
@@ -33,6 +29,10 @@ class InvalidStatement(InvalidArgument):
     """The SQL cannot be understood, or names what is not there."""
 
     code = "invalid_sql"
+
+
+class PathInUse(InvalidArgument):
+    """There is something at the path that is to be written to."""
 
 
 class Rows(NamedTuple):
@@ -54,7 +54,7 @@ def rows_of(frame: DataFrame, limit: int | None) -> Rows:
 
 
 def write_parquet(frame: DataFrame, path: str, limit: int | None, *, overwrite: bool) -> int:
-    """Write a result as Parquet files; returns how many rows there are."""
+    """Write a result as Parquet files; returns how many rows there are. Raises PathInUse."""
     with explained():
         limited = frame if limit is None else frame.limit(limit)
         limited.write.mode("overwrite" if overwrite else "error").parquet(path)
@@ -115,6 +115,8 @@ def explained() -> Iterator[None]:
     except HeadraceError:
         raise
     except (AnalysisException, ParseException) as error:
+        if error.getCondition() == "PATH_ALREADY_EXISTS":
+            raise PathInUse from error
         if is_of_python(error):
             raise QueryFailed(problem_text(error)) from error
         raise InvalidStatement(problem_text(error)) from error
@@ -126,9 +128,10 @@ def explained() -> Iterator[None]:
 
 
 def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
-    converters = [(at, plain) for at, field in enumerate(frame.schema.fields) if (plain := _plain(field.dataType))]
+    converters = [(at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain(field.dataType))]
     with explained():
-        found = iter(frame.toLocalIterator() if limit is None else frame.limit(limit).collect())
+        texts = with_times_as_text(frame)
+        found = iter(texts.toLocalIterator() if limit is None else texts.limit(limit).collect())
     while True:
         with explained():
             row = next(found, None)
@@ -136,36 +139,8 @@ def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
             return
         if converters:
             values = list(row)
-            for at, plain in converters:
-                values[at] = None if values[at] is None else plain(values[at])
+            for at, convert in converters:
+                values[at] = None if values[at] is None else convert(values[at])
             yield values
         else:
             yield row
-
-
-def _plain(kind: DataType) -> Plain | None:
-    """What makes a value that every program understands of one of Spark's; None if it is one already."""
-    if kind == _TIMES:
-        return lambda moment: moment.replace(tzinfo=UTC)
-    if isinstance(kind, StructType):
-        parts = [(field.name, _plain(field.dataType)) for field in kind.fields]
-        return lambda row: _fields(row, parts)
-    if isinstance(kind, ArrayType):
-        item = _plain(kind.elementType)
-        return None if item is None else lambda items: [None if each is None else item(each) for each in items]
-    if isinstance(kind, MapType):
-        inner = _plain(kind.valueType)
-        return lambda pairs: {
-            name if isinstance(name, str) else str(name): each if each is None or inner is None else inner(each)
-            for name, each in pairs.items()
-        }
-    if isinstance(kind, VariantType):
-        return lambda variant: variant.toPython()
-    return None
-
-
-def _fields(row: Row, parts: Sequence[tuple[str, Plain | None]]) -> dict[str, Any]:
-    return {
-        name: value if value is None or plain is None else plain(value)
-        for (name, plain), value in zip(parts, row, strict=True)
-    }

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from headrace.model.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.spark.options import Bound, Edge, SourceOptions
 from headrace.spark.origin import Origin, chosen_topics, open_origin
-from headrace.spark.planning import Range, TopicState, Window, admitted, divided
-from headrace.spark.reading import RangePartition, lost, placed, range_partitions, read_range
+from headrace.spark.planning import Range, TopicState, Window, admitted, divided, joined
+from headrace.spark.reading import RangePartition, lost, placed, range_partitions, read_ranges
 
 logger = logging.getLogger("headrace.spark")
 
@@ -59,7 +59,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next trigger ends."""
         topics = self._topics()
-        self._check_selected(start)
+        self._check_same(start, topics)
         ranges = []
         for topic in topics:
             before = self._known(start, topic)
@@ -101,13 +101,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     one = Range(name, number, before.get(str(number), 0), ended["offsets"][str(number)])
                     ranges.append(self._check_kept(one, span.first))
                     spans[name, number] = span
-        parts = divided(ranges, spans, self._options.min_partitions)
+        least = self._options.min_partitions
+        parts = joined(divided(ranges, spans, least), spans, least)
         return range_partitions(self._origin, parts, Window())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's messages."""
         assert isinstance(partition, RangePartition)
-        yield from read_range(self._options, self._schema, partition)
+        yield from read_ranges(self._options, self._schema, partition)
 
     def commit(self, end: Offsets) -> None:
         """Let the broker know how far the query has come, if it is to."""
@@ -153,16 +154,36 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         return True
 
-    def _check_selected(self, start: Mapping[str, Any]) -> None:
-        """See that a checkpoint is of a query that reads the same: Spark hands it over, whatever has changed."""
-        others = [name for name in start if not self._selects(name)]
-        if others:
-            self._lose(f"the checkpoint is of a query that reads {', '.join(others)}, and this one does not")
-
-    def _selects(self, name: str) -> bool:
+    def _check_same(self, start: Mapping[str, Any], topics: list[TopicState]) -> None:
+        """See that the query reads what it has read before; raises, or warns, if topics are gone or are others."""
+        now = {topic.name: topic for topic in topics}
+        for name in sorted(start.keys() - now.keys()):
+            if self._options.pattern and re.fullmatch(self._options.pattern, name):
+                self._lose(f"the topic {name}, which the query has read, was deleted, with what it had still to read")
+            else:
+                self._lose(
+                    f"the checkpoint is of a query that reads {name}, and this one does not: what was still to be read "
+                    "of it is left out. Name it again, or begin with a new checkpointLocation"
+                )
         if self._options.pattern:
-            return re.fullmatch(self._options.pattern, name) is not None
-        return name in (self._options.assigned or self._options.topics)
+            return  # topics that are made later are read from their beginning
+        for name, topic in now.items():
+            if name not in start:
+                self._lose(
+                    f"the checkpoint knows nothing of the topic {name}: it is of a query that read "
+                    f"{', '.join(sorted(start)) or 'no topic'}. It would be read from its first message on; begin with "
+                    "a new checkpointLocation, or subscribe to the same topics"
+                )
+            elif self._options.assigned:
+                self._check_same_partitions(topic, start[name])
+
+    def _check_same_partitions(self, topic: TopicState, began: Mapping[str, Any]) -> None:
+        read, named = {int(number) for number in began["offsets"]}, set(topic.spans)
+        if began["id"] == topic.id and read != named:
+            self._lose(
+                f"the query has read the partitions {sorted(read)} of {topic.name}, by its checkpoint, and its option "
+                f"assign names {sorted(named)}: begin with a new checkpointLocation, or name the same"
+            )
 
     def _known(self, start: Mapping[str, Any], topic: TopicState) -> dict[int, int]:
         """Where to go on in a topic's partitions; new ones begin at their beginning."""

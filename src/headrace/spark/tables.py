@@ -9,7 +9,7 @@ from pyspark.sql import functions
 
 from headrace.client.addresses import DEFAULT_ADDRESS
 from headrace.model.errors import InvalidArgument, TopicNotFound
-from headrace.model.topic import parse_topic
+from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 from headrace.spark.datasource import table_schema
 from headrace.spark.json_inference import all_objects, ddl, inferred_type, quoted
 from headrace.spark.options import SourceOptions, source_options
@@ -26,7 +26,6 @@ Tables = bool | str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 AUTO = "auto"
 """JSON if all values that are looked at are JSON objects, else text."""
-_INTERNAL = "headrace."
 _WILD = frozenset("*?[")
 
 
@@ -157,5 +156,5 @@ def _wanted(names: list[str], tables: Tables) -> dict[str, dict[str, Any]]:
 def _matches(name: str, pattern: str) -> bool:
     if name == pattern:
         return True
-    internal = parse_topic(name).topic.startswith(_INTERNAL)
-    return fnmatchcase(name, pattern) and (not internal or _INTERNAL in pattern)
+    internal = parse_topic(name).topic.startswith(SYSTEM_PREFIX)
+    return fnmatchcase(name, pattern) and (not internal or SYSTEM_PREFIX in pattern)

@@ -8,7 +8,7 @@ from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.requests import TopicInfo
-from headrace.model.topic import Storage, Validity, topic_settings
+from headrace.model.topic import SYSTEM_PREFIX, Storage, Validity, parse_topic, topic_settings
 from headrace.spark.archive.manifest import Shelf
 from headrace.spark.planning import Range, Span, divided
 
@@ -37,8 +37,15 @@ class Piece(NamedTuple):
 def why_not(info: TopicInfo) -> str | None:
     """Why a topic cannot be archived; None if it can."""
     settings = topic_settings(info.settings)
+    if parse_topic(info.topic).topic.startswith(SYSTEM_PREFIX):
+        return "it is a system topic, whose readers need all of its log"
     if settings.storage is not Storage.DISK:
         return f"it is kept in memory ({settings.storage.value}): after a restart its offsets begin anew"
+    if settings.compact_by_key:
+        return (
+            "it is compacted by key, so its log is a table, from which new readers would miss the keys that were "
+            f"dropped. Its size is bounded already; else `headrace topic alter {info.topic} --no-compact-by-key` first"
+        )
     return None
 
 

@@ -11,6 +11,7 @@ from headrace.client._sync.bus import Bus
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, UnexpectedOffset
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest, chunk_of, next_number, shelves_of
 from headrace.spark.archive.places import (
+    file_url,
     manifest_copy,
     names_below,
     place_of,
@@ -88,17 +89,25 @@ def _check_continues(chunk: Chunk, known: Sequence[Chunk]) -> None:
 
 
 def write_copies(chunks: Sequence[Chunk]) -> None:
-    """See that every entry of a topic has its copy beside the files: with these the archive can do without a broker."""
-    present: dict[str, set[str]] = {}
+    """See that every entry of a topic has its copy beside the files: with these the archive can do without a broker.
+
+    Copies that a later revision has replaced are removed.
+    """
+    folders: dict[tuple[str, str], dict[str, Chunk]] = {}
     for chunk in chunks:
-        folder = topic_folder(chunk.topic, chunk.broker_id, chunk.topic_id)
-        path = manifest_copy(folder, chunk.number)
-        directory, _, name = path.rpartition("/")
-        base = place_of(chunk.url)
-        if chunk.url not in present:
-            present[chunk.url] = set(names_below(base.below(directory)))
-        if name not in present[chunk.url]:
-            write_whole(base.below(path), msgspec.json.encode(chunk))
+        wanted = folders.setdefault((chunk.url, topic_folder(chunk.topic, chunk.broker_id, chunk.topic_id)), {})
+        if chunk.counts:
+            wanted[manifest_copy(chunk.number, chunk.revision)] = chunk
+    last = max((chunk.number for chunk in chunks), default=-1)
+    for (url, folder), wanted in folders.items():
+        directory = place_of(url).below(folder, "_manifest")
+        present = set(names_below(directory))
+        for name in sorted(wanted.keys() - present):
+            write_whole(directory.below(name), msgspec.json.encode(wanted[name]))
+        for name in sorted(present - wanted.keys()):
+            number = name.partition(".")[0]
+            if name.endswith(".json") and number.isdigit() and int(number) <= last:
+                directory.filesystem.delete_file(directory.below(name).path)
 
 
 def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
@@ -111,10 +120,18 @@ def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
                 copies = base.below(folder, name, "_manifest")
                 entries = [read_whole(copies.below(each)) for each in names_below(copies) if each.endswith(".json")]
                 if entries:
-                    found[name.removeprefix("id=")] = [
-                        msgspec.structs.replace(chunk_of(entry), url=url) for entry in entries
-                    ]
+                    found[name.removeprefix("id=")] = _latest(
+                        [msgspec.structs.replace(chunk_of(entry), url=url) for entry in entries]
+                    )
     return found
+
+
+def _latest(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The latest revision of each chunk, in order."""
+    latest: dict[int, Chunk] = {}
+    for chunk in sorted(chunks, key=lambda each: (each.number, each.revision)):
+        latest[chunk.number] = chunk
+    return list(latest.values())
 
 
 def check_files(chunks: Sequence[Chunk], firsts: dict[int, int]) -> None:
@@ -124,7 +141,7 @@ def check_files(chunks: Sequence[Chunk], firsts: dict[int, int]) -> None:
             size = size_of(place_of(stored.url).below(stored.file.path))
             if size != stored.file.bytes:
                 wrong = "is not there" if size is None else f"has {size} bytes, not {stored.file.bytes}"
-                raise CorruptFile(f"{stored.url}/{stored.file.path} {wrong}: nothing was dropped from the log")
+                raise CorruptFile(f"{file_url(stored.url, stored.file.path)} {wrong}: nothing was dropped from the log")
 
 
 def remove_attempt(url: str, directory: str) -> None:

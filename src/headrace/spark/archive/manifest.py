@@ -52,6 +52,13 @@ class Chunk(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
     """The topic's, for whoever has to make it again."""
     format: int = FORMAT
+    revision: int = 0
+    """How often files of it have been expired since."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says anything: once an archive is deleted, its last chunk is left to keep the number."""
+        return bool(self.ranges or self.files)
 
     @property
     def rows(self) -> int:
@@ -152,7 +159,7 @@ class Manifest:
 
     def topic_ids(self) -> list[int]:
         """The ids of all topics that have an archive."""
-        return sorted(self._entries)
+        return sorted(topic_id for topic_id, entries in self._entries.items() if entries)
 
     def chunks(self, topic_id: int) -> list[Chunk]:
         """All chunks of a topic, in order."""

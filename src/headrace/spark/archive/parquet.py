@@ -1,6 +1,6 @@
 """Archived messages in their Parquet files: how they are laid out, read and summed up."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from headrace.model.errors import CorruptFile
 from headrace.spark.archive.manifest import StoredFile
-from headrace.spark.archive.places import Place, place_of
+from headrace.spark.archive.places import Place, file_url, make_directory, place_of
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers", "due", "priority", "expires")
 """All that a message has; the topic is in the path."""
@@ -35,6 +35,9 @@ SCHEMA = pa.schema(
     ]
 )
 TIME_NONE = (1 << 63) - 1
+_GROUP_BYTES = 16 << 20
+"""Row groups that are not too large: whoever wants some offsets reads only those."""
+_WRITING: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 _ROWS = 50_000
 """A record batch has so many rows."""
 
@@ -45,8 +48,45 @@ def open_file(place: Place) -> pq.ParquetFile:
         return pq.ParquetFile(
             place.filesystem.open_input_file(place.path), page_checksum_verification=True, pre_buffer=not place.local
         )
+    except FileNotFoundError as error:
+        raise CorruptFile(
+            f"an archived file cannot be read: {place.path} is not there. Was the archive expired or deleted after the "
+            "read was planned? Then read again; else see that the files are where they were archived to"
+        ) from error
     except (OSError, pa.ArrowInvalid) as error:
         raise CorruptFile(f"an archived file cannot be read: {error}") from error
+
+
+def write_file(place: Place, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+    """Write messages to a file, or no file if there are none; returns how many rows and about how many bytes."""
+    writer: pq.ParquetWriter | None = None
+    waiting: list[pa.RecordBatch] = []
+    rows = raw_bytes = waiting_bytes = 0
+
+    def write_group() -> None:
+        nonlocal writer, waiting_bytes
+        if writer is None:
+            make_directory(place.parent)
+            writer = pq.ParquetWriter(place.path, SCHEMA, filesystem=place.filesystem, **_WRITING)
+        group = pa.Table.from_batches(waiting, SCHEMA)
+        writer.write_table(group, row_group_size=group.num_rows)
+        waiting.clear()
+        waiting_bytes = 0
+
+    try:
+        for batch in batches:
+            waiting.append(as_schema(batch))
+            rows += batch.num_rows
+            raw_bytes += batch.nbytes
+            waiting_bytes += batch.nbytes
+            if waiting_bytes >= _GROUP_BYTES:
+                write_group()
+        if waiting:
+            write_group()
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows, raw_bytes
 
 
 def rows_of(stored: StoredFile, start: int, end: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -63,7 +103,7 @@ def rows_of(stored: StoredFile, start: int, end: int, columns: Sequence[str]) ->
             if within.num_rows:
                 yield as_schema(within)
     except (OSError, pa.ArrowInvalid) as error:
-        raise CorruptFile(f"{stored.url}/{stored.file.path} cannot be read: {error}") from error
+        raise CorruptFile(f"{file_url(stored.url, stored.file.path)} cannot be read: {error}") from error
     finally:
         opened.close(force=True)
 

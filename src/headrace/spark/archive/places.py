@@ -1,4 +1,4 @@
-"""Where archives are: paths and URLs, which Spark writes to and pyarrow reads from."""
+"""Where archives are: paths and URLs, which pyarrow writes to and reads from."""
 
 import importlib.util
 import os
@@ -17,6 +17,9 @@ from headrace.model.errors import InvalidArgument
 _LOCAL = "file://"
 _PYARROWS = {"s3a": "s3", "s3n": "s3"}
 """Hadoop's names of schemes, and pyarrow's."""
+_OBJECT_STORES: tuple[type, ...] = tuple(
+    getattr(fs, name) for name in ("S3FileSystem", "GcsFileSystem") if hasattr(fs, name)
+)
 
 
 class Place(NamedTuple):
@@ -30,6 +33,11 @@ class Place(NamedTuple):
         return Place(self.filesystem, "/".join([self.path.rstrip("/"), *names]))
 
     @property
+    def parent(self) -> "Place":
+        """The directory that it is in."""
+        return Place(self.filesystem, self.path.rpartition("/")[0])
+
+    @property
     def local(self) -> bool:
         """Whether it is on this machine's disk."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
@@ -37,9 +45,14 @@ class Place(NamedTuple):
 
 def archive_url(given: str) -> str:
     """The path or URL that the user gave as one that means the same everywhere."""
-    scheme = urlsplit(given).scheme
     if not given:
         raise InvalidArgument("say where the archive is: a path or a URL")
+    scheme, password = urlsplit(given).scheme, urlsplit(given).password
+    if scheme and password is not None:
+        raise InvalidArgument(
+            "an archive's URL is kept beside its files and in the broker, so it has no password: give the credentials "
+            "by the environment, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if not scheme or len(scheme) == 1:
         return _LOCAL + os.path.abspath(given)
     if scheme == "file":
@@ -80,6 +93,22 @@ def _by_fsspec(url: str) -> Place | None:
     return Place(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
 
 
+def file_url(url: str, path: str) -> str:
+    """The URL of a file below an archive's, whose settings, behind a question mark, it leaves out.
+
+    >>> file_url("s3://company/archive?endpoint_override=127.0.0.1:9000&scheme=http", "a/b.parquet")
+    's3://company/archive/a/b.parquet'
+    """
+    base = url if url.startswith(_LOCAL) else url.partition("?")[0]
+    return f"{base.rstrip('/')}/{path}"
+
+
+def make_directory(place: Place) -> None:
+    """Make a directory with those above it; a store of objects has none."""
+    if not isinstance(place.filesystem, _OBJECT_STORES):
+        place.filesystem.create_dir(place.path, recursive=True)
+
+
 def names_below(place: Place) -> list[str]:
     """The names of what is in a directory; nothing if there is none."""
     selector = fs.FileSelector(place.path, allow_not_found=True)
@@ -108,8 +137,8 @@ def remove_directory(place: Place) -> None:
 
 def write_whole(place: Place, content: bytes) -> None:
     """Write a small file, all of it or nothing, and so that it lasts."""
-    directory = place.path.rpartition("/")[0]
-    place.filesystem.create_dir(directory, recursive=True)
+    directory = place.parent.path
+    make_directory(place.parent)
     if not place.local:  # a store of objects shows them when they are whole
         with place.filesystem.open_output_stream(place.path) as stream:
             stream.write(content)
@@ -152,6 +181,6 @@ def topic_folder(topic: str, broker_id: str, topic_id: int) -> str:
     return f"topic={quote(topic, safe='')}/id={broker_id}-{topic_id}"
 
 
-def manifest_copy(folder: str, number: int) -> str:
-    """Where the copy of an entry of the manifest is."""
-    return f"{folder}/_manifest/{number:08d}.json"
+def manifest_copy(number: int, revision: int) -> str:
+    """What the copy of an entry of the manifest is called, in the directory `_manifest` of a topic's folder."""
+    return f"{number:08d}.{revision}.json" if revision else f"{number:08d}.json"

@@ -51,7 +51,11 @@ def archived_chunks(origin: Broker, topic: str, url: str = "", archive_id: str =
         manifest = Manifest(origin)
         manifest.refresh()
         each = [manifest.chunks(topic_id) for topic_id in manifest.topic_ids()]
-        found = {f"{one[0].broker_id}-{one[0].topic_id}": one for one in each if one[0].topic == topic}
+        found = {
+            f"{one[0].broker_id}-{one[0].topic_id}": one
+            for one in each
+            if one[0].topic == topic and any(chunk.files for chunk in one)
+        }
     if not found:
         raise TopicNotFound(f"nothing is archived of a topic {topic}" + (f" at {url}" if url else ""))
     if archive_id:

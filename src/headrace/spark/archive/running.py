@@ -35,7 +35,7 @@ from headrace.spark.archive.committing import (
     write_copies,
 )
 from headrace.spark.archive.copying import Copier
-from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest, next_number
+from headrace.spark.archive.manifest import Chunk, Manifest, next_number
 from headrace.spark.archive.places import archive_url, topic_folder
 from headrace.spark.archive.tasks import LogReading
 from headrace.spark.origin import Broker
@@ -100,13 +100,13 @@ class Archiver:
     def topics(self) -> list[str]:
         """All topics that can be archived."""
         found = self._origin.bus.topics()
-        return [info.topic for info in found if info.topic != MANIFEST_TOPIC and why_not(info) is None]
+        return [info.topic for info in found if why_not(info) is None]
 
     def run(self, topic: str) -> Outcome:
         """Archive a topic's old messages, and drop what is archived from the log, unless it is to be kept."""
         bus = self._origin.bus
         info = bus.describe_topic(topic)
-        reason = "it is the archive's own" if info.topic == MANIFEST_TOPIC else why_not(info)
+        reason = why_not(info)
         if reason is not None:
             raise InvalidArgument(f"{info.topic} cannot be archived: {reason}")
         outcome = Outcome(info.topic)
@@ -147,9 +147,9 @@ class Archiver:
         chosen = self._pieces(info, ranges, before_us)
         self._on_step("planned", info.topic)
         try:
-            copier.write(chosen)
+            written = copier.write(chosen)
             self._on_step("written", info.topic)
-            files = copier.checked(chosen)
+            files = copier.checked(chosen, written)
             self._on_step("checked", info.topic)
         except BaseException:
             with suppress(OSError):

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from headrace.model.errors import TopicNotFound
 from headrace.model.requests import TopicInfo
+from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 from headrace.spark.archive.bounds import bound_us, checked_age, open_ranges, why_not
-from headrace.spark.archive.manifest import MANIFEST_TOPIC, Manifest
+from headrace.spark.archive.manifest import Manifest
 from headrace.spark.origin import Broker
 
 
@@ -51,7 +52,7 @@ class TopicStatus:
 def archive_status(origin: Broker, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
     """The status of these topics; of all that have an archive, and all that could, if none are named."""
     manifest = Manifest(origin)
-    names = list(topics) or [info.topic for info in origin.bus.topics() if info.topic != MANIFEST_TOPIC]
+    names = list(topics) or [info.topic for info in origin.bus.topics() if not _is_system(info.topic)]
     infos = []
     for name in names:
         try:
@@ -66,10 +67,16 @@ def archive_status(origin: Broker, topics: Sequence[str], older_than_s: float) -
     living = {info.id: info for info in infos}
     found = [_status(origin, manifest, info, older_than_s) for info in infos]
     for topic_id in manifest.topic_ids():
-        name = manifest.chunks(topic_id)[0].topic
-        if topic_id not in living and (not topics or name in topics):
+        chunks = manifest.chunks(topic_id)
+        name = chunks[0].topic
+        counts = any(chunk.counts for chunk in chunks)
+        if topic_id not in living and counts and (not topics or name in topics):
             found.append(_summed(manifest, TopicStatus(name, topic_id, deleted=True)))
     return sorted(found, key=lambda each: (each.topic, each.topic_id))
+
+
+def _is_system(topic: str) -> bool:
+    return parse_topic(topic).topic.startswith(SYSTEM_PREFIX)
 
 
 def _status(origin: Broker, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
@@ -101,8 +108,8 @@ def _summed(manifest: Manifest, status: TopicStatus) -> TopicStatus:
     status.messages = sum(file.rows for file in files)
     status.files = len(files)
     status.bytes = sum(file.bytes for file in files)
-    status.chunks = len(chunks)
-    status.urls = list(dict.fromkeys(chunk.url for chunk in chunks))
+    status.chunks = sum(chunk.counts for chunk in chunks)
+    status.urls = list(dict.fromkeys(chunk.url for chunk in chunks if chunk.counts))
     status.archived_until_us = max((file.time_max_us for file in files), default=None)
     status.last_run_us = max((chunk.created_us for chunk in chunks), default=None)
     return status

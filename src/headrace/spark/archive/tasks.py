@@ -1,5 +1,6 @@
 """What Spark's tasks do for the archive: copy messages to Arrow, and compare files with the log."""
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,13 +9,18 @@ import pyarrow.compute as pc
 
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptFile, OffsetOutOfRange
+from headrace.spark.archive.bounds import Piece
 from headrace.spark.archive.manifest import ArchivedFile, StoredFile
-from headrace.spark.archive.parquet import COLUMNS, SCHEMA, Sum, rows_of
-from headrace.spark.archive.places import place_of, sync_path
+from headrace.spark.archive.parquet import COLUMNS, SCHEMA, Sum, rows_of, write_file
+from headrace.spark.archive.places import file_url, place_of, size_of, sync_path
 from headrace.spark.arrow import Decoder
 from headrace.spark.origin import Broker, surviving
 from headrace.spark.planning import Range, Window
 
+COPY_SCHEMA = pa.schema(
+    [("at", pa.int32()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()), ("raw_bytes", pa.int64())]
+)
+COPY_SQL = "at int, path string, rows bigint, bytes bigint, raw_bytes bigint"
 SUM_SCHEMA = "at int, rows bigint, time_min bigint, time_max bigint, checksum string"
 
 Job = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -66,20 +72,25 @@ def _without_gaps(wanted: Range, batches: Iterator[Batch]) -> Iterator[Batch]:
         )
 
 
-def copy_job(log: LogReading, ranges: Sequence[Range], days: Sequence[str] = ()) -> Job:
-    """Reads the ranges that it is given the numbers of; with days, each row has that of its range first."""
+def copy_job(log: LogReading, root: str, directory: str, pieces: Sequence[Piece]) -> Job:
+    """Writes a file of each piece that it is given the number of, and tells its path, rows and sizes."""
 
     def copy(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
-            for at in batch.column(0).to_pylist():
-                for rows in log.record_batches(ranges[at]):
-                    yield rows.add_column(0, "date", _repeated(days[at], rows.num_rows)) if days else rows
+            rows = [(at, *_copied(log, root, directory, at, pieces[at])) for at in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_pylist(
+                [dict(zip(COPY_SCHEMA.names, row, strict=True)) for row in rows], COPY_SCHEMA
+            )
 
     return copy
 
 
-def _repeated(text: str, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), rows)
+def _copied(log: LogReading, root: str, directory: str, at: int, piece: Piece) -> tuple[str, int, int, int]:
+    # No two attempts of a task write the same file: of two that run at the same time only one is told of.
+    path = f"{directory}/date={piece.day}/part-{at:05d}-{secrets.token_hex(4)}.zstd.parquet"
+    place = place_of(root).below(path)
+    rows, raw_bytes = write_file(place, log.record_batches(piece.wanted))
+    return path, rows, (size_of(place) or 0) if rows else 0, raw_bytes
 
 
 def rows_job(parts: Sequence[tuple[StoredFile, int, int]]) -> Job:
@@ -95,7 +106,9 @@ def rows_job(parts: Sequence[tuple[StoredFile, int, int]]) -> Job:
                     total.add(rows)
                     yield rows
                 if whole and total.checksum != stored.file.checksum:
-                    raise CorruptFile(f"{stored.url}/{stored.file.path} is not what was archived: its checksum differs")
+                    raise CorruptFile(
+                        f"{file_url(stored.url, stored.file.path)} is not what was archived: its checksum differs"
+                    )
 
     return read
 
@@ -127,7 +140,7 @@ def _checked(
 
     compare(wanted, log.record_batches(wanted), archived(), log.may_vanish)
     base = place_of(root)
-    if file is not None and base.local:  # what Hadoop has written to a disk of this machine it has not synced
+    if file is not None and base.local:  # what pyarrow has written to a disk of this machine it has not synced
         sync_path(base.below(file.path).path, base.path)
     return at, total.rows, total.time_min_us, total.time_max_us, total.checksum
 

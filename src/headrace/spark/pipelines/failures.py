@@ -8,7 +8,7 @@ from headrace.spark.errors import CheckpointIncompatible, QueryFailed, SourceLos
 _OPERATORS = re.compile(r"Stateful operators in the metadata: (.*?); Stateful operators in current batch: (\[.*?\])\.")
 _SCHEMAS = re.compile(r"Existing (\w+)_schema=(.*?) and new \w+_schema=(.*?)\.$", re.MULTILINE)
 _SOURCES = re.compile(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]")
-_TOPICS = re.compile(r"the checkpoint is of a query that reads [^.]*")
+_TOPICS = re.compile(r"the checkpoint (?:is of a query that reads|knows nothing of the topic) [^.]*")
 _INCOMPATIBLE = re.compile(r"^\[\w*(?:NOT_COMPATIBLE|NOT_MATCH_IN_STATE_METADATA)\w*\]", re.MULTILINE)
 _LOST = re.compile(r"failOnDataLoss|\bTopicNotFound: |there is no topic ")
 _RAISED = re.compile(r"^headrace[\w.]*\.(\w+): ", re.MULTILINE)
