@@ -13,8 +13,6 @@ from benchmarks.loop_pauses import Event, Heartbeat, MeteredBroker, MeteredLoop,
 from headrace.bench.measure import WrongResult
 from headrace.client._sync.bus import connect
 
-pytest.importorskip("benchmarks.scaling_broker")
-pytest.importorskip("benchmarks.scaling_readers")
 
 UNITS = {
     "topics_tick_ms": "ms",
