@@ -88,7 +88,7 @@ def test_whatever_became_of_the_journal_every_message_is_there(broker: BrokerPro
     assert refused.returncode == 1
     error = json.loads(refused.stderr.splitlines()[-1])["error"]
     assert error["code"] == "data_directory_damaged"
-    assert f"headrace repair {broker.data}" in error["text"]
+    assert f"headrace repair {broker.data}" in error["message"]
     assert command("verify", str(broker.data)).returncode == 3
     done = command("repair", str(broker.data), "--json")
     assert done.returncode == 0, done.stderr
