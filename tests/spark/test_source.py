@@ -206,7 +206,7 @@ class TestFilters:
         reader: Any = source.reader(schema)
         left = reader.pushFilters([In(("partition",), (1, 2)), GreaterThan(("offset",), 89), EqualTo(("key",), b"k1")])
         assert left == [EqualTo(("key",), b"k1")]
-        wanted = [part.wanted for part in reader.partitions()]
+        wanted = [part.wanted for task in reader.partitions() for part in task.parts]
         assert [(one.partition, one.start, one.end) for one in wanted] == [(1, 90, 100), (2, 90, 100)]
 
     def test_works_where_spark_does_not_push(self, spark: SparkSession, broker: SparkBroker, orders: str) -> None:
