@@ -13,7 +13,6 @@ from benchmarks.loop_pauses import Event, Heartbeat, MeteredBroker, MeteredLoop,
 from headrace.bench.measure import WrongResult
 from headrace.client._sync.bus import connect
 
-
 UNITS = {
     "topics_tick_ms": "ms",
     "subscriptions_tick_ms": "ms",
