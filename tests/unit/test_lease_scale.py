@@ -1,6 +1,9 @@
 """What a lease costs does not grow with partitions that have nothing to hand out, nor with consumers that wait."""
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from headrace.broker.later import Later, WithBody
 from headrace.broker.subscriptions import Subscription
@@ -148,3 +151,53 @@ def test_deadlines_of_those_who_were_served_do_not_pile_up() -> None:
         waiters.remove(want)
     assert len(waiters._deadlines) < 100
     assert waiters.deadline_us is None
+
+
+def test_a_tick_looks_only_at_subscriptions_for_which_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Workbench()
+    for number in range(100):
+        bench.ask(TopicCreate(f"jobs-{number}", {"storage": "memory"}))
+        bench.ask(SubscriptionCreate(f"jobs-{number}"))
+    bench.tick(1)
+    leasing, looked = bench.broker._leasing, []
+    attend = leasing._attend
+    monkeypatch.setattr(leasing, "_attend", lambda one, **how: (looked.append(str(one.topic)), attend(one, **how)))
+    waiting = bench.begin(Lease("jobs-7", wait_ms=500))
+    bench.tick(0.2)
+    assert looked == []
+    bench.tick(1)
+    assert set(looked) == {"jobs-7"}
+    assert waiting.outcome == Leased([])
+
+
+def test_many_subscriptions_have_their_turns_after_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Workbench(tmp_path)
+    topics = {f"jobs-{number}" for number in range(100)}
+    for topic in sorted(topics):
+        bench.ask(TopicCreate(topic, {}))
+        bench.ask(SubscriptionCreate(topic))
+    bench.close()
+    bench = Workbench(tmp_path)
+    leasing, looked = bench.broker._leasing, []
+    attend = leasing._attend
+    monkeypatch.setattr(leasing, "_attend", lambda one, **how: (looked.append(str(one.topic)), attend(one, **how)))
+    while len(looked) < len(topics):
+        before = len(looked)
+        leasing.tick(bench.now_us)
+        assert before < len(looked) <= before + 32
+    assert set(looked) == topics
+    bench.close()
+
+
+def test_a_connection_that_is_gone_waits_nowhere() -> None:
+    bench = bench_over(2)
+    bench.ask(TopicCreate("others", {"storage": "memory"}))
+    bench.ask(SubscriptionCreate("others"))
+    session, other = bench.connect(), bench.connect()
+    for topic in ("jobs", "others"):
+        for one in (session, other):
+            bench.begin(Lease(topic, wait_ms=60_000), session=one)
+    bench.run()
+    bench.broker.disconnect(session, bench.now_us)
+    assert [[want.session for want in one.wants] for one in bench.broker._subscriptions] == [[other], [other]]
+    assert list(bench.broker._leasing._waited_at) == [other]

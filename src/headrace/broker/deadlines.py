@@ -45,6 +45,10 @@ class Deadlines(Generic[Key]):
             heappush(self._heap, (due_us, key))
             self._drop_stale()
 
+    def get(self, key: Key, default_us: int) -> int:
+        """The deadline of a key, or the default if it has none."""
+        return self._due_us.get(key, default_us)
+
     def remove(self, key: Key) -> None:
         """Forget a key, if it is there."""
         if self._due_us.pop(key, None) is not None:

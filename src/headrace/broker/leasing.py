@@ -5,10 +5,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.deadlines import Deadlines
 from headrace.broker.later import Later, WithBody, sealed
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
 from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
@@ -52,6 +54,8 @@ _DUE_TOGETHER = 2000
 """Messages of several partitions that are due and made ready at a time."""
 _GRANTED_TOGETHER = 16
 """Consumers that are served at a time."""
+_LOOKED_AFTER_TOGETHER = 32
+"""Subscriptions that are looked after in a tick."""
 _LATE_TOGETHER = 200
 """Consumers that are told at a time that there was nothing."""
 
@@ -71,16 +75,22 @@ class Leasing:
         self._ports = ports
         self._number = ledger.state.session << 32
         """The last token given out."""
-        self._next_us = 0
         self._now_us = 0
+        self._deadlines: Deadlines[int] = Deadlines()
+        """When there is something to do for which subscription, by id."""
+        self._planned: dict[int, Subscription] = {}
+        self._waited_at: dict[Session, WeakSet[Subscription]] = {}
+        """At which subscriptions somebody on a connection has waited."""
+        for subscription in registry:
+            self._plan(subscription, 0)
         registry.served = self._serve
         registry.overdue = self._end_what_is_over
         registry.prepared = self._go_on_soon
 
     @property
-    def next_tick_us(self) -> int:
-        """When there is something to do."""
-        return self._next_us
+    def next_tick_us(self) -> int | None:
+        """When there is something to do; None when there is nothing."""
+        return self._deadlines.next_us()
 
     # Handing out.
 
@@ -97,6 +107,7 @@ class Leasing:
         if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
         subscription.wants.add(want)
+        self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
             self._go_on_soon(subscription)
         self._plan(subscription, min(want.deadline_us, self._due_us(subscription)))
@@ -113,24 +124,18 @@ class Leasing:
 
     def disconnect(self, session: Session) -> None:
         """A connection is gone: nothing is handed out to it any more."""
-        for subscription in self._registry:
+        for subscription in self._waited_at.pop(session, ()):
             for want in subscription.wants.of(session):
                 subscription.wants.remove(want)
 
     def tick(self, now_us: int) -> None:
-        """Do what is due."""
-        put_back, self._now_us = now_us < self._now_us, now_us
-        self._registry.now_us = now_us
-        if now_us < self._next_us and not put_back:
-            return
-        self._next_us = _NEVER_US  # it may be planned anew meanwhile
-        for subscription in self._registry:
-            if (subscription.next_us <= now_us or put_back) and not subscription.failure:
-                try:
-                    self._look_after(subscription, now_us)
-                except Exception as error:  # noqa: BLE001 it is told; all others go on
-                    self._registry.fail(subscription, error)
-            self._next_us = min(self._next_us, subscription.next_us)
+        """Do what is due, for some subscriptions at a time: the others have their turn at the next tick."""
+        if now_us < self._now_us:  # the clock was put back
+            for subscription in self._registry:
+                self._plan(subscription, now_us)
+        self._now_us = self._registry.now_us = now_us
+        for number in self._deadlines.pop_due(now_us, _LOOKED_AFTER_TOGETHER):
+            self._attend(self._planned.pop(number))
 
     def drain(self) -> None:
         """Nothing is handed out any more: whoever waits need not."""
@@ -430,7 +435,6 @@ class Leasing:
     def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Leases end, messages expire, consumers have waited long enough."""
         self._registry.catch_up(subscription, again=again)
-        subscription.next_us = _NEVER_US
         self._serve(subscription)
         if subscription.preparing:
             pass  # whoever waits is told when that is done
@@ -442,7 +446,7 @@ class Leasing:
                 want.later.settle(Leased([]))
             if len(late) == _LATE_TOGETHER:
                 self._go_on_soon(subscription)
-        subscription.next_us = self._due_us(subscription)
+        self._plan(subscription, self._due_us(subscription))
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
         """Whether more has happened at once than was dealt with so far; what is due matters only if it is `wanted`."""
@@ -458,14 +462,16 @@ class Leasing:
 
     def _go_on(self, subscription: Subscription) -> None:
         subscription.goes_on = False
+        self._attend(subscription, again=False)
+
+    def _attend(self, subscription: Subscription, *, again: bool = True) -> None:
+        """Look after a subscription, if it is there and at work; one that fails is set aside, and the others go on."""
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
-            self._look_after(subscription, self._registry.now_us, again=False)
+            self._look_after(subscription, self._registry.now_us, again=again)
         except Exception as error:  # noqa: BLE001 it is told; all others go on
             self._registry.fail(subscription, error)
-        else:
-            self._plan(subscription, subscription.next_us)
 
     def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
         """Deal with some of the leases and messages whose time is over, all if they are not very many."""
@@ -528,10 +534,14 @@ class Leasing:
         return min((time for time in times if time is not None), default=_NEVER_US)
 
     def _plan(self, subscription: Subscription, time_us: int) -> None:
-        """There is something to do at this time."""
-        subscription.next_us = min(subscription.next_us, time_us)
-        if time_us < self._next_us:
-            self._next_us = time_us
+        """There is something to do at this time, or earlier, as was planned before."""
+        number = subscription.id
+        if time_us >= _NEVER_US or time_us >= self._deadlines.get(number, _NEVER_US):
+            return
+        next_us = self._deadlines.next_us()
+        self._planned[number] = subscription
+        self._deadlines.set(number, time_us)
+        if next_us is None or time_us < next_us:
             self._ports.wake_at(time_us)
 
 

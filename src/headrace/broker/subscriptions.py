@@ -70,8 +70,6 @@ class Subscription:
         """By partition; a partition that could not be opened is missing."""
         self.schedule = PartitionSchedule(self.indexes)
         self.wants = Waiters()
-        self.next_us = 0
-        """When there is something to do at the latest."""
         self.turn = 0
         """Which partition is asked first, where none comes before the others by itself."""
         self.delivered = self.acked = self.released = self.expired_leases = 0
