@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from scripts import reference, site_pages
+from scripts import diagrams, reference, site_pages
 from tests.pages import ROOT, links
 
 DOCS = ROOT / "docs"
@@ -37,6 +37,12 @@ def _anchors(page: str) -> set[str]:
     """The names of a page's headings, as they are in links."""
     titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("name", diagrams.PICTURES)
+def test_pictures_are_up_to_date(name: str) -> None:
+    drawn = diagrams.PICTURES[name]()
+    assert (diagrams.IMAGES / name).read_text(encoding="utf-8") == drawn, "run scripts/diagrams.py"
 
 
 def test_links_between_files_become_links_between_pages() -> None:

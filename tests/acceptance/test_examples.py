@@ -20,7 +20,7 @@ from headrace.cli.configuration import configure
 PAGES = [
     ROOT / "README.md",
     ROOT / "pipelines" / "README.md",
-    ROOT / "docs" / "index.md",
+    *(ROOT / "docs" / page for page in ("index.md", "tutorial.md", "concepts.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     *sorted(page for page in (ROOT / "docs" / "reference").glob("*.md") if page.name != "command-line.md"),
 ]
@@ -31,6 +31,10 @@ NOT_RUN = {
     },
     "pipelines/README.md": {"pip install": "installs; tests/spark/test_ready_samples.py checks the commands"},
     "docs/index.md": {"bin/headrace serve": "a list of commands"},
+    "docs/how-to/install.md": {
+        "bin/headrace serve": "a list of commands; tests/acceptance/test_setup.py and test_cli_terminal.py run them",
+        "python3 -m venv env": "installs; tests/acceptance/test_setup.py does the same in a checkout",
+    },
     "docs/how-to/archive.md": {
         "export AWS_ACCESS_KEY_ID": "needs a bucket; tests/spark/test_archive_s3.py does the same",
         "archive/topic=orders": "a list of files",

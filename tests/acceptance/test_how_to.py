@@ -8,7 +8,7 @@ from tests.pages import ROOT, blocks, needs_spark, reader
 DOCS = ROOT / "docs"
 PAGES = [
     page.relative_to(DOCS).as_posix()
-    for folder in ("how-to", "reference")
+    for folder in ("", "how-to", "reference")
     for page in sorted((DOCS / folder).glob("*.md"))
     if any(block.language in ("python", "console", "sh") for block in blocks(page.read_text(encoding="utf-8")))
     and not needs_spark(page)
