@@ -1,7 +1,8 @@
 """Answers with more than words, and answers that are not there yet."""
 
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import HeadraceError
@@ -26,23 +27,40 @@ def sealed(columns: Columns, now_us: int) -> Bytes:
 
 
 class Later(Generic[Answer]):
-    """An answer to come, or an error. All on the broker's thread; at most one may ask to be told."""
+    """An answer to come, or an error. All on the broker's thread; any number may ask to be told, in their order."""
 
-    __slots__ = ("_told", "outcome")
+    __slots__ = ("_listeners", "outcome", "settled")
 
     def __init__(self) -> None:
         self.outcome: Answer | HeadraceError | None = None
-        self._told: Callable[[Answer | HeadraceError], None] | None = None
+        self.settled = False
+        self._listeners: list[Callable[[Answer | HeadraceError], None]] = []
 
     def then(self, tell: Callable[[Answer | HeadraceError], None]) -> None:
         """Call this with the answer or the error, now if it is there."""
-        if self.outcome is not None:
-            tell(self.outcome)
+        if self.settled:
+            tell(self.outcome)  # type: ignore[arg-type]
         else:
-            self._told = tell
+            self._listeners.append(tell)
 
     def settle(self, outcome: Answer | HeadraceError) -> None:
         """Here it is."""
         self.outcome = outcome
-        if self._told is not None:
-            self._told(outcome)
+        self.settled = True
+        listeners, self._listeners = self._listeners, []
+        for tell in listeners:
+            tell(outcome)
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        """Wait for the answer on the event loop that runs; an error is raised."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not waiting.done():  # else whoever waited was cancelled
+                waiting.set_result(None)
+
+        self.then(wake)
+        yield from waiting
+        if isinstance(self.outcome, HeadraceError):
+            raise self.outcome
+        return self.outcome  # type: ignore[return-value]
