@@ -1,6 +1,7 @@
 """Handlers are checked when they are registered, so that none is acknowledged without having run."""
 
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -126,3 +127,20 @@ def test_a_retry_is_checked_when_it_is_made() -> None:
 def test_a_schedule_needs_a_name() -> None:
     with pytest.raises(InvalidArgument, match="name"):
         headrace.App().every("@daily")(lambda: None)
+
+
+def test_an_app_that_is_stopped_while_it_connects_ends() -> None:
+    app = headrace.App("headrace://127.0.0.1:1", wait=600)
+    app.on("jobs")(lambda: None)
+    running = threading.Thread(target=app.run)
+    running.start()
+    app.stop()
+    running.join(60)
+    assert not running.is_alive()
+
+
+def test_an_app_that_cannot_connect_says_so_in_the_end() -> None:
+    app = headrace.App("headrace://127.0.0.1:1", wait=0.7)
+    app.on("jobs")(lambda: None)
+    with pytest.raises(headrace.errors.ConnectionFailed, match="headrace serve"):
+        app.run()

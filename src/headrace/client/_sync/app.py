@@ -8,16 +8,19 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from headrace.client._sync.bus import Bus, connect
-from headrace.client._sync.concurrency import HandlerExecutor, Monitor, stopped_by_signals
+from headrace.client._sync.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
 from headrace.client._sync.handling import Handling
 from headrace.client.addresses import default_address, parse_address, place_of
 from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
 from headrace.model.describing import described, state_of
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import ConnectionFailed, InvalidArgument
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
 
 logger = logging.getLogger("headrace.client")
+
+_CONNECT_TURN_S = 0.5
+"""How long to try to connect before looking whether the app was stopped."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -178,8 +181,22 @@ class App:
         if isinstance(self._bus, Bus):
             self._work(self._bus)
             return
-        with connect(self._address(), name=self._name, wait=self._wait) as bus:
-            self._work(bus)
+        bus = self._connected()
+        if bus is not None:
+            with bus:
+                self._work(bus)
+
+    def _connected(self) -> Bus | None:
+        """A connection, waited for in short turns; None when the app was stopped before there was one."""
+        deadline = now() + self._wait
+        while not self._stopped:
+            try:
+                wait = max(0.0, min(deadline - now(), _CONNECT_TURN_S))
+                return connect(self._address(), name=self._name, wait=wait)
+            except ConnectionFailed:
+                if now() >= deadline:
+                    raise
+        return None
 
     def _work(self, bus: Bus) -> None:
         executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
