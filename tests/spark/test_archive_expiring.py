@@ -258,7 +258,7 @@ def test_the_commands(stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert len(stage.files()) == 1
     assert main(["archive", "expire", "orders", "--keep-bytes", "1MB"]) == 0
     assert "0 messages in 0 files" in capfd.readouterr().out
-    assert main(["archive", "delete", "orders"]) == 1
+    assert main(["archive", "delete", "orders"]) == 2
     assert "--yes" in capfd.readouterr().err
     assert main(["archive", "delete", "orders", "--dry-run"]) == 0
     assert len(stage.files()) == 1
