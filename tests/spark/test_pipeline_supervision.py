@@ -482,7 +482,7 @@ def test_a_mistake_in_a_file_is_told_once_and_checkpoints_are_reset(stage: Stage
     checkpoint = stage.home / "one" / "checkpoints" / "one"  # an SQL file has one query, called as the file is
     (checkpoint / "offsets").mkdir(parents=True)
     pipeline_file(stage.path / "one.sql", "run")
-    assert "give --yes" in run("pipeline", "start", "one", "--reset-checkpoint", *here, code=1)
+    assert "give --yes" in run("pipeline", "start", "one", "--reset-checkpoint", *here, code=2)
     assert checkpoint.exists()
     assert "one: running" in run("pipeline", "start", "one", "--reset-checkpoint", "--yes", *here)
     assert not checkpoint.exists()

@@ -314,7 +314,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     file = written(tmp_path / "one.sql", "-- source: a\n-- sink: b\nselect * from a\n")
     assert main(["pipeline", "run", file]) == 2
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(SparkMissing, match=r"pip install 'headrace\[spark\]'"):
+    with pytest.raises(SparkMissing, match=r"pip install '/path/to/headrace\[spark\]'"):
         need_spark("sc://somewhere")
 
 

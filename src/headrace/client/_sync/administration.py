@@ -79,9 +79,14 @@ class Administration:
         topics: list[TopicInfo] = answer.topics
         return topics
 
-    def describe_topic(self, topic: str) -> TopicInfo:
-        """A topic as it is now: settings, partitions with their offsets, groups that read it."""
-        return self._topic_info(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), topic)
+    def describe_topic(self, topic: str, *, create: bool = False) -> TopicInfo:
+        """A topic as it is now: settings, partitions with their offsets, groups that read it.
+
+        Parameters:
+            topic: which.
+            create: whether to make it, as publishing does, if there is none.
+        """
+        return self._topic_info(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create), topic)
 
     def trim_topic(
         self,

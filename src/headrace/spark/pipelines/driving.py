@@ -194,7 +194,7 @@ def make_topics(bus: Bus, definitions: Sequence[Definition]) -> None:
             bus.describe_topic(name)
         except TopicNotFound:
             with suppress(TopicNotFound):  # it may not, and then Spark says so of a source
-                bus.fetch(name, 0, 0, bytes_max=1)  # as whoever reads it for the first time
+                bus.describe_topic(name, create=True)
                 logger.info("created topic %s, which a query names", name)
 
 
