@@ -329,3 +329,21 @@ def test_a_snapshot_tells_how_it_was_when_it_began(tmp_path: Any) -> None:
     assert [chunk.number for chunk in chunks] == [0, 1, 2]
     assert not any(chunk.settled for chunk in chunks)
     assert [lease.over for lease in leases] == [False]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_nothing_that_has_expired_is_handed_out_however_much_of_it_there_is(partitions: int) -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("jobs", {"partitions": partitions, "storage": "memory"}))
+    for partition in range(partitions):
+        columns = Columns([b"old"] * 1000, expires=[bench.now_us + 20_000_000] * 1000)
+        bench.ask(Publish("jobs", partition), encode(columns, bench.now_us).data)
+    bench.now_us += 30_000_000
+    bench.ask(Publish("jobs", partitions - 1), encode(Columns([b"new"]), bench.now_us).data)
+    answer = bench.ask(Lease("jobs", messages_max=100))
+    assert [(one.partition, list(one.all_offsets)) for one in answer.words.portions] == [(partitions - 1, [1000])]
+    waiting = bench.begin(Lease("jobs", "other", messages_max=100, wait_ms=1000))
+    bench.run()
+    assert [(one.partition, list(one.all_offsets)) for one in waiting.outcome.words.portions] == [
+        (partitions - 1, [1000])
+    ]

@@ -101,7 +101,8 @@ class Leasing:
         self._registry.catch_up(subscription)
         self._end_what_is_over(subscription, now_us)
         want = Want(session, request, now_us + request.wait_ms * 1000, Later())
-        if not subscription.wants and self._grant(subscription, want, now_us):
+        over = subscription.schedule.has_expired(now_us)
+        if not over and not subscription.wants and self._grant(subscription, want, now_us):
             return want.later
         behind = self._is_behind(subscription, now_us, wanted=True)
         if not request.wait_ms and not behind and not subscription.preparing:
@@ -146,7 +147,9 @@ class Leasing:
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
         now_us, tried_ms, left = self._registry.now_us, -1, _GRANTED_TOGETHER
-        self._end_what_is_over(subscription, now_us)  # nobody gets what has expired
+        self._end_what_is_over(subscription, now_us)
+        if subscription.schedule.has_expired(now_us):
+            return  # nobody gets what has expired: it goes on when the rest of that is dealt with
         wants = subscription.wants
         while (want := wants.first(tried_ms)) is not None:
             if not left:

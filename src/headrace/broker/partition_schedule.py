@@ -82,6 +82,10 @@ class PartitionSchedule:
         """Whether the time of a lease or of a message may be over."""
         return self._is_due(self._ends, now_us)
 
+    def has_expired(self, now_us: int) -> bool:
+        """Whether there are messages whose time is over and that nobody has dealt with."""
+        return self.is_over(now_us) and any(index.has_expired(now_us) for index in self._indexes.values())
+
     def next_us(self, *, wanted: bool, ahead_us: int) -> int | None:
         """When there is something to do: a time is over, or a message will be ready that is `wanted`."""
         self._look()

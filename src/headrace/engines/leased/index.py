@@ -454,6 +454,11 @@ class LeasedIndex:
         dues = {offset: edit.due for offset in offsets if (edit := self.edits.get(offset)) is not None}
         return {offset: due_us for offset, due_us in dues.items() if due_us is not None and due_us > now_us}
 
+    def has_expired(self, now_us: int) -> bool:
+        """Whether there may be messages whose time is over and that nobody holds."""
+        first_us = self.pending.expiring.first_key
+        return first_us is not None and first_us <= now_us
+
     @property
     def next_end_us(self) -> int | None:
         """When the time of a lease or of a message is over, or a dead letter has to be written."""
