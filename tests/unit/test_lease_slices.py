@@ -20,6 +20,7 @@ from headrace.model.leasing import (
     Redrive,
     Reject,
     Release,
+    Settlement,
     SubscriptionAlter,
     SubscriptionCreate,
     SubscriptionDelete,
@@ -347,3 +348,31 @@ def test_nothing_that_has_expired_is_handed_out_however_much_of_it_there_is(part
     assert [(one.partition, list(one.all_offsets)) for one in waiting.outcome.words.portions] == [
         (partitions - 1, [1000])
     ]
+
+
+@pytest.mark.parametrize("partitions", [1, 8])
+def test_an_acknowledgement_that_is_on_its_way_when_a_subscription_is_reset_counts(partitions: int) -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("jobs", {"partitions": partitions}))
+    for partition in range(partitions):
+        bench.ask(Publish("jobs", partition), encode(Columns([b"a"] * 10), bench.now_us).data)
+    answer = bench.ask(Lease("jobs", messages_max=5 * partitions, lease_ms=600_000))
+    held = [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    acked, reset = bench.begin(Ack("jobs", held)), bench.begin(SubscriptionReset("jobs"))
+    bench.run()
+    assert acked.outcome == Settlement()
+    assert reset.outcome.ready == 5 * partitions
+    again = bench.ask(Lease("jobs", messages_max=100))
+    done = {(one.partition, offset) for one in held for offset in one.all_offsets}
+    found = {(one.partition, offset) for one in again.words.portions for offset in one.all_offsets}
+    assert (len(found), found & done) == (5 * partitions, set())
+
+
+def test_who_waits_for_a_topic_that_is_deleted_is_told_so() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("jobs", {}))
+    bench.ask(SubscriptionCreate("jobs"))
+    waiting = bench.begin(Lease("jobs", wait_ms=60_000))
+    bench.ask(TopicDelete("jobs"))
+    bench.run()
+    assert isinstance(waiting.outcome, TopicNotFound)

@@ -160,7 +160,7 @@ def test_who_waits_is_told_when_the_topic_or_the_subscription_goes(data: str) ->
     bench = Workbench(data)
     for topic, remove, error in (
         ("jobs", SubscriptionDelete("jobs"), SubscriptionNotFound),
-        ("tasks", TopicDelete("tasks"), SubscriptionNotFound),
+        ("tasks", TopicDelete("tasks"), TopicNotFound),
     ):
         bench.ask(SubscriptionCreate(topic))
         waiting = bench.begin(Lease(topic, wait_ms=60_000))

@@ -333,15 +333,16 @@ class LeasedState:
         for subscription, reason in broken.items():
             yield SubscriptionBroken(subscription, reason)
 
-    def settled(self, subscription: int) -> Generator[None, None, list[Fact]]:
+    def settled(self, subscription: int, flush: Callable[[], None]) -> Generator[None, None, list[Fact]]:
         """The facts that tell only which messages a subscription has settled, and how often others were tried.
 
-        They are found in slices, and tell how it is in the end.
+        They are found in slices, and tell how it is in the end, when `flush` has let all count that was decided.
         """
         saved: dict[int, saving.SettledChunks] = {}
         for partition, index in list(self._indexes.get(subscription, {}).items()):
             saved[partition] = saving.SettledChunks(index)
             yield from saved[partition].steps()
+        flush()
         facts: list[Fact] = []
         for partition, index in self._indexes.get(subscription, {}).items():
             end, groups = (saved[partition] if partition in saved else saving.SettledChunks(index)).finish()

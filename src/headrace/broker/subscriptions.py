@@ -266,7 +266,7 @@ class SubscriptionRegistry:
             starts = yield from self._starts(found.topic, request)
         else:
             try:
-                settled = yield from self._ledger.state.leased.settled(found.id)
+                settled = yield from self._ledger.state.leased.settled(found.id, self._ledger.flush)
             except Exception as error:
                 logger.exception("settled messages unreadable  subscription=%s", found)
                 raise SubscriptionFailed(
@@ -307,7 +307,7 @@ class SubscriptionRegistry:
         """Forget a subscription."""
         found = self.known(request.topic, request.subscription)
         self._ledger.record(now_us, SubscriptionGone(found.id))
-        self._remove(found, f"the subscription {found} was deleted")
+        self._remove(found, SubscriptionNotFound(f"the subscription {found} was deleted"))
         return self._ledger.durably(Done())
 
     def describe(self, request: SubscriptionDescribe, now_us: int) -> Later[Any]:
@@ -341,7 +341,7 @@ class SubscriptionRegistry:
         self.now_us = now_us
         for subscription in self.of_topic(topic):
             if subscription.topic.id not in self._topics.by_id:
-                self._remove(subscription, f"the topic {subscription.topic} was deleted")
+                self._remove(subscription, TopicNotFound(f"the topic {subscription.topic} was deleted"))
             elif len(subscription.indexes) < subscription.topic.settings.partitions:
                 self._open(subscription)
 
@@ -477,13 +477,13 @@ class SubscriptionRegistry:
             self._broken(fact.id)
         return subscription
 
-    def _remove(self, subscription: Subscription, why: str) -> None:
+    def _remove(self, subscription: Subscription, why: HeadraceError) -> None:
         del self._by_name[subscription.topic.id, subscription.name]
         self._by_topic[subscription.topic.id].remove(subscription)
         if not self._by_topic[subscription.topic.id]:
             del self._by_topic[subscription.topic.id]
         self._detach(subscription)
-        self._refuse(subscription, SubscriptionNotFound(why))
+        self._refuse(subscription, why)
 
     def _detach(self, subscription: Subscription) -> None:
         """Close all partitions."""
