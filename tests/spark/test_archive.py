@@ -294,6 +294,25 @@ def test_two_runs_at_once_archive_everything_once(spark: Any, broker: SparkBroke
     assert [row[2] for row in rows(spark, broker, topic)] == list(range(40))
 
 
+@pytest.mark.parametrize("step", ["planned", "written"])
+def test_a_run_leaves_alone_what_another_has_archived_and_dropped(
+    spark: Any, broker: SparkBroker, topic: str, url: str, step: str
+) -> None:
+    fill(broker, topic, 40)
+    others: list[Outcome] = []
+
+    def overtake(at: str, _topic: str) -> None:
+        if at == step and not others:
+            others.append(archive(spark, broker, topic, url, older_than_s=DAY.total_seconds()))
+
+    outcome = archive(spark, broker, topic, url, older_than_s=0, on_step=overtake)
+    assert others[0].messages == others[0].dropped > 0
+    assert [note for note in outcome.notes if "another run was quicker" in note] == outcome.notes
+    assert outcome.messages + others[0].messages == 40
+    assert files_at(url) == {file.path for chunk in chunks_of(broker, topic) for file in chunk.files}
+    assert [row[2] for row in rows(spark, broker, topic)] == list(range(40))
+
+
 # Topics of every kind.
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,29 @@ def test_times_of_every_year(spark: SparkSession) -> None:
             assert list(row[at * 4 : at * 4 + 4]) == [aware, moment, moment.date(), [{"at": aware}]]
     [row] = list(rows_of(ask(spark, "select timestamp'+10000-01-01 00:00:00Z' as a, date'+12345-01-01' as b"), 5).rows)
     assert list(row) == ["+10000-01-01 00:00:00", "+12345-01-01"]
+
+
+def test_intervals_and_keys_of_every_kind(spark: SparkSession) -> None:
+    for column, wanted in {
+        "interval '3' month": "P3M",
+        "interval '-1-2' year to month": "-P1Y2M",
+        "cast(null as interval month)": None,
+        "array(interval '2' year, null)": ["P2Y", None],
+        "make_interval(1, 2, 0, 3, -4, 0, -7.5)": "P1Y2M3DT-4H-7.5S",
+        "make_interval()": "PT0S",
+        "interval '1 02:00:00' day to second": timedelta(days=1, hours=2),
+        "map(interval '3' month, interval '1' year)": {"P3M": "P1Y"},
+        "map(named_struct('a', 1, 'day', date'2026-01-31'), 'x')": {'{"a":1,"day":"2026-01-31"}': "x"},
+        "map(array(1, 2), named_struct('a', 1))": {"[1, 2]": {"a": 1}},
+        "map(named_struct('a', array(1)), 'x')": {"{[1]}": "x"},
+        "map(x'ff', 1)": {"/w==": 1},
+        "map(true, 1)": {"true": 1},
+        "map(timestamp'2026-01-31 12:00:00Z', 1)": {"2026-01-31T12:00:00Z": 1},
+        "map(interval '1' day, 1)": {"P1D": 1},
+    }.items():
+        [row] = list(rows_of(ask(spark, f"select {column}"), 5).rows)
+        assert list(row) == [wanted], column
+    assert [list(row) for row in rows_of(ask(spark, "select interval '3' month"), None).rows] == [["P3M"]]
 
 
 def test_columns_of_the_same_name(spark: SparkSession) -> None:

@@ -1,14 +1,17 @@
 """What the command line understands of SQL, and how it prints rows; without Spark."""
 
 import os
-from datetime import UTC, date, datetime
+from contextlib import suppress
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cli.main import main
 from headrace.cli.output import Output
 from headrace.cli.sql_rows import CsvRows, JsonRows, TableRows, fitted, padded_to
 from headrace.cli.sql_words import in_need_of_quotes, named_columns, named_topics, statements
@@ -168,6 +171,35 @@ def test_every_kind_of_value() -> None:
         "a,b",
         '"",',
     ]
+
+
+def test_no_quotes_of_json_in_tables_and_csv() -> None:
+    row = [timedelta(days=1), time(12, 34, 56), b"a", [timedelta(days=1)], Path("/a")]
+    out = Printed()
+    CsvRows(out).print(list("abcde"), [row])
+    assert out.lines[1] == 'P1D,12:34:56,YQ==,"[""P1D""]",/a'
+    out = Printed()
+    TableRows(out, width=0).print(list("abcde"), [row])
+    assert out.lines[2].split() == ["P1D", "12:34:56", "a", '["P1D"]', "/a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted", "unwanted"),
+    [
+        (["sql", "select 1", "--trigger", "1s"], "--trigger goes with --follow", "Java"),
+        (["sql", "select 1", "--from", "noon"], "give earliest, latest, a time", "an offset"),
+        (["archive", "restore", "a", "--from", "latest"], "give an offset, a time", "earliest"),
+        (["archive", "restore", "a", "--until", "noon"], "give an offset, a time", "earliest"),
+    ],
+)
+def test_errors_offer_what_help_does(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], wanted: str, unwanted: str
+) -> None:
+    with suppress(SystemExit):
+        assert main(arguments) == 2
+    said = capfd.readouterr().err.rpartition("error: ")[2]
+    assert wanted in said
+    assert unwanted not in said
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(10, 200))

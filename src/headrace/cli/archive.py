@@ -104,13 +104,26 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     completes(add("topic", metavar="TOPIC", help="whose archive"), "topic")
     completes(add("--to", metavar="TOPIC", help="publish to this topic (default: the same)"), "topic")
-    add("--from", dest="begin", metavar="WHERE", type=start, help="only from this offset or time on")
-    add("--until", metavar="WHERE", type=start, help="only before this offset or time")
+    add("--from", dest="begin", metavar="WHERE", type=_offset_or_time, help="only from this offset or time on")
+    add("--until", metavar="WHERE", type=_offset_or_time, help="only before this offset or time")
     completes(add("--url", metavar="URL", help="read the archive there, whatever the broker knows"), "directory")
     add("--archive", metavar="ID", default="", help="which of several topics that have had the name")
     add_yes(parser)
     _add_spark(parser)
     add_connection(parser)
+
+
+def _offset_or_time(text: str) -> int | datetime:
+    """Where a restored range begins or ends; without it, it is all that is archived."""
+    try:
+        found = start(text)
+    except argparse.ArgumentTypeError:
+        found = text
+    if isinstance(found, str):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no offset and no time; give an offset, a time like 2026-01-31, or '5m ago'"
+        )
+    return found
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +270,7 @@ def restore(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> i
         target = given.to or given.topic
         try:
             chunks = archived_chunks(origin, given.topic, given.url or "", given.archive)
-            parts = chosen_parts(chunks, _bound(given.begin), _bound(given.until))
+            parts = chosen_parts(chunks, given.begin, given.until)
             interrupts.check()
             done = Restorer(spark, origin, address, target).restore(chunks, parts)
         finally:
@@ -286,10 +299,6 @@ def _sure(given: argparse.Namespace, out: Output) -> bool:
     return confirmed(
         given, f"Topic {given.topic} is there: whoever reads it would have its archived messages twice. Restore?"
     )
-
-
-def _bound(where: "int | str | datetime | None") -> "int | datetime | None":
-    return None if isinstance(where, str) else where
 
 
 def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, work: Any) -> int:

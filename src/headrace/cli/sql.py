@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from difflib import get_close_matches
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _TABLE_ROWS = 1000
 """So many rows a table has unless more are asked for."""
 _LOOK_EVERY_S = 0.25
+_TRIGGER_S = 1.0
 _CORRUPT = "_corrupt"
 """A column that goes with the value."""
 _CHEAPEST = "offset"
@@ -84,10 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="with --parquet: replace what is there")
     add("-n", "--limit", metavar="N", type=count, help="end after so many rows")
     add(
-        "--from", dest="start", metavar="WHERE", type=start, help="only messages from here on: earliest, latest, a time"
+        "--from",
+        dest="start",
+        metavar="WHERE",
+        type=_start,
+        help="only messages from here on: earliest, latest, a time",
     )
     add("--follow", action="store_true", help="go on, and print rows as they come")
-    add("--trigger", metavar="TIME", type=duration, default=1.0, help="with --follow: look so often (default: 1s)")
+    add("--trigger", metavar="TIME", type=duration, help="with --follow: look so often (default: 1s)")
     values = parser.add_argument_group("values")
     values.add_argument(
         "--format", dest="formats", metavar="[TOPIC=]FORMAT", action="append", default=[], help=", ".join(_FORMATS)
@@ -105,6 +111,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=sql, check=_check)
 
 
+def _start(text: str) -> int | str | datetime:
+    """Parse where all partitions begin; `_check` refuses an offset, which is of one partition."""
+    try:
+        return start(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no place in a topic; give earliest, latest, a time like 2026-01-31, or '5m ago'"
+        ) from None
+
+
 def _check(given: argparse.Namespace) -> str | None:
     """What is wrong with the arguments together."""
     if (given.statement is None) == (given.file is None):
@@ -113,6 +129,8 @@ def _check(given: argparse.Namespace) -> str | None:
         return _in_use(given.parquet)
     if given.overwrite and not given.parquet:
         return "--overwrite goes with --parquet"
+    if given.trigger is not None and not given.follow:
+        return "--trigger goes with --follow"
     if given.follow and given.parquet:
         return "--follow prints rows; to write them to files as they come, use headrace pipeline"
     if given.data is not None and given.connect is not None:
@@ -315,7 +333,7 @@ class _Sql:
             self._interrupts.held(once=True),
             tempfile.TemporaryDirectory(prefix="headrace-sql-", ignore_cleanup_errors=True) as checkpoint,
         ):
-            following = follow(frame, self._given.trigger, checkpoint, on_rows)
+            following = follow(frame, self._given.trigger or _TRIGGER_S, checkpoint, on_rows)
             try:
                 while not done.is_set() and not self._out.closed and not following.wait(_LOOK_EVERY_S):
                     self._interrupts.check()

@@ -209,7 +209,7 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, int | float | Decimal | date) and not isinstance(value, bool):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     text = _encoder.encode(value).decode()
-    return text.strip('"') if isinstance(value, bytes | bytearray) else text
+    return str(msgspec.json.decode(text)) if text.startswith('"') else text
 
 
 def _is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JError
@@ -132,15 +133,29 @@ def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
     with explained():
         texts = with_times_as_text(frame)
         found = iter(texts.toLocalIterator() if limit is None else texts.limit(limit).collect())
-    while True:
-        with explained():
-            row = next(found, None)
-        if row is None:
-            return
-        if converters:
-            values = list(row)
-            for at, convert in converters:
-                values[at] = None if values[at] is None else convert(values[at])
-            yield values
-        else:
-            yield row
+    # Bound here, as the generator forgets it when it fails.
+    source = _socket_reader(found)
+    try:
+        while True:
+            with explained():
+                row = next(found, None)
+            if row is None:
+                return
+            if converters:
+                values = list(row)
+                for at, convert in converters:
+                    values[at] = None if values[at] is None else convert(values[at])
+                yield values
+            else:
+                yield row
+    finally:
+        if source is not None:
+            # Else PySpark asks Java for the rest when the rows are dropped, and complains if Java has ended.
+            source._read_status = 0
+
+
+def _socket_reader(found: Iterator[Any]) -> Any:
+    """PySpark's object that reads rows from Java's socket as they are asked for; None if they are here already."""
+    frame = found.gi_frame if isinstance(found, GeneratorType) else None
+    reader = None if frame is None else frame.f_locals.get("self")
+    return reader if hasattr(reader, "_read_status") else None

@@ -1,7 +1,7 @@
 """Making a copy count: the entry in the manifest, its copy beside the files, and what is left of failed attempts."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
@@ -62,7 +62,7 @@ def commit(bus: Bus, manifest: Manifest, chunk: Chunk, begun: datetime) -> None:
         known = manifest.chunks(chunk.topic_id)
         if any(one.run == chunk.run for one in known):
             return
-        _check_continues(chunk, known)
+        check_continues(chunk.topic, chunk.ranges, chunk.number, known)
         if bus.describe_topic(chunk.topic).id != chunk.topic_id:
             raise Overtaken(f"the topic {chunk.topic} was deleted and made again meanwhile")
         if datetime.now(UTC) - begun > timedelta(hours=ATTEMPT_HOURS):
@@ -77,15 +77,14 @@ def commit(bus: Bus, manifest: Manifest, chunk: Chunk, begun: datetime) -> None:
     raise HeadraceError(f"the manifest changes all the time; {chunk.topic} was not archived: try again")
 
 
-def _check_continues(chunk: Chunk, known: Sequence[Chunk]) -> None:
+def check_continues(topic: str, ranges: Mapping[int, tuple[int, int]], number: int, known: Sequence[Chunk]) -> None:
+    """Check that a chunk of these ranges would continue what is archived; raises Overtaken if another run was first."""
     shelves = shelves_of(known)
     overlapping = [
-        partition
-        for partition, (start, _) in chunk.ranges.items()
-        if partition in shelves and shelves[partition].end > start
+        partition for partition, (start, _) in ranges.items() if partition in shelves and shelves[partition].end > start
     ]
-    if next_number(known) != chunk.number or overlapping:
-        raise Overtaken(f"another run has archived the same messages of {chunk.topic}")
+    if next_number(known) != number or overlapping:
+        raise Overtaken(f"{topic}: another run was quicker and archived the same messages; this one left them to it")
 
 
 def write_copies(chunks: Sequence[Chunk]) -> None:

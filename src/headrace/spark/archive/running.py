@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicInfo
 from headrace.spark.archive.bounds import (
     Piece,
@@ -25,6 +25,7 @@ from headrace.spark.archive.bounds import (
 )
 from headrace.spark.archive.committing import (
     Overtaken,
+    check_continues,
     check_files,
     checked_url,
     commit,
@@ -144,16 +145,20 @@ class Archiver:
         run = f"{run_name(begun, self._token)}-{number}"
         log = LogReading(self._address, self._wishes.timeout, may_vanish(info), self._wishes.skip_damaged)
         copier = Copier(self._spark, log, self._url, folder, run)
-        chosen = self._pieces(info, ranges, before_us)
-        self._on_step("planned", info.topic)
         try:
+            chosen = self._pieces(info, ranges, before_us)
+            self._on_step("planned", info.topic)
             written = copier.write(chosen)
             self._on_step("written", info.topic)
             files = copier.checked(chosen, written)
             self._on_step("checked", info.topic)
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 remove_attempt(self._url, copier.directory)
+            if isinstance(error, HeadraceError):
+                # Another run drops what it has archived from the log, where this one may still be reading it.
+                self._manifest.refresh()
+                check_continues(info.topic, ranges, number, self._manifest.chunks(info.id))
             raise
         chunk = Chunk(
             topic=info.topic,
