@@ -247,12 +247,11 @@ class Server:
         from headrace.broker.broker import Broker
         from headrace.engines.api import Store
         from headrace.gateways.broker_clock import BrokerClock
-        from headrace.storage.disk import Disk
         from headrace.storage.host import Host
         from headrace.storage.worker import Worker
 
         self._clock = BrokerClock()
-        disk = Disk()
+        disk = _private_disk()
         host = Host(disk)
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
         if store.data is not None:
@@ -427,6 +426,15 @@ class DirectoryLock:
         self._file = None
 
 
+def _private_disk() -> "Disk":
+    """The disk of a broker, whose files are for its user alone."""
+    from headrace.storage.disk import Disk
+
+    disk = Disk()
+    disk.file_mode = 0o600
+    return disk
+
+
 def verify_data(path: str, progress: Callable[[int], None]) -> "Verified":
     """Check a whole data directory, changing nothing; a broker may be at work in it. Progress is told in bytes."""
     from headrace.broker.repair import verify
@@ -447,7 +455,7 @@ def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
     from headrace.gateways.native import time_us
     from headrace.storage.host import Host
 
-    host = Host()
+    host = Host(_private_disk())
     data = DataDirectory(host, path)
     data.check_used()  # before a lock is made there
     lock = DirectoryLock(host.disk, path)
