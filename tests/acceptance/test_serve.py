@@ -176,7 +176,8 @@ def test_listens_only_where_it_is_told(environment: dict[str, str], data: Path, 
 def test_second_server_on_the_same_data_is_told_of_the_first(environment: dict[str, str], data: Path) -> None:
     with serving(environment, "--data", str(data)) as server:
         _, said = run(environment, "--data", str(data), "--port", "0", code=1)
-        assert f"{data} is in use by process {server.process.pid} [log_in_use]" in said
+        assert f"{data} is in use by process {server.process.pid}; end it first, " in said
+        assert "[log_in_use]" in said
         server.client().ask(Ping())
         server.end()
     with serving(environment, "--data", str(data)):
