@@ -382,6 +382,9 @@ def test_bad_configuration_is_an_error_that_names_it(environment: dict[str, str]
     assert "HEADRACE_PORT" in run({**environment, "HEADRACE_PORT": "x"}, code=1)[1]
     assert "flag --port" in run(environment, "--port", "x", code=2)[1]
     assert "partitions" in run(environment, "--topic", "partitons=3", code=2)[1]
+    assert "nobody could reach the broker" in run(environment, "--host", "", "--unix-socket", "", code=2)[1]
+    beside = {**environment, "HEADRACE_UNIX_SOCKET": str(tmp_path / "s")}
+    run(beside, "--host", "", "--data", ":memory:", "--print-config")
     error = json.loads(run(environment, "--config", str(path), "--json", code=1)[1])
     assert error["error"]["code"] == "invalid_argument"
 

@@ -221,6 +221,12 @@ class Disk:
                     raise _explained(error, path) from error
 
 
+class PrivateDisk(Disk):
+    """The disk of a broker, whose files are for its user alone."""
+
+    file_mode = 0o600
+
+
 def after_fork(call: Callable[[], None]) -> None:
     """Call a function in every forked child, before anything else of the child's runs."""
     os.register_at_fork(after_in_child=call)
