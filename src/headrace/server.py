@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -56,6 +56,7 @@ _BROKER_DEFAULTS = BrokerSettings()
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a server."""
 
+    must_listen: ClassVar[bool] = True
     data: str
     """The directory of all data, made if there is none; or `:memory:`, where nothing outlives the server."""
     host: str = "127.0.0.1"
@@ -101,6 +102,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_path("data", self.data)
         _check_path("unix_socket", self.unix_socket or "")
         _check_host(self.host)
+        if self.must_listen and not (self.host or self.socket_path):
+            raise InvalidArgument(
+                "host and unix_socket are both empty: nobody could reach the broker; give one of them"
+            )
         _between("port", self.port, 0, 65_535)
         _between("connections_max", self.connections_max, 1, 1_000_000)
         _between("heartbeat_ms", self.heartbeat_ms, 100, 3_600_000)
@@ -129,6 +134,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return BrokerSettings(topic=topic, **own)
 
 
+class EmbeddedSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Those of a server inside a program, which need not listen anywhere."""
+
+    must_listen: ClassVar[bool] = False
+    host: str = ""
+    unix_socket: str | None = ""
+    drain_seconds: float = 2.0
+
+
 def _between(name: str, number: float, low: float, high: float) -> None:
     if not low <= number <= high:
         raise InvalidArgument(f"{name} must be {low} to {high}, not {number}")
@@ -152,10 +166,10 @@ def _check_host(host: str) -> None:
         raise InvalidArgument(f"host must be an address or a name of this machine, not {host!r}: {error}") from error
 
 
-def server_settings(given: dict[str, Any]) -> ServerSettings:
+def server_settings(given: dict[str, Any], kind: type[ServerSettings] = ServerSettings) -> ServerSettings:
     """Settings from plain values by name; says which one is wrong."""
     try:
-        return msgspec.convert(given, ServerSettings)
+        return msgspec.convert(given, kind)
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"a broker's settings are wrong: {error.object!r} is no text in UTF-8") from error
     except msgspec.ValidationError as error:
@@ -247,12 +261,12 @@ class Server:
         from headrace.broker.broker import Broker
         from headrace.engines.api import Store
         from headrace.gateways.broker_clock import BrokerClock
-        from headrace.storage.disk import Disk
+        from headrace.storage.disk import PrivateDisk
         from headrace.storage.host import Host
         from headrace.storage.worker import Worker
 
         self._clock = BrokerClock()
-        disk = Disk()
+        disk = PrivateDisk()
         host = Host(disk)
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
         if store.data is not None:
@@ -445,9 +459,10 @@ def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
     from headrace.broker.repair import repair
     from headrace.engines.api import DataDirectory
     from headrace.gateways.native import time_us
+    from headrace.storage.disk import PrivateDisk
     from headrace.storage.host import Host
 
-    host = Host()
+    host = Host(PrivateDisk())
     data = DataDirectory(host, path)
     data.check_used()  # before a lock is made there
     lock = DirectoryLock(host.disk, path)
@@ -476,8 +491,7 @@ class EmbeddedServer:
 
     def __init__(self, data: str | os.PathLike[str], **settings: Any) -> None:
         """Open the data, or make it; `:memory:` keeps all of it in memory. Settings are those of ServerSettings."""
-        plain = {"host": "", "unix_socket": "", "drain_seconds": 2.0, **settings, "data": os.fspath(data)}
-        self._server = Server(server_settings(plain))
+        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings))
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = new_event_loop()

@@ -110,10 +110,18 @@ def test_unknown_names_come_with_those_that_are_like_them(broker: str) -> None:
     for words in (["topic", "describe", "ordesr"], ["tail", "order", "--no-follow"], ["queue", "stats", "0rders"]):
         error = error_of(run(*words, "--json", "--connect", broker, code=1))
         assert error["code"] == "topic_not_found"
-        assert "did you mean orders?" in error["message"]
+        assert error["message"].count("did you mean orders?") == 1
         assert "create it first" not in error["message"]
     far = error_of(run("topic", "describe", "zzzz", "--json", "--connect", broker, code=1))
     assert "did you mean" not in far["message"]
+
+
+@pytest.mark.parametrize("words", [["tail", "s5", "--no-follow"], ["tail", "s5"], ["queue", "stats", "s5"]])
+def test_advice_about_a_topic_that_there_is_not_is_given_once(broker: str, words: list[str]) -> None:
+    error = error_of(run(*words, "--json", "--connect", broker, code=1))
+    assert error["message"] == (
+        "there is no topic s5; `headrace topic create s5` makes it; headrace topic list shows those there are"
+    )
 
 
 @pytest.mark.parametrize(

@@ -450,6 +450,21 @@ def test_bench_measures_in_a_directory_and_leaves_nothing(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bench_runs_nothing_that_is_in_the_current_directory(tmp_path: Path) -> None:
+    here, script = tmp_path / "here", tmp_path / "headrace-script"
+    here.mkdir()
+    for name in ("re", "json", "pickle", "msgspec", "headrace"):
+        (here / f"{name}.py").write_text("raise SystemExit('a file of the user ran')")
+    # As an installed command runs: its own directory is on the path, and not the current one.
+    script.write_text(
+        "import sys\nfrom headrace.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())"
+    )
+    command = [sys.executable, script, "log", "bench", ".", "--seconds", "0.001", "--json"]
+    done = subprocess.run(command, cwd=here, capture_output=True, timeout=SOON_S, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [json.loads(line)["median"] > 0 for line in done.stdout.splitlines()]
+
+
 def test_bench_needs_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with started("log", "bench", "--seconds", "0.001") as bench:

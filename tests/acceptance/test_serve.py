@@ -176,7 +176,8 @@ def test_listens_only_where_it_is_told(environment: dict[str, str], data: Path, 
 def test_second_server_on_the_same_data_is_told_of_the_first(environment: dict[str, str], data: Path) -> None:
     with serving(environment, "--data", str(data)) as server:
         _, said = run(environment, "--data", str(data), "--port", "0", code=1)
-        assert f"{data} is in use by process {server.process.pid} [log_in_use]" in said
+        assert f"{data} is in use by process {server.process.pid}; end it first, " in said
+        assert "[log_in_use]" in said
         server.client().ask(Ping())
         server.end()
     with serving(environment, "--data", str(data)):
@@ -381,6 +382,9 @@ def test_bad_configuration_is_an_error_that_names_it(environment: dict[str, str]
     assert "HEADRACE_PORT" in run({**environment, "HEADRACE_PORT": "x"}, code=1)[1]
     assert "flag --port" in run(environment, "--port", "x", code=2)[1]
     assert "partitions" in run(environment, "--topic", "partitons=3", code=2)[1]
+    assert "nobody could reach the broker" in run(environment, "--host", "", "--unix-socket", "", code=2)[1]
+    beside = {**environment, "HEADRACE_UNIX_SOCKET": str(tmp_path / "s")}
+    run(beside, "--host", "", "--data", ":memory:", "--print-config")
     error = json.loads(run(environment, "--config", str(path), "--json", code=1)[1])
     assert error["error"]["code"] == "invalid_argument"
 

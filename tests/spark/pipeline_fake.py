@@ -32,7 +32,7 @@ def pipeline_file(path: Path, does: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Be the driver."""
-    file, folder = arguments[4], Folder(arguments[arguments.index("--supervised") + 1])
+    file, folder = arguments[arguments.index("run") + 1], Folder(arguments[arguments.index("--supervised") + 1])
     found = re.search(r"fake: (\w+)", Path(file).read_text())
     assert found, file
     signal.signal(signal.SIGTERM, signal.SIG_IGN if found[1] == "stubborn" else _end)

@@ -24,6 +24,7 @@ from tests.spark.pipeline_fake import pipeline_file, write_fake
 
 from headrace.cli.main import main
 from headrace.spark.pipelines import logs
+from headrace.spark.pipelines.children import command
 from headrace.spark.pipelines.deciding import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
 from headrace.spark.pipelines.places import Folder
 from headrace.spark.pipelines.processes import is_alive, start_mark
@@ -534,6 +535,15 @@ def test_what_is_run_by_hand_is_left_alone(stage: Stage) -> None:
     stage.until("one", state="running")
     supervisor.terminate()
     assert supervisor.wait(SOON_S) == 0
+
+
+def test_a_driver_runs_nothing_that_is_in_the_directory_it_was_started_from(tmp_path: Path) -> None:
+    for name in ("re", "json", "msgspec", "headrace"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user ran')")
+    wanted = Wanted(file="/no/f.sql", sha256="", master="local[2]", host="here", python=sys.executable)
+    words = command(Record(name="p", definition=wanted), "headrace://127.0.0.1:1", Folder(tmp_path / "p"))
+    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=SOON_S, check=False)
+    assert b"there is no file /no/f.sql" in done.stderr
 
 
 def test_nobody_undoes_what_another_has_written(broker: SparkBroker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks import harness, storage
 
-from headrace.bench import log_processes, run
+from headrace.bench import log_processes, processes, run
 from headrace.bench.measure import Benchmark, Figure, Subject, Taken, Unavailable, WrongResult, check, measure, rate
 from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
@@ -234,10 +234,21 @@ def test_a_log_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_process_that_dies_is_noticed() -> None:
-    ours, theirs = log_processes._spawn.Pipe()
+    ours, theirs = processes.spawn.Pipe()
     theirs.close()
-    with pytest.raises(WrongResult, match="the other process failed"):
+    with pytest.raises(WrongResult, match="the other process ended without an answer"):
         log_processes._received(ours)
+
+
+def failing(*_: object) -> None:
+    raise ValueError("no such thing")
+
+
+def test_a_process_that_fails_tells_why(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = processes.spawn.Pipe()
+    with log_processes._killed_at_end(failing, theirs), pytest.raises(WrongResult, match="no such thing"):
+        log_processes._received(ours)
+    assert capfd.readouterr() == ("", "")
 
 
 # What users get

@@ -12,7 +12,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.cli.configuration import FIELDS, TOPIC_FIELDS, Configuration, configure
 from headrace.cli.settings import field_explanations
 from headrace.model.errors import InvalidArgument
-from headrace.server import ServerSettings
+from headrace.server import ServerSettings, server_settings
 
 
 @pytest.fixture
@@ -104,6 +104,17 @@ def test_paths_in_a_file_count_from_the_file(
     assert configured(home, path).settings.socket_path == "/run/a.sock"
     assert configured(home, None, data="here").settings.data == f"{elsewhere}/here"
     assert configured(home, None, data="~/x").settings.data == os.path.expanduser("~/x")
+
+
+@pytest.mark.parametrize("given", [{"unix_socket": ""}, {"data": ":memory:"}])
+def test_a_broker_that_nobody_could_reach_is_refused(home: dict[str, str], given: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match=r"host and unix_socket are both empty.*flag --host"):
+        configured(home, None, host="", **given)
+    assert configured({**home, "HEADRACE_UNIX_SOCKET": "/run/a.sock"}, None, host="", data=":memory:").settings
+    with pytest.raises(InvalidArgument, match="nobody could reach the broker"):
+        ServerSettings(**{"data": "x", "host": "", **given})
+    with pytest.raises(InvalidArgument, match="nobody could reach the broker"):
+        server_settings({"data": "x", "host": "", **given})
 
 
 def test_in_memory_topics_are_in_memory(home: dict[str, str]) -> None:

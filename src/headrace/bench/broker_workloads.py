@@ -84,10 +84,11 @@ class HeadraceNode(Node):
         self.port = free_port()
         self.durability = Durability.SYNCED if synced else Durability.WRITTEN
         data = os.path.join(place, "data")
-        command = [sys.executable, "-m", "headrace", "serve", "--data", data, "--port", str(self.port)]
+        command = [sys.executable, "-P", "-m", "headrace", "serve", "--data", data, "--port", str(self.port)]
         command += ["--host", HOST, "--log-level", "warning"]
         # What is measured is what measures, wherever it was started.
-        source = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        source = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}  # an empty one is the current directory
         try:
             self._launch(command, place, self._answers, source)
         except Unavailable as error:

@@ -2,15 +2,16 @@
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from itertools import cycle
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
+from headrace.bench import processes
 from headrace.bench.measure import Subject, Taken, WrongResult, check
 from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
@@ -25,7 +26,11 @@ _PATIENCE_S = 30.0
 _UNSYNCED_S = 0.05
 """How long a writer goes on after its last sync, before it is killed."""
 
-_spawn = multiprocessing.get_context("spawn")
+
+class _Failure(NamedTuple):
+    """What another process sends when it fails."""
+
+    text: str
 
 
 def visibility(payload: Payload) -> Subject:
@@ -34,7 +39,7 @@ def visibility(payload: Payload) -> Subject:
     def sample(place: str, count: int) -> Taken:
         path = os.path.join(place, "log")
         total = count + _VISIBILITY_WARM_UP
-        ours, theirs = _spawn.Pipe()
+        ours, theirs = processes.spawn.Pipe()
         with Log(path) as log, _killed_at_end(_watch, theirs, path, payload.size, payload.batch, total):
             _received(ours)
             sent = _append_paced(log, payload.values(total))
@@ -118,7 +123,7 @@ class KilledLog:
             return
         self._source = os.path.join(place, "log")
         size, batch = self._payload.size, self._payload.batch
-        ours, theirs = _spawn.Pipe()
+        ours, theirs = processes.spawn.Pipe()
         with _killed_at_end(
             _write_until_killed, theirs, self._source, size, batch, self._log_bytes, self._segment_bytes
         ):
@@ -178,8 +183,7 @@ def _write_until_killed(
 @contextlib.contextmanager
 def _killed_at_end(target: Any, results: Connection, *arguments: Any) -> Iterator[None]:
     """Run a function in another process meanwhile."""
-    process = _spawn.Process(target=target, args=(results, *arguments), daemon=True)
-    process.start()
+    process = processes.start(_report, target, results, *arguments)
     results.close()
     try:
         yield
@@ -189,13 +193,24 @@ def _killed_at_end(target: Any, results: Connection, *arguments: Any) -> Iterato
         process.close()
 
 
+def _report(target: Any, results: Connection, *arguments: Any) -> None:
+    """In another process: run a function, and send why it failed if it does."""
+    try:
+        target(results, *arguments)
+    except Exception:  # noqa: BLE001 whatever it is, the other side has to be told
+        results.send(_Failure(traceback.format_exc()))
+
+
 def _received(results: Connection) -> Any:
     if not results.poll(_PATIENCE_S):
         raise WrongResult(f"the other process said nothing for {_PATIENCE_S} s")
     try:
-        return results.recv()
+        answer = results.recv()
     except EOFError:
-        raise WrongResult("the other process failed; see above") from None
+        raise WrongResult("the other process ended without an answer") from None
+    if isinstance(answer, _Failure):
+        raise WrongResult(f"the other process failed: {answer.text}")
+    return answer
 
 
 @contextlib.contextmanager

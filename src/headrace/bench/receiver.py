@@ -1,16 +1,15 @@
 """A process that receives what this one publishes, and tells when each message came."""
 
 import contextlib
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from headrace.bench import processes
 from headrace.bench.measure import WrongResult
 
 _PATIENCE_S = 30.0
-_spawn = multiprocessing.get_context("spawn")
 
 
 class Arrived(NamedTuple):
@@ -29,9 +28,8 @@ class Receiver:
     """Another process that receives, for as long as it is needed."""
 
     def __init__(self, receive: Receive) -> None:
-        self._results, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_serve, args=(theirs, receive), daemon=True)
-        self._process.start()
+        self._results, theirs = processes.spawn.Pipe()
+        self._process = processes.start(_serve, theirs, receive)
         theirs.close()
 
     @contextlib.contextmanager
@@ -47,7 +45,7 @@ class Receiver:
         try:
             answer = self._results.recv()
         except EOFError:
-            raise WrongResult("the process that receives failed; see above") from None
+            raise WrongResult("the process that receives ended without an answer") from None
         if isinstance(answer, str):
             raise WrongResult(f"the process that receives failed: {answer}")
         return answer

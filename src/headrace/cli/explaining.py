@@ -34,7 +34,7 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
         advice: str | None = "--skip-corrupt passes over what is damaged"
     else:
         advice = _advice(error, given)
-    near = near_names(error, given)
+    near = "" if _NEAREST in error.details else near_names(error, given)
     told = f"{error}; {near}" if near else str(error)
     return f"{told}{' ' if near else '; '}{advice}" if advice else told
 
@@ -103,10 +103,18 @@ _IN_USE = {
 """What to do about a directory that is in use, by command."""
 
 
+_NEAREST = "nearest"
+"""In the details of an error of the broker that names what may have been meant, and how to make what there is not."""
+_OF_ARCHIVES = ("headrace archive ", "headrace sql")
+"""Commands for which a topic may be missing elsewhere than in the broker."""
+
+
 def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
     if isinstance(error, TopicNotFound):
-        makes = "" if given.parser.prog.startswith("headrace topic ") else ", headrace topic create makes one"
-        return f"headrace topic list shows those there are{makes}"
+        if _NEAREST not in error.details and given.parser.prog.startswith(_OF_ARCHIVES):
+            return None
+        told = _NEAREST in error.details or given.parser.prog.startswith("headrace topic ")
+        return f"headrace topic list shows those there are{'' if told else ', headrace topic create makes one'}"
     if isinstance(error, LogInUse):
         return _IN_USE.get(given.run.__name__)
     if isinstance(error, Timeout):

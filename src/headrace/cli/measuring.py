@@ -39,7 +39,7 @@ def measure(run: Callable[..., None], given: argparse.Namespace, out: Output, **
         try:
             run(directory, seconds=given.seconds, size=given.size, batch=given.batch, emit=emit, **more)
         except WrongResult as error:
-            raise HeadraceError(f"a benchmark read back something else than it wrote: {error}") from error
+            raise HeadraceError(f"a benchmark failed: {error}") from error
     return 0
 
 

@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.2
 _JAVA_S = 30.0
 _BROKER_S = 3.0
 """How long a supervisor waits for an answer before it looks after its drivers again."""
-_SUPERVISE = ("-m", "headrace", "pipeline", "supervise")
+_SUPERVISE = ("-P", "-m", "headrace", "pipeline", "supervise")
 _ENVIRONMENT = (
     "HADOOP_CONF_DIR",
     "HEADRACE_SPARK_PYTHON",

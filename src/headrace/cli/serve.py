@@ -160,8 +160,10 @@ def _make_room_for_connections(connections_max: int) -> None:
 def _check(given: argparse.Namespace) -> str | None:
     """What is wrong with the flags."""
     try:
-        from_flags(*_flags(given))
-        configure(*_flags(given), os.devnull, {})  # whatever the environment and the file say
+        flags, topic_flags = _flags(given)
+        from_flags(flags, topic_flags)
+        # Whatever the environment and the file say; they may name a socket.
+        configure({"unix_socket": "any", **flags}, topic_flags, os.devnull, {})
     except InvalidArgument as error:
         return str(error)
     return None

@@ -14,7 +14,7 @@ from headrace.gateways.delivery_queue import DeliveryQueue
 from headrace.gateways.listening import listen_failed, listen_unix_failed
 from headrace.gateways.outgoing import Outgoing
 from headrace.gateways.turns import Turns
-from headrace.gateways.unix_socket import make_room, remove
+from headrace.gateways.unix_socket import bind, make_room, remove
 from headrace.model.errors import HeadraceError, LimitExceeded
 from headrace.model.limits import FRAME_BYTES_MAX
 from headrace.wire.frames import Memory
@@ -106,14 +106,15 @@ class NativeGateway:
         return [listening.getsockname()[:2] for listening in server.sockets]
 
     async def listen_unix(self, path: str) -> None:
-        """Listen on a Unix socket; one that a process left there when it died is replaced."""
+        """Listen on a Unix socket for this user alone; one that a process left there when it died is replaced."""
         make_room(path)
         try:
-            server = await self._loop.create_unix_server(self._connection, path, backlog=_BACKLOG)
+            bound = bind(path)
+            self._socket_paths.append(path)  # whatever happens now, it is removed with the rest
+            server = await self._loop.create_unix_server(self._connection, sock=bound, backlog=_BACKLOG)
         except OSError as error:
             raise listen_unix_failed(error, path) from error
         self._servers.append(server)
-        self._socket_paths.append(path)
 
     async def attach(self, end: socket.socket) -> None:
         """Serve a connection that stands already, such as one end of a socket pair."""

@@ -10,6 +10,7 @@ from headrace.model.errors import InvalidArgument, LogInUse
 PATH_BYTES_MAX = 107
 """What the system's address of a Unix socket has room for."""
 _PROBE_S = 1.0
+_OWNER_ONLY = 0o600
 
 
 def make_room(path: str) -> None:
@@ -29,6 +30,26 @@ def make_room(path: str) -> None:
         except OSError as error:  # somebody is there, even if it does not answer
             raise LogInUse(f"another process listens on {path} ({error})") from error
     raise LogInUse(f"another process listens on {path}")
+
+
+def bind(path: str) -> socket.socket:
+    """A Unix socket whose file its owner alone may connect to, from the moment that there is one."""
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(OSError):  # only Linux lets a socket have a mode before it has a file
+            os.fchmod(bound.fileno(), _OWNER_ONLY)  # not by umask, which is that of all threads
+        bound.bind(path)
+        try:
+            # Elsewhere, or where umask takes even the owner's: nobody can connect before it listens.
+            if stat.S_IMODE(os.lstat(path).st_mode) != _OWNER_ONLY:
+                os.chmod(path, _OWNER_ONLY)
+        except BaseException:
+            remove(path)
+            raise
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 def remove(path: str) -> None:

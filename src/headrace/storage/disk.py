@@ -42,6 +42,8 @@ class Disk:
 
     close_some: Callable[[], bool] = staticmethod(lambda: False)
     """Closes files that can do without; whether there were any. Set by who keeps files open."""
+    file_mode = 0o644
+    """Permissions of files that it makes, as far as umask leaves them."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:
         """Open a file; with `create` it must not exist yet."""
@@ -207,7 +209,7 @@ class Disk:
         fcntl.flock(file.fd, fcntl.LOCK_UN)
 
     def _opened(self, path: str, flags: int) -> int:
-        return self._with_room(lambda: os.open(path, flags, 0o644), path)
+        return self._with_room(lambda: os.open(path, flags, self.file_mode), path)
 
     def _with_room(self, call: Callable[[], T], path: str) -> T:
         """Do what takes a descriptor; if there may be no more, files that can do without are closed for it."""
@@ -217,6 +219,12 @@ class Disk:
             except OSError as error:
                 if error.errno not in _EXHAUSTED or not self.close_some():
                     raise _explained(error, path) from error
+
+
+class PrivateDisk(Disk):
+    """The disk of a broker, whose files are for its user alone."""
+
+    file_mode = 0o600
 
 
 def after_fork(call: Callable[[], None]) -> None:

@@ -98,7 +98,8 @@ class Drivers:
 def command(record: Record, address: str, folder: Folder) -> list[str]:
     """How the driver of a pipeline is started."""
     wanted = record.definition
-    words = [wanted.python, "-m", "headrace", "pipeline", "run", wanted.file, "--name", record.name]
+    # -P: the file's own folder is on the path, as if Python ran the file, and not the current directory.
+    words = [wanted.python, "-P", "-m", "headrace", "pipeline", "run", wanted.file, "--name", record.name]
     words += ["--connect", address, "--supervised", str(folder.path), "--master", wanted.master]
     for name, value in wanted.conf.items():
         words += ["--conf", f"{name}={value}"]
