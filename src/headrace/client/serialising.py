@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 
 Serializer = Callable[[Any], bytes | None]
@@ -24,7 +25,7 @@ class CannotDeserialize(HeadraceError):
 
     def __init__(self, topic: str, partition: int, offset: int, reason: Exception, message: Any) -> None:
         super().__init__(
-            f"message {offset} of {topic}[{partition}] cannot be deserialized: {reason!r}; "
+            f"message {offset} of {topic}[{partition}] cannot be deserialized: {shown(reason)}; "
             "its value is in the error's .message.value, and iterating again goes on behind it",
             topic=topic,
             partition=partition,
@@ -73,9 +74,10 @@ def serializer_of(given: str | Serializer | None) -> Serializer:
         return to_bytes
     if callable(given):
         return given
-    if given not in _SERIALIZERS:
-        raise InvalidArgument(f"there is no serializer {given!r}; use 'bytes', 'str', 'json' or a callable")
-    return _SERIALIZERS[given]
+    name: object = given
+    if isinstance(name, str) and name in _SERIALIZERS:
+        return _SERIALIZERS[name]
+    raise InvalidArgument(f"there is no serializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
 
 
 def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
@@ -86,9 +88,10 @@ def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
     """
     if given is None or callable(given):
         return given
-    if given not in _DESERIALIZERS:
-        raise InvalidArgument(f"there is no deserializer {given!r}; use 'bytes', 'str', 'json' or a callable")
-    return _DESERIALIZERS[given]
+    name: object = given
+    if isinstance(name, str) and name in _DESERIALIZERS:
+        return _DESERIALIZERS[name]
+    raise InvalidArgument(f"there is no deserializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
 
 
 def serialized(serializer: Serializer, value: Any) -> bytes | None:
@@ -98,5 +101,5 @@ def serialized(serializer: Serializer, value: Any) -> bytes | None:
     except HeadraceError:
         raise
     except Exception as error:
-        raise CannotSerialize(f"a value of type {type(value).__name__} cannot be serialized: {error!r}") from error
+        raise CannotSerialize(f"a value of type {type(value).__name__} cannot be serialized: {shown(error)}") from error
     return made if made is None or type(made) is bytes else to_bytes(made)

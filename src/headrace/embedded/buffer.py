@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
@@ -227,6 +228,8 @@ def portions(values: Iterable[bytes]) -> list[Portion]:
     """The values, checked, in portions for the buffer."""
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InvalidArgument(f"many values are a list of bytes, not {type(values).__name__}")
+    if not isinstance(values, Iterable):
+        raise InvalidArgument(f"many values are a list of bytes, not {shown(values)}")
     sequence = values if isinstance(values, list | tuple) else list(values)
     made: list[Portion] = []
     for start in range(0, len(sequence), _PORTION_COUNT):
@@ -260,7 +263,7 @@ def _check_timestamp(timestamp: int) -> None:
     if type(timestamp) is not int or not TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
         raise InvalidArgument(
             f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
-            f"not {timestamp!r}"
+            f"not {shown(timestamp)}"
         )
 
 
@@ -273,14 +276,14 @@ def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     checked = {}
     for name, text in headers.items():
         if not isinstance(name, str):
-            raise InvalidArgument(f"a header's name is text, not {name!r}")
+            raise InvalidArgument(f"a header's name is text, not {shown(name)}")
         try:
             name.encode()
-            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {name}")
+            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {shown(name)}")
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {name!r} is no text that UTF-8 can hold: {error}") from error
+            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
         if content is None:
-            raise InvalidArgument(f"header {name} has no value")
+            raise InvalidArgument(f"header {shown(name)} has no value")
         checked[name] = content
     return checked or None
 

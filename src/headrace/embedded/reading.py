@@ -11,6 +11,7 @@ from itertools import chain, dropwhile, islice, takewhile
 from typing import Any, overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch
 from headrace.model.errors import (
     CorruptBatch,
@@ -32,8 +33,6 @@ _SHARED = ".shared"
 _WAIT_S = 0.25
 """The longest single sleep, which bounds how late a signal or a close is noticed."""
 
-
-_FOREVER_S = 1e6
 _PATIENCE_S = 0.05
 """How long `consume` waits at least for the place that it shares with others."""
 _LOOK_S = 0.02
@@ -83,8 +82,8 @@ class Readable:
         offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
-            first, following = self.first_offset, self._stored.next_offset
-            raise OffsetOutOfRange(f"there is no message at offset {offset}; the log has {first} up to {following}")
+            there = f"the log has {self.first_offset} up to {self._stored.next_offset}"
+            raise OffsetOutOfRange(f"there is no message at offset {shown(offset)}; {there}")
         for message in self.messages(offset, until=offset + 1):
             return message
         raise MessageGone(f"the message at offset {offset} was removed by compaction")
@@ -146,6 +145,13 @@ class Readable:
 
         Ends when the log is closed, or after `timeout` seconds without a message.
         """
+        if timeout is not None:
+            checked_timeout(timeout)  # now, not when the first message is asked for
+        return self._tail(start, time, timeout, skip_corrupt)
+
+    def _tail(
+        self, start: int | None, time: int | None, timeout: float | None, skip_corrupt: bool
+    ) -> Iterator[Message]:
         if not self._settle(_left(_deadline(timeout))):
             return
         offset = self.next_offset if start is None and time is None else self._start(start, time)
@@ -198,7 +204,7 @@ class Readable:
         messages raise CorruptBatch once, to one consumer.
         """
         if whole(max_messages, "max_messages") < 1:
-            raise InvalidArgument(f"max_messages must be 1 at least, not {max_messages}")
+            raise InvalidArgument(f"max_messages must be 1 at least, not {shown(max_messages)}")
         deadline = _deadline(timeout)
         while True:
             # Others hold the place for a moment only, as a rule: who does not wait for messages waits for that.
@@ -336,7 +342,7 @@ def whole(number: int, what: str) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise InvalidArgument(f"{what} is a whole number, not {number!r}") from None
+        raise InvalidArgument(f"{what} is a whole number, not {shown(number)}") from None
 
 
 def _from_end(offset: int, following: int) -> int:
@@ -347,17 +353,9 @@ def _from_end(offset: int, following: int) -> int:
 
 def _deadline(timeout_s: float | None) -> float | None:
     """When the time is up; None for never."""
-    if timeout_s is None:
-        return None
-    try:
-        deadline = clock.monotonic() + timeout_s
-    except OverflowError:
-        return None  # a whole number too large for a float
-    if deadline != deadline:
-        raise InvalidArgument("a timeout is a number of seconds or None, not NaN")
-    return deadline
+    return None if timeout_s is None else clock.monotonic() + checked_timeout(timeout_s)
 
 
 def _left(deadline: float | None) -> float | None:
-    """How many seconds are left, none of them below 0; not more than the system's locks can wait."""
-    return None if deadline is None else min(max(deadline - clock.monotonic(), 0.0), _FOREVER_S)
+    """How many seconds are left, none of them below 0."""
+    return None if deadline is None else max(deadline - clock.monotonic(), 0.0)

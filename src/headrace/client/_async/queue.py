@@ -1,6 +1,6 @@
 """A queue: a leased subscription of a topic, from which messages are taken one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -12,11 +12,12 @@ from headrace.client._async.pending import AsyncPending
 from headrace.client._async.settling import AsyncSettling
 from headrace.client._async.taking import AsyncTaking
 from headrace.client.jobs import Job, holdings_of, in_requests, refusal_error
-from headrace.client.selecting import span_ms
+from headrace.client.selecting import lease_ms_of, span_ms, wait_ms_of
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
+from headrace.client.times import Moment, checked_count, microseconds
 from headrace.client.unpacking import Unpacking
-from headrace.model.describing import described, short
+from headrace.model.arguments import check_flag, checked_timeout, shown
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.wire.native import Kind
@@ -42,6 +43,7 @@ class AsyncQueue(AsyncPending):
         deserializer: str | Deserializer | None,
         create: bool = False,
     ) -> None:
+        check_flag(create, "create")
         super().__init__(line, settling.topic, settling.subscription)
         self._bus = bus
         self._settling = settling
@@ -50,7 +52,11 @@ class AsyncQueue(AsyncPending):
         self._create = create
 
     def __repr__(self) -> str:
-        return described(self, lambda: [self.topic, f"subscription={short(self.subscription)}"])
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self.topic} subscription={short(self.subscription)}"
+        yield state_of(closed=self._line.closed)
 
     async def lease(
         self,
@@ -71,7 +77,7 @@ class AsyncQueue(AsyncPending):
             wait: how many seconds to wait when there is none.
             bytes_max: how much at most, but one message in any case.
         """
-        return await self._take(max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+        return await self._take(max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
 
     def leased(
         self,
@@ -92,7 +98,7 @@ class AsyncQueue(AsyncPending):
             wait: see there.
             bytes_max: see there.
         """
-        terms = (max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+        terms = (max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
         return AsyncLeasedBlock(self._settling, lambda: self._take(*terms, extend=True), self.ack, self.release)
 
     def jobs(
@@ -116,18 +122,16 @@ class AsyncQueue(AsyncPending):
             timeout: iteration ends when no message has come for so many seconds; by default never.
         """
         if ack not in ("auto", "manual"):
-            raise InvalidArgument(f"ack is 'auto' or 'manual', not {ack!r}")
+            raise InvalidArgument(f"ack is 'auto' or 'manual', not {shown(ack)}")
         checked_count(prefetch, "prefetch")
-        if timeout is not None:
-            checked_seconds(timeout, "timeout")
         jobs = AsyncJobs(
             self._bus,
             self._settling,
             self._unpacking,
             prefetch=prefetch,
-            lease_ms=span_ms(lease, "lease"),
+            lease_ms=lease_ms_of(lease),
             auto=ack == "auto",
-            timeout=timeout,
+            timeout=None if timeout is None else checked_timeout(timeout),
             create=self._create,
         )
         self._bus._keep(jobs)
@@ -165,7 +169,7 @@ class AsyncQueue(AsyncPending):
             jobs: a message, or a list of them.
             lease: for how many seconds from now on; by default as the subscription's settings say.
         """
-        lease_ms = span_ms(lease, "lease")
+        lease_ms = lease_ms_of(lease)
         heads = [Extend(self.topic, part, lease_ms, self.subscription) for part in self._parts(jobs)]
         return await self._say(Kind.EXTEND, heads, jobs)
 
@@ -210,7 +214,7 @@ class AsyncQueue(AsyncPending):
             state: a few bytes for whoever gets the message next.
         """
         if not isinstance(state, bytes | bytearray | memoryview):
-            raise InvalidArgument(f"a state is bytes, not {state!r}")
+            raise InvalidArgument(f"a state is bytes, not {shown(state)}")
         if delay is not None and until is not None:
             raise InvalidArgument("give messages back for some time or until some time, not both")
         delay_ms = None if delay is None else span_ms(delay, "delay")

@@ -19,8 +19,9 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, checked_count, checked_seconds, shown, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, listed, spot_at
 from headrace.client.wishes import check_wish
+from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -66,8 +67,7 @@ class AsyncSubscription:
         checked_seconds(session_timeout, "session_timeout", 0.001)
         checked_seconds(commit_interval, "commit_interval", 0.001)
         checked_count(prefetch_bytes, "prefetch_bytes")
-        if timeout is not None:
-            checked_seconds(timeout, "timeout")
+        check_flag(create, "create")
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -77,7 +77,7 @@ class AsyncSubscription:
         self._auto_commit = commit == "auto"
         self._commit_interval = commit_interval
         self._opening = Opening(deserializer_of(deserializer), on_error)
-        self._timeout = timeout
+        self._timeout = None if timeout is None else checked_timeout(timeout)
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
         self._create = create
@@ -240,11 +240,13 @@ class AsyncSubscription:
             topic: only in this one.
             partitions: only in these.
         """
+        spot = spot_at(to)
+        numbers = None if partitions is None else listed(partitions, "partitions")
         await self.begin()
         assert self._line is not None
-        deadline, spot = now() + self._line.timeout, spot_at(to)
+        deadline = now() + self._line.timeout
         for name, number in list(self._intake.readers):
-            if topic not in (None, name) or (partitions is not None and number not in partitions):
+            if topic not in (None, name) or (numbers is not None and number not in numbers):
                 continue
             offset = spot.value
             if spot.kind != "offset":

@@ -18,7 +18,8 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape, check_partition
-from headrace.client.times import Moment, listed, shown
+from headrace.client.times import Moment, listed
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
@@ -116,6 +117,7 @@ class AsyncTransaction:
             already_committed=self.already_committed,
             committed=self.outcome is not None,
             aborted=self._ended,
+            closed=self._line.closed,
             open=self._begun is not None,
             not_begun=True,
         )
@@ -264,10 +266,11 @@ class AsyncTransaction:
 
     async def commit(self, timeout: float | None = None) -> None:
         """Make all of it visible; leaving the `with` block does it. It may take so many seconds, or as the bus says."""
+        wait_s = self._line.timeout if timeout is None else checked_timeout(timeout)
         if self._ended or self._nothing_to_do():
             return
         assert self._begun is not None
-        deadline = now() + (self._line.timeout if timeout is None else timeout)
+        deadline = now() + wait_s
         stages = await self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
@@ -349,6 +352,8 @@ class AsyncTransaction:
 
     def _planned(self, topic: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
         """The messages as batches, each with its partition."""
+        if partition is not None:
+            check_partition(topic, partition, shape)
         keyless = self._partition(shape, partition, None)
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:

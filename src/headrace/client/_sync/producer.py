@@ -13,6 +13,7 @@ from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
+from headrace.model.arguments import check_callable, checked_timeout
 from headrace.model.describing import described, short, state_of
 from headrace.model.durability import Durability
 from headrace.model.errors import MessageTooLarge, PartitionNotFound
@@ -100,6 +101,8 @@ class Producer(Gathering):
                 if place >= 0:
                     self._shipping.flush()
                     return Sent(parcel, place)
+        if callback is not None:
+            check_callable(callback, "callback")
         message = Outgoing(
             self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
         )
@@ -230,6 +233,8 @@ class Producer(Gathering):
 
     def _planned(self, name: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
         """The messages as batches, each with its partition."""
+        if partition is not None:
+            check_partition(name, partition, shape)
         keyless = self._turn(name, shape) if partition is None else partition
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:
@@ -280,8 +285,9 @@ class Producer(Gathering):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
+        wait_s = self._timeout if timeout is None else checked_timeout(timeout)
         self._send_gathered()
-        self._shipping.drained(self._timeout if timeout is None else timeout)
+        self._shipping.drained(wait_s)
 
     def _send_gathered(self) -> None:
         """Send what is gathered, and do not wait for the answers."""
@@ -302,6 +308,8 @@ class Producer(Gathering):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""
+        if timeout is not None:
+            checked_timeout(timeout)  # before anything is closed
         if self._shipping.closed:
             return
         try:
