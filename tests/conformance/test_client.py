@@ -221,7 +221,8 @@ def test_a_refused_message_takes_no_other_with_it(run: Run, topic: str) -> None:
 def test_durability_as_asked(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await bus.create_topic(topic, durability="written")
-        assert (await bus.publish(topic, b"x")).durability is headrace.Durability.WRITTEN
+        # It may be more than was asked for: the disk may be done before the answer is on its way.
+        assert (await bus.publish(topic, b"x")).durability >= headrace.Durability.WRITTEN
         assert (await bus.publish(topic, b"x", durability="synced")).durability is headrace.Durability.SYNCED
 
     run(story)
