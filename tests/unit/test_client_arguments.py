@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.server import ServerSettings
 
 NUMBERS: list[Any] = [
@@ -98,6 +98,16 @@ WRONG_TYPES: dict[str, Callable[[Any, Any], Any]] = {
     "transaction": lambda bus, bad: bus.transaction(bad).begin(),
 }
 
+WRONG_FLAGS: dict[str, Use] = {
+    "lease": lambda bus, bad: bus.lease("t", create=bad).__enter__(),
+    "queue": lambda bus, bad: bus.queue("t", create=bad).lease(1),
+    "jobs": lambda bus, bad: next(iter(bus.queue("t", create=bad).jobs(timeout=0))),
+    "subscribe": lambda bus, bad: bus.subscribe("t", create=bad, timeout=0),
+    "describe_topic": lambda bus, bad: bus.describe_topic("t", create=bad),
+    "create_subscription": lambda bus, bad: bus.create_subscription("t", "s", create=bad),
+    "create_topic": lambda bus, bad: bus.create_topic("t", exist_ok=bad),
+}
+
 
 def _unless(bad: Any, *fine: Any) -> Any:
     """What is bad here too."""
@@ -139,6 +149,22 @@ def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, 
         WRONG_TYPES[name](bus, bad)
     assert bus.describe_topic("t").topic == "t"
     assert bus._line.link is link
+
+
+@pytest.mark.parametrize("bad", [0, None, "yes", [], {}], ids=repr)
+@pytest.mark.parametrize("name", WRONG_FLAGS)
+def test_what_is_neither_true_nor_false_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        WRONG_FLAGS[name](bus, bad)
+    link = bus._line.link, bus._consuming and bus._consuming.link
+    assert bus.describe_topic("t").topic == "t"
+    assert (bus._line.link, bus._consuming and bus._consuming.link) == link
+
+
+@pytest.mark.parametrize("bad", [{0: None}, {0: "x"}, {0: -1}, {0: 1.5}, {"0": 0}, {0: [1]}, {0: 1 << 63}], ids=repr)
+def test_offsets_to_start_at_that_cannot_be(bus: headrace.Bus, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="start is partitions to offsets"):
+        bus.subscribe("t", start=bad)
 
 
 @pytest.mark.parametrize("bad", [True, 5, "t", 10**5000], ids=shown)

@@ -6,7 +6,7 @@ import re
 import secrets
 import socket
 
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 
 NAME_CHARS_MAX = 120

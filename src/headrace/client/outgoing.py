@@ -7,7 +7,8 @@ import msgspec
 
 from headrace.client import forking
 from headrace.client.results import Receipt
-from headrace.client.times import Moment, microseconds, shown
+from headrace.client.times import Moment, microseconds
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.describing import described_fields

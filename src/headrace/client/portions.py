@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from headrace.client.outgoing import GivenHeaders, Outgoing, checked_headers, checked_keys, checked_priority, moment
 from headrace.client.serialising import Serializer, serialized, to_bytes
-from headrace.client.times import Moment, shown
+from headrace.client.times import Moment
+from headrace.model.arguments import shown
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument, MessageTooLarge
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from headrace.client.handlers import Handler, checked_handler
 from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.recurring import Recurrence
 from headrace.model.subscription import (

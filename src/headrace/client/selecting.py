@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key, checked_priority
 from headrace.client.serialising import to_bytes
-from headrace.client.times import Moment, microseconds, shown
+from headrace.client.times import Moment, microseconds
+from headrace.model.arguments import shown
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import OWNER_HEADER, Change, MessageId, Selection

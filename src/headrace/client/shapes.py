@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, PartitionNotFound

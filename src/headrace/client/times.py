@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeVar
 
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 
@@ -12,8 +13,6 @@ T = TypeVar("T")
 SECONDS_MAX = 1e8
 """Three years: longer than anybody waits, and as much as every system can wait for."""
 COUNT_MAX = 1 << 53
-_SHOWN_MAX = 200
-"""How many characters of a value an error shows."""
 
 Moment = datetime | int
 """An aware datetime, or microseconds since 1970."""
@@ -72,15 +71,6 @@ def checked_count(count: int, what: str, most: int = COUNT_MAX) -> int:
     if type(count) is int and 1 <= count <= most:
         return count
     raise InvalidArgument(f"{what} is a whole number from 1 to {most}, not {shown(count)}")
-
-
-def shown(value: object) -> str:
-    """A value as an error tells of it, whatever it is: numbers may be too long to be written."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001  # it is the caller's value, and so is what its repr does
-        return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
 
 
 def check_name(name: object, what: str) -> None:

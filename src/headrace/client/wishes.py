@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.client.times import Start, shown, spot_at
+from headrace.client.times import Start, spot_at
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 
 
@@ -32,5 +33,11 @@ def check_wish(
     if isinstance(start, Mapping):
         if group is not None:
             raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
+        if any(not _is_offset(number) for place in start.items() for number in place):
+            raise InvalidArgument(f"start is partitions to offsets, such as {{0: 1000}}, not {shown(start)}")
     elif spot_at(start).kind == "offset" and group is not None:
         raise InvalidArgument("a group begins at 'earliest', 'latest' or a datetime; seek_group moves it")
+
+
+def _is_offset(number: object) -> bool:
+    return type(number) is int and 0 <= number < 1 << 63

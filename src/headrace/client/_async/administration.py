@@ -6,7 +6,8 @@ from typing import Any
 from headrace.client._async.catalogue import AsyncCatalogue
 from headrace.client._async.concurrency import now
 from headrace.client._async.line import AsyncLine
-from headrace.client.times import Start, When, checked_seconds, listed, shown, spot_at, spot_in_time
+from headrace.client.times import Start, When, checked_seconds, listed, spot_at, spot_in_time
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (

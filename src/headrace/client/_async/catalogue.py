@@ -7,7 +7,7 @@ from headrace.client._async.concurrency import Lock, now
 from headrace.client._async.line import AsyncLine
 from headrace.client.exchange import Bytes
 from headrace.client.shapes import Shape, shape_of
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicDescribe, TopicInfo
 from headrace.wire.native import Kind

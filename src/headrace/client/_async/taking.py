@@ -10,7 +10,7 @@ from headrace.client._async.line import AsyncLine
 from headrace.client._async.settling import AsyncSettling
 from headrace.client.exchange import Bytes
 from headrace.client.jobs import Job, holdings_of, leased_jobs
-from headrace.client.times import shown
+from headrace.model.arguments import shown
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX

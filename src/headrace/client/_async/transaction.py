@@ -18,7 +18,8 @@ from headrace.client.partitioning import divided
 from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape, check_partition
-from headrace.client.times import Moment, listed, shown
+from headrace.client.times import Moment, listed
+from headrace.model.arguments import shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (

@@ -6,7 +6,8 @@ from typing import Any
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
-from headrace.client.times import Start, When, checked_seconds, listed, shown, spot_at, spot_in_time
+from headrace.client.times import Start, When, checked_seconds, listed, spot_at, spot_in_time
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (

@@ -14,7 +14,8 @@ from headrace.client.partitioning import Partitioner
 from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, check_partition, codec_of, durability_of
-from headrace.client.times import checked_count, checked_seconds, shown
+from headrace.client.times import checked_count, checked_seconds
+from headrace.model.arguments import shown
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX

@@ -16,6 +16,7 @@ from headrace.client.selecting import span_ms
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
 from headrace.client.unpacking import Unpacking
+from headrace.model.arguments import check_flag
 from headrace.model.describing import described, short
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
@@ -42,6 +43,7 @@ class Queue(Pending):
         deserializer: str | Deserializer | None,
         create: bool = False,
     ) -> None:
+        check_flag(create, "create")
         super().__init__(line, settling.topic, settling.subscription)
         self._bus = bus
         self._settling = settling

@@ -19,8 +19,9 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, checked_count, checked_seconds, shown, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, spot_at
 from headrace.client.wishes import check_wish
+from headrace.model.arguments import check_flag, shown
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -66,6 +67,7 @@ class Subscription:
         checked_seconds(session_timeout, "session_timeout", 0.001)
         checked_seconds(commit_interval, "commit_interval", 0.001)
         checked_count(prefetch_bytes, "prefetch_bytes")
+        check_flag(create, "create")
         if timeout is not None:
             checked_seconds(timeout, "timeout")
         self.group = group
