@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -39,8 +40,6 @@ WITH_NUMBERS: dict[str, Use] = {
     "publish_many keys": lambda bus, bad: bus.publish_many("t", [b""], keys=_unless(bad, "x")),
     "producer linger": lambda bus, bad: bus.producer("t", linger=_unless(bad, 1.5)),
     "producer batch_bytes": lambda bus, bad: bus.producer("t", batch_bytes=bad),
-    "producer timeout": lambda bus, bad: bus.producer("t", timeout=_unless(bad, 1.5)),
-    "subscribe timeout": lambda bus, bad: bus.subscribe("t", timeout=_unless(bad, 1.5)),
     "subscribe session_timeout": lambda bus, bad: bus.subscribe("t", session_timeout=_unless(bad, 1.5)),
     "subscribe partitions": lambda bus, bad: bus.subscribe("t", partitions=_unless(bad, b"")),
     "subscribe start": lambda bus, bad: bus.subscribe("t", start=bad),
@@ -54,10 +53,24 @@ WITH_NUMBERS: dict[str, Use] = {
     "schedule at": lambda bus, bad: bus.schedule("t", b"", at=_unless(bad, -1)),
     "schedule in": lambda bus, bad: bus.schedule("t", b"", in_=_unless(bad, 1.5, -1)),
     "fetch offset": lambda bus, bad: bus.fetch("t", 0, bad),
-    "fetch wait": lambda bus, bad: bus.fetch("t", 0, 0, wait=_unless(bad, 1.5)),
     "trim": lambda bus, bad: bus.trim_topic("t", bad),
     "commit": lambda bus, bad: bus.commit("g", bad),
     "transaction timeout": lambda bus, bad: bus.transaction("x", timeout=_unless(bad, 1.5)),
+}
+WITH_TIMEOUTS: dict[str, Use] = {
+    "connect timeout": lambda _, wait: headrace.open(":memory:", timeout=wait).close(),
+    "app": lambda bus, wait: headrace.App(bus, wait=wait),
+    "producer": lambda bus, wait: bus.producer("t", timeout=wait).publish(b"x"),
+    "flush": lambda bus, wait: _sending(bus).flush(wait),
+    "close": lambda bus, wait: _sending(bus).close(wait),
+    "result": lambda bus, wait: _sending(bus).send(b"x").result(wait),
+    "results": lambda bus, wait: _sending(bus).send_many([b"x"]).result(wait),
+    "subscribe": lambda bus, wait: next(iter(bus.subscribe("t", timeout=wait))),
+    "jobs": lambda bus, wait: next(iter(bus.queue("t", "j").jobs(timeout=wait))),
+    "fetch": lambda bus, wait: bus.fetch("t", 0, 0, wait=wait),
+    "lease": lambda bus, wait: bus.queue("t", "l").lease(wait=wait),
+    "leased": lambda bus, wait: bus.queue("t", "l").leased(wait=wait).__enter__(),
+    "commit": lambda bus, wait: _committed(bus, wait),
 }
 WITH_NAMES: dict[str, Use] = {
     "publish": lambda bus, bad: bus.publish(bad, b""),
@@ -114,6 +127,18 @@ def _unless(bad: Any, *fine: Any) -> Any:
     return "nothing of the kind" if bad in fine else bad
 
 
+def _sending(bus: headrace.Bus) -> headrace.Producer:
+    producer = bus.producer("t")
+    producer.send(b"x")
+    return producer
+
+
+def _committed(bus: headrace.Bus, wait: Any) -> None:
+    with bus.transaction("waiting") as transaction:
+        transaction.publish("t", b"x")
+        transaction.commit(wait)
+
+
 @pytest.fixture(scope="module")
 def bus() -> Iterator[headrace.Bus]:
     with headrace.open(":memory:") as opened:
@@ -133,6 +158,38 @@ def check(bus: headrace.Bus, use: Use, bad: Any) -> None:
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_numbers_and_times_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> None:
     check(bus, WITH_NUMBERS[name], bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1, -float("inf"), "1", [], {}, True], ids=shown)
+@pytest.mark.parametrize("name", WITH_TIMEOUTS)
+def test_timeouts_that_cannot_be(bus: headrace.Bus, name: str, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"(timeout|wait) is a number of seconds"):
+        WITH_TIMEOUTS[name](bus, bad)
+
+
+@pytest.mark.parametrize("wait", [float("inf"), 1e308, 2**63, 10**400], ids=shown)
+@pytest.mark.parametrize("name", WITH_TIMEOUTS)
+def test_very_long_timeouts_are_for_ever(bus: headrace.Bus, name: str, wait: Any) -> None:
+    for _ in range(3):
+        bus.publish("t", b"x")  # for those who wait for messages
+    WITH_TIMEOUTS[name](bus, wait)
+
+
+def test_who_waits_for_ever_gets_what_comes_later(bus: headrace.Bus) -> None:
+    bus.create_topic("later")
+    with ThreadPoolExecutor() as threads:
+        waits = [timedelta.max, float("inf"), 1e308]
+        waiting = [threads.submit(bus.queue("later").lease, 1, wait=wait) for wait in waits]
+        while not all(each.done() for each in waiting):
+            bus.publish("later", b"x")
+        assert [len(each.result()) for each in waiting] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("bad", [timedelta.max, 8 * 86_400, -1, "x"], ids=shown)
+def test_leases_that_cannot_last_so_long(bus: headrace.Bus, bad: Any) -> None:
+    for use in (bus.queue("t").lease, bus.queue("t").leased, bus.queue("t").jobs):
+        with pytest.raises(errors.InvalidArgument, match=r"lease is|length of time"):
+            use(lease=bad)
 
 
 @pytest.mark.parametrize("bad", NAMES, ids=lambda bad: ascii(bad)[:12])

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from headrace.client.handlers import Handler, checked_handler
-from headrace.client.selecting import span_ms
+from headrace.client.selecting import lease_ms_of
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
@@ -69,7 +69,7 @@ def registered(
         checked_handler(handler),
         concurrency,
         prefetch,
-        span_ms(lease, "lease"),
+        lease_ms_of(lease),
         settings,
         deserializer_of(deserializer),
         recurrence,

@@ -1,5 +1,6 @@
 """Which messages of a leased subscription are meant, and what becomes of them, in the protocol's words."""
 
+import math
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -8,11 +9,14 @@ from typing import Any, NamedTuple, Protocol
 from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key, checked_priority
 from headrace.client.serialising import to_bytes
 from headrace.client.times import Moment, microseconds
-from headrace.model.arguments import shown
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import OWNER_HEADER, Change, MessageId, Selection
+from headrace.model.limits import LEASE_SECONDS_MAX
 
+_SPAN_SECONDS_MAX = 1 << 36
+"""More than two thousand years."""
 STATUSES = ("", "waiting", "ready", "leased", "dead")
 
 
@@ -113,11 +117,25 @@ def span_us(span: float | timedelta) -> int:
     raise InvalidArgument(f"a length of time is a number of seconds or a timedelta, not {shown(span)}")
 
 
-def span_ms(seconds: float | timedelta | None, what: str) -> int:
+def span_ms(seconds: float | timedelta | None, what: str, seconds_max: int = _SPAN_SECONDS_MAX) -> int:
     """A length of time in milliseconds, not negative; None is 0."""
     if seconds is None:
         return 0
     ms = -(-span_us(seconds) // 1000)
-    if ms < 0:
-        raise InvalidArgument(f"{what} must not be negative")
+    if not 0 <= ms <= seconds_max * 1000:
+        raise InvalidArgument(f"{what} is 0 to {seconds_max} seconds, not {shown(seconds)}")
     return ms
+
+
+def lease_ms_of(lease: float | timedelta | None) -> int:
+    """How long a lease lasts, in milliseconds; None is 0, which leaves it to the subscription."""
+    return span_ms(lease, "lease", LEASE_SECONDS_MAX)
+
+
+def wait_ms_of(wait: float | timedelta) -> int:
+    """How long to wait for messages, in milliseconds; a very long time is as good as for ever.
+
+    >>> wait_ms_of(0.0001), wait_ms_of(timedelta(minutes=1)), wait_ms_of(float("inf"))
+    (1, 60000, 100000000000)
+    """
+    return math.ceil(checked_timeout(wait.total_seconds() if isinstance(wait, timedelta) else wait, "wait") * 1000)

@@ -11,6 +11,7 @@ from itertools import chain, dropwhile, islice, takewhile
 from typing import Any, overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
+from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.errors import (
     CorruptBatch,
@@ -32,8 +33,6 @@ _SHARED = ".shared"
 _WAIT_S = 0.25
 """The longest single sleep, which bounds how late a signal or a close is noticed."""
 
-
-_FOREVER_S = 1e6
 _PATIENCE_S = 0.05
 """How long `consume` waits at least for the place that it shares with others."""
 _LOOK_S = 0.02
@@ -146,6 +145,13 @@ class Readable:
 
         Ends when the log is closed, or after `timeout` seconds without a message.
         """
+        if timeout is not None:
+            checked_timeout(timeout)  # now, not when the first message is asked for
+        return self._tail(start, time, timeout, skip_corrupt)
+
+    def _tail(
+        self, start: int | None, time: int | None, timeout: float | None, skip_corrupt: bool
+    ) -> Iterator[Message]:
         if not self._settle(_left(_deadline(timeout))):
             return
         offset = self.next_offset if start is None and time is None else self._start(start, time)
@@ -347,17 +353,9 @@ def _from_end(offset: int, following: int) -> int:
 
 def _deadline(timeout_s: float | None) -> float | None:
     """When the time is up; None for never."""
-    if timeout_s is None:
-        return None
-    try:
-        deadline = clock.monotonic() + timeout_s
-    except OverflowError:
-        return None  # a whole number too large for a float
-    if deadline != deadline:
-        raise InvalidArgument("a timeout is a number of seconds or None, not NaN")
-    return deadline
+    return None if timeout_s is None else clock.monotonic() + checked_timeout(timeout_s)
 
 
 def _left(deadline: float | None) -> float | None:
-    """How many seconds are left, none of them below 0; not more than the system's locks can wait."""
-    return None if deadline is None else min(max(deadline - clock.monotonic(), 0.0), _FOREVER_S)
+    """How many seconds are left, none of them below 0."""
+    return None if deadline is None else max(deadline - clock.monotonic(), 0.0)

@@ -13,6 +13,7 @@ from headrace.client._async.handling import AsyncHandling
 from headrace.client.addresses import default_address, parse_address, place_of
 from headrace.client.registering import Registered, registered, registered_schedule
 from headrace.client.serialising import Deserializer
+from headrace.model.arguments import checked_timeout
 from headrace.model.describing import described, state_of
 from headrace.model.errors import ConnectionFailed, InvalidArgument
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
@@ -48,7 +49,7 @@ class AsyncApp:
     def __init__(self, bus: AsyncBus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
         self._bus = bus
         self._name = name
-        self._wait = wait
+        self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
         self._monitor = Monitor()
         self._handlings: list[AsyncHandling] = []

@@ -24,7 +24,8 @@ from headrace.client.identity import checked_client_name, default_name
 from headrace.client.keeping import Kept
 from headrace.client.reading import OnCorrupt
 from headrace.client.serialising import Deserializer
-from headrace.client.times import Start, check_name, checked_seconds, listed
+from headrace.client.times import Start, check_name, listed
+from headrace.model.arguments import checked_timeout
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
@@ -41,7 +42,7 @@ class AsyncBus(AsyncPublishing):
 
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
         self._closed = True  # until all is well
-        checked_seconds(timeout, "timeout", 0.001)
+        timeout = checked_timeout(timeout, least=0.001)
         timers, clock = Timers(), Clock()
         self._target = target
         self._given_name = checked_client_name(name)
@@ -193,8 +194,7 @@ class AsyncBus(AsyncPublishing):
     async def _connect(self, wait: float = 0.0) -> None:
         """Make the first connection; `headrace.connect_async` has done it."""
         try:
-            checked_seconds(wait, "wait")
-            await self._line.connect(wait)
+            await self._line.connect(checked_timeout(wait, "wait"))
         except BaseException:
             await self.close()
             raise

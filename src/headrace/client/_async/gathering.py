@@ -15,7 +15,7 @@ from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, check_partition, codec_of, durability_of
 from headrace.client.times import checked_count, checked_seconds
-from headrace.model.arguments import shown
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
@@ -53,7 +53,7 @@ class AsyncGathering:
         for name, count in (("batch_bytes", batch_bytes), ("batch_count", batch_count), ("buffer_bytes", buffer_bytes)):
             checked_count(count, name)
         checked_seconds(linger, "linger")
-        checked_seconds(timeout, "timeout", 0.001)
+        timeout = checked_timeout(timeout, least=0.001)
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic

@@ -13,6 +13,7 @@ from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
+from headrace.model.arguments import checked_timeout
 from headrace.model.describing import described, short, state_of
 from headrace.model.durability import Durability
 from headrace.model.errors import MessageTooLarge, PartitionNotFound
@@ -280,8 +281,9 @@ class AsyncProducer(AsyncGathering):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
+        wait_s = self._timeout if timeout is None else checked_timeout(timeout)
         self._send_gathered()
-        await self._shipping.drained(self._timeout if timeout is None else timeout)
+        await self._shipping.drained(wait_s)
 
     def _send_gathered(self) -> None:
         """Send what is gathered, and do not wait for the answers."""
@@ -302,6 +304,8 @@ class AsyncProducer(AsyncGathering):
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""
+        if timeout is not None:
+            checked_timeout(timeout)  # before anything is closed
         if self._shipping.closed:
             return
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from headrace.client._async.concurrency import Pending, now
 from headrace.client.outgoing import Parcel
 from headrace.client.results import Receipt, merged, receipt_at
+from headrace.model.arguments import checked_timeout
 from headrace.model.describing import described, state_of
 
 
@@ -32,6 +33,8 @@ class AsyncSent(Pending):
         Parameters:
             timeout: how many seconds to wait; by default as long as the producer tries.
         """
+        if timeout is not None:
+            timeout = checked_timeout(timeout)
         if not self._asked:
             self._asked = True
             self._parcel.observed += 1
@@ -62,6 +65,8 @@ class AsyncSentMany(Pending):
         Parameters:
             timeout: how many seconds to wait; by default as long as the producer tries.
         """
+        if timeout is not None:
+            timeout = checked_timeout(timeout)
         deadline = None if timeout is None else now() + timeout
         for parcel in self._parcels:
             parcel.observed = parcel.count

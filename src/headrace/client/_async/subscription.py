@@ -21,7 +21,7 @@ from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Start, checked_count, checked_seconds, spot_at
 from headrace.client.wishes import check_wish
-from headrace.model.arguments import check_flag, shown
+from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.requests import GroupJoin, Offsets, Place
@@ -68,8 +68,6 @@ class AsyncSubscription:
         checked_seconds(commit_interval, "commit_interval", 0.001)
         checked_count(prefetch_bytes, "prefetch_bytes")
         check_flag(create, "create")
-        if timeout is not None:
-            checked_seconds(timeout, "timeout")
         self.group = group
         self.topics = tuple(topics)
         self._bus = bus
@@ -79,7 +77,7 @@ class AsyncSubscription:
         self._auto_commit = commit == "auto"
         self._commit_interval = commit_interval
         self._opening = Opening(deserializer_of(deserializer), on_error)
-        self._timeout = timeout
+        self._timeout = None if timeout is None else checked_timeout(timeout)
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
         self._create = create

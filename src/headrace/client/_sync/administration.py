@@ -6,8 +6,8 @@ from typing import Any
 from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import now
 from headrace.client._sync.line import Line
-from headrace.client.times import Start, When, checked_seconds, listed, spot_at, spot_in_time
-from headrace.model.arguments import shown
+from headrace.client.times import Start, When, listed, spot_at, spot_in_time
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
 from headrace.model.requests import (
@@ -147,7 +147,8 @@ class Administration:
             bytes_max: how much to read at most, but one batch in any case.
             wait: how many seconds to wait for a message if there is none.
         """
-        head = Fetch(topic, partition, offset, bytes_max, round(checked_seconds(wait, "wait") * 1000))
+        wait = checked_timeout(wait, "wait")
+        head = Fetch(topic, partition, offset, bytes_max, round(wait * 1000))
         _, body = self._line.request(Kind.FETCH, head, timeout=self._line.timeout + wait)
         batches: list[Batch] = []
         view, position = memoryview(body), 0

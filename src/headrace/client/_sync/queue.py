@@ -12,11 +12,11 @@ from headrace.client._sync.pending import Pending
 from headrace.client._sync.settling import Settling
 from headrace.client._sync.taking import Taking
 from headrace.client.jobs import Job, holdings_of, in_requests, refusal_error
-from headrace.client.selecting import span_ms
+from headrace.client.selecting import lease_ms_of, span_ms, wait_ms_of
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Moment, checked_count, checked_seconds, microseconds
+from headrace.client.times import Moment, checked_count, microseconds
 from headrace.client.unpacking import Unpacking
-from headrace.model.arguments import check_flag
+from headrace.model.arguments import check_flag, checked_timeout
 from headrace.model.describing import described, short
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
@@ -73,7 +73,7 @@ class Queue(Pending):
             wait: how many seconds to wait when there is none.
             bytes_max: how much at most, but one message in any case.
         """
-        return self._take(max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+        return self._take(max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
 
     def leased(
         self,
@@ -94,7 +94,7 @@ class Queue(Pending):
             wait: see there.
             bytes_max: see there.
         """
-        terms = (max, span_ms(lease, "lease"), span_ms(wait, "wait"), bytes_max)
+        terms = (max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
         return LeasedBlock(self._settling, lambda: self._take(*terms, extend=True), self.ack, self.release)
 
     def jobs(
@@ -120,16 +120,14 @@ class Queue(Pending):
         if ack not in ("auto", "manual"):
             raise InvalidArgument(f"ack is 'auto' or 'manual', not {ack!r}")
         checked_count(prefetch, "prefetch")
-        if timeout is not None:
-            checked_seconds(timeout, "timeout")
         jobs = Jobs(
             self._bus,
             self._settling,
             self._unpacking,
             prefetch=prefetch,
-            lease_ms=span_ms(lease, "lease"),
+            lease_ms=lease_ms_of(lease),
             auto=ack == "auto",
-            timeout=timeout,
+            timeout=None if timeout is None else checked_timeout(timeout),
             create=self._create,
         )
         self._bus._keep(jobs)
@@ -167,7 +165,7 @@ class Queue(Pending):
             jobs: a message, or a list of them.
             lease: for how many seconds from now on; by default as the subscription's settings say.
         """
-        lease_ms = span_ms(lease, "lease")
+        lease_ms = lease_ms_of(lease)
         heads = [Extend(self.topic, part, lease_ms, self.subscription) for part in self._parts(jobs)]
         return self._say(Kind.EXTEND, heads, jobs)
 

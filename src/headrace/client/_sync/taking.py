@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _UNDER_WAY_MAX = 2
 """With so many requests under way that do not wait, the next ones are gathered until an answer comes."""
+_WAIT_MS_MAX = 600_000
+"""The broker lets no request wait longer; who wants to wait longer asks again."""
 _WAIT_ERROR_S = 0.005
 """An answer that comes so much too early comes in time."""
 _LEASE = Kind.LEASE  # every look at a member of an enumeration is a call
@@ -130,7 +132,7 @@ class Taking:
         assert self._line is not None
         lease_ms, wait_ms, bytes_max, _, create_topic = terms
         if wait_ms:
-            wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
+            wait_ms = _wait_ms_left(asks)
         head = Lease(
             self._settling.topic,
             self._settling.subscription,
@@ -163,7 +165,7 @@ class Taking:
         assert self._line is not None
         timeout = max(ask.deadline for ask in asks) - now()
         if head.wait_ms:
-            head.wait_ms = max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0)
+            head.wait_ms = _wait_ms_left(asks)
         try:
             answer, body = self._line.request(_LEASE, head, timeout=timeout, late=self._came_late)
         except HeadraceError as error:
@@ -226,3 +228,8 @@ class Taking:
     def _flush(self) -> None:
         if self._line is not None and self._line.link is not None:
             self._line.link.flush()
+
+
+def _wait_ms_left(asks: list[Ask]) -> int:
+    """For how long the broker is to wait for messages if there are none."""
+    return min(max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0), _WAIT_MS_MAX)

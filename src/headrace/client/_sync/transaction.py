@@ -19,7 +19,7 @@ from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.serialising import to_bytes
 from headrace.client.shapes import Shape, check_partition
 from headrace.client.times import Moment, listed
-from headrace.model.arguments import shown
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
@@ -265,10 +265,11 @@ class Transaction:
 
     def commit(self, timeout: float | None = None) -> None:
         """Make all of it visible; leaving the `with` block does it. It may take so many seconds, or as the bus says."""
+        wait_s = self._line.timeout if timeout is None else checked_timeout(timeout)
         if self._ended or self._nothing_to_do():
             return
         assert self._begun is not None
-        deadline = now() + (self._line.timeout if timeout is None else timeout)
+        deadline = now() + wait_s
         stages = self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
