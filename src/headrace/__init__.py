@@ -204,8 +204,10 @@ def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0,
         settings: of the broker, by the names that `headrace serve --print-config` shows.
     """
     from headrace.client._sync.bus import attach
+    from headrace.model.arguments import check_path
     from headrace.server import EmbeddedServer
 
+    check_path(path, "a broker's data")
     server = EmbeddedServer(path, **settings)
     try:
         return attach(server, server.close, name=name, timeout=timeout)
@@ -221,8 +223,10 @@ async def open_async(
     import asyncio
 
     from headrace.client._async.bus import attach_async
+    from headrace.model.arguments import check_path
     from headrace.server import EmbeddedServer
 
+    check_path(path, "a broker's data")
     # Opening and closing wait for the disk, and must not keep the loop waiting with them.
     opening = asyncio.ensure_future(asyncio.to_thread(EmbeddedServer, path, **settings))
     try:

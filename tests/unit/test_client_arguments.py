@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 import headrace
@@ -111,6 +112,46 @@ WRONG_TYPES: dict[str, Callable[[Any, Any], Any]] = {
     "transaction": lambda bus, bad: bus.transaction(bad).begin(),
 }
 
+NO_CALLABLES: dict[str, Use] = {
+    "queue deserializer": lambda bus, bad: bus.queue("t", deserializer=bad),
+    "lease deserializer": lambda bus, bad: bus.lease("t", deserializer=bad),
+    "subscribe deserializer": lambda bus, bad: bus.subscribe("t", deserializer=bad),
+    "app deserializer": lambda bus, bad: headrace.App(bus).on("t", deserializer=bad)(print),
+    "producer serializer": lambda bus, bad: bus.producer("t", serializer=bad),
+    "producer partitioner": lambda bus, bad: bus.producer("t", partitioner=bad),
+    "producer before_publish": lambda bus, bad: bus.producer("t", before_publish=bad or None),
+    "producer after_ack": lambda bus, bad: bus.producer("t", after_ack=bad or None),
+    "send callback": lambda bus, bad: bus.producer("t").send(b"x", callback=bad),
+    "run handler": lambda bus, bad: bus.subscribe("t").run(bad),
+    "run on_error": lambda bus, bad: bus.subscribe("t").run(print, on_error=bad),
+    "subscribe on_error": lambda bus, bad: bus.subscribe("t", on_error=bad),
+    "subscribe on_corrupt": lambda bus, bad: bus.subscribe("t", on_corrupt=bad),
+    "app handler": lambda bus, bad: headrace.App(bus).on("t")(bad),
+    "every handler": lambda bus, bad: headrace.App(bus).every("@daily", name="n")(bad),
+}
+NO_SETTINGS: dict[str, Use] = {
+    **{
+        f"create {name}": lambda bus, bad, name=name: bus.create_subscription("t", "s", **{name: bad})
+        for name in msgspec.structs.asdict(headrace.SubscriptionSettings())
+    },
+    **{
+        f"alter {name}": lambda bus, bad, name=name: bus.alter_subscription("t", **{name: bad})
+        for name in msgspec.structs.asdict(headrace.SubscriptionSettings())
+    },
+    "create topic": lambda bus, bad: bus.create_topic("u", partitions=bad),
+    "alter topic": lambda bus, bad: bus.alter_topic("t", partitions=bad),
+    "on": lambda bus, bad: headrace.App(bus).on("t", retry={"lease_seconds": bad})(print),
+    "on retry": lambda bus, bad: headrace.App(bus).on("t", retry=bad)(print),
+    "on subscription": lambda bus, bad: headrace.App(bus).on("t", subscription=bad)(print),
+    "every retry": lambda bus, bad: headrace.App(bus).every("@daily", name="n", retry=bad)(print),
+    "publish_many partition": lambda bus, bad: bus.publish_many("t", [b"x"], partition=bad),
+    "send_many partition": lambda bus, bad: bus.producer("t").send_many([b"x"], partition=bad),
+    "publish partition": lambda bus, bad: bus.publish("t", b"x", partition=bad),
+    "transaction": lambda bus, bad: _published_in_transaction(bus, bad),
+    "seek": lambda bus, bad: bus.subscribe("t").seek(bad),
+    "run workers": lambda bus, bad: bus.subscribe("t").run(print, workers=bad),
+    "retry state": lambda _, bad: headrace.Retry(state=bad),
+}
 WRONG_FLAGS: dict[str, Use] = {
     "lease": lambda bus, bad: bus.lease("t", create=bad).__enter__(),
     "queue": lambda bus, bad: bus.queue("t", create=bad).lease(1),
@@ -131,6 +172,11 @@ def _sending(bus: headrace.Bus) -> headrace.Producer:
     producer = bus.producer("t")
     producer.send(b"x")
     return producer
+
+
+def _published_in_transaction(bus: headrace.Bus, partition: Any) -> None:
+    with bus.transaction("many") as transaction:
+        transaction.publish_many("t", [b"x"], partition=partition)
 
 
 def _committed(bus: headrace.Bus, wait: Any) -> None:
@@ -218,6 +264,29 @@ def test_what_is_neither_true_nor_false_does_not_end_the_connection(bus: headrac
     assert (bus._line.link, bus._consuming and bus._consuming.link) == link
 
 
+@pytest.mark.parametrize("bad", [5, [5], {"a": 1}, 1.5, object()], ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize("name", NO_CALLABLES)
+def test_what_cannot_be_called_is_refused_when_it_is_given(bus: headrace.Bus, name: str, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        NO_CALLABLES[name](bus, bad)
+
+
+@pytest.mark.parametrize("bad", [object(), [0], (1,), {1}, b"x", 1 + 1j], ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize("name", NO_SETTINGS)
+def test_settings_and_numbers_of_another_kind(bus: headrace.Bus, name: str, bad: Any) -> None:
+    with pytest.raises(errors.HeadraceError):
+        NO_SETTINGS[name](bus, {1j} if name == "retry state" else bad)
+
+
+@pytest.mark.parametrize("bad", ["2", 1.5, None, 0, True], ids=repr)
+def test_workers_and_partitions_that_cannot_be(bus: headrace.Bus, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="workers"):
+        bus.subscribe("t").run(print, workers=bad)
+    if bad not in (None, "2"):
+        with pytest.raises(errors.InvalidArgument, match="partitions"), bus.subscribe("t") as subscription:
+            subscription.seek(0, partitions=bad)
+
+
 @pytest.mark.parametrize("bad", [{0: None}, {0: "x"}, {0: -1}, {0: 1.5}, {"0": 0}, {0: [1]}, {0: 1 << 63}], ids=repr)
 def test_offsets_to_start_at_that_cannot_be(bus: headrace.Bus, bad: Any) -> None:
     with pytest.raises(errors.InvalidArgument, match="start is partitions to offsets"):
@@ -274,6 +343,8 @@ OPENED: list[tuple[Any, dict[str, Any], str]] = [
     (":memory:", {"unix_socket": "a\0b"}, "unix_socket"),
     (":memory:", {"port": 1 << 70}, "port"),
     (b"", {}, "data"),
+    (None, {}, "data"),
+    (5, {}, "data"),
     (b"x", {}, "data"),
     ("", {}, "data"),
     ("a\0b", {}, "data"),

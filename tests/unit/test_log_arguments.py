@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import headrace
 from headrace import Log, errors
 from headrace.model.arguments import shown
 
@@ -42,3 +43,57 @@ def test_very_long_timeouts_are_for_ever(log: Log, name: str, wait: Any) -> None
 def test_a_wrong_timeout_is_told_before_anything_is_read(log: Log) -> None:
     with pytest.raises(errors.InvalidArgument):
         log.tail(timeout="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [None, 5, True, b"log", [], "a\0b", ""], ids=repr)
+def test_paths_that_cannot_be(bad: Any) -> None:
+    for use in (Log, headrace.repair):
+        with pytest.raises(errors.InvalidArgument, match="path"):
+            use(bad)
+
+
+WRONG: dict[str, Use] = {
+    "append": lambda log, bad: log.append(bad),
+    "append key": lambda log, bad: log.append(b"", bad),
+    "append headers": lambda log, bad: log.append(b"", headers=bad),
+    "append timestamp": lambda log, bad: log.append(b"", timestamp=bad),
+    "append_many": lambda log, bad: log.append_many(bad),
+    "read": lambda log, bad: log.read(bad),
+    "index": lambda log, bad: log[bad],
+    "messages": lambda log, bad: log.messages(bad),
+    "until": lambda log, bad: log.messages(until=bad),
+    "time": lambda log, bad: log.messages(time=bad),
+    "batches": lambda log, bad: log.batches(bad),
+    "tail": lambda log, bad: next(log.tail(bad, timeout=0)),
+    "find_time": lambda log, bad: log.find_time(bad),
+    "wait": lambda log, bad: log.wait(bad),
+    "consume": lambda log, bad: log.consume(bad),
+    "cursor": lambda log, bad: log.cursor(bad),
+    "commit": lambda log, bad: log.cursor("a").commit(bad),
+    "seek": lambda log, bad: log.cursor("b").seek(bad),
+    "seek time": lambda log, bad: log.cursor("c").seek(time=bad),
+    "truncate_before": lambda log, bad: log.truncate_before(bad),
+    "compact": lambda log, bad: log.compact(bad),
+    "verify": lambda log, bad: log.verify(bad),
+    **{
+        name: lambda _, bad, name=name: Log(":memory:", **{name: bad})
+        for name in [
+            "sync_every",
+            "compression",
+            "segment_bytes",
+            "segment_seconds",
+            "retain_seconds",
+            "retain_bytes",
+            "memory_bytes",
+            "host",
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("bad", [object(), 1.5j, [1], {"a": 1}], ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_of_another_kind(log: Log, name: str, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        WRONG[name](log, bad)
+    assert log.read(0).value == b"x"

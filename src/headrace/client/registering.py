@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from headrace.client.handlers import Handler, checked_handler
 from headrace.client.selecting import lease_ms_of
 from headrace.client.serialising import Deserializer, deserializer_of
+from headrace.client.times import check_name
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.recurring import Recurrence
@@ -14,6 +15,7 @@ from headrace.model.subscription import (
     DEFAULT_SUBSCRIPTION,
     SubscriptionSettings,
     checked_subscription,
+    plain_settings,
     subscription_settings,
 )
 from headrace.model.topic import parse_topic
@@ -57,12 +59,12 @@ def registered(
     if not isinstance(topic, str):
         raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {topic!r}')
     parse_topic(topic)
+    check_name(subscription, "a subscription")
     checked_subscription(subscription)
     _check_count("concurrency", concurrency)
     if prefetch is not None:
         _check_count("prefetch", prefetch)
-    settings = retry.as_dict() if isinstance(retry, SubscriptionSettings) else dict(retry or {})
-    subscription_settings(settings)
+    settings = _retry_settings(retry)
     return Registered(
         topic,
         subscription,
@@ -98,6 +100,18 @@ def registered_schedule(
     rule = checked_recurrence(Recurrence(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))
     schedule_of(rule, 0)
     return registered(handler, rule.topic, retry=retry, lease=lease, recurrence=rule)
+
+
+def _retry_settings(retry: SubscriptionSettings | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(retry, SubscriptionSettings):
+        return retry.as_dict()
+    if retry is not None and not isinstance(retry, Mapping):
+        raise InvalidArgument(
+            f'retry is SubscriptionSettings, or settings by name such as {{"deliveries_max": 5}}, not {shown(retry)}'
+        )
+    settings = plain_settings(retry or {})
+    subscription_settings(settings)
+    return settings
 
 
 def _check_count(name: str, count: Any) -> None:

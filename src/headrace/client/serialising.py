@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 
 Serializer = Callable[[Any], bytes | None]
@@ -73,9 +74,10 @@ def serializer_of(given: str | Serializer | None) -> Serializer:
         return to_bytes
     if callable(given):
         return given
-    if given not in _SERIALIZERS:
-        raise InvalidArgument(f"there is no serializer {given!r}; use 'bytes', 'str', 'json' or a callable")
-    return _SERIALIZERS[given]
+    name: object = given
+    if isinstance(name, str) and name in _SERIALIZERS:
+        return _SERIALIZERS[name]
+    raise InvalidArgument(f"there is no serializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
 
 
 def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
@@ -86,9 +88,10 @@ def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
     """
     if given is None or callable(given):
         return given
-    if given not in _DESERIALIZERS:
-        raise InvalidArgument(f"there is no deserializer {given!r}; use 'bytes', 'str', 'json' or a callable")
-    return _DESERIALIZERS[given]
+    name: object = given
+    if isinstance(name, str) and name in _DESERIALIZERS:
+        return _DESERIALIZERS[name]
+    raise InvalidArgument(f"there is no deserializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
 
 
 def serialized(serializer: Serializer, value: Any) -> bytes | None:

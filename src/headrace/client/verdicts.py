@@ -1,6 +1,7 @@
 """What a handler can raise to say what is to become of its message."""
 
 from headrace.client.times import Moment
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import STATE_BYTES_MAX
 
@@ -36,6 +37,8 @@ class Retry(Verdict):
     ) -> None:
         if delay is not None and until is not None:
             raise InvalidArgument("give Retry a delay or a time until, not both")
+        if not isinstance(state, bytes):
+            raise InvalidArgument(f"a state is bytes, not {shown(state)}")
         if len(state) > STATE_BYTES_MAX:
             raise InvalidArgument(f"a state has at most {STATE_BYTES_MAX} bytes, not {len(state)}")
         super().__init__(reason)

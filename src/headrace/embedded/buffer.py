@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge
@@ -227,6 +228,8 @@ def portions(values: Iterable[bytes]) -> list[Portion]:
     """The values, checked, in portions for the buffer."""
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InvalidArgument(f"many values are a list of bytes, not {type(values).__name__}")
+    if not isinstance(values, Iterable):
+        raise InvalidArgument(f"many values are a list of bytes, not {shown(values)}")
     sequence = values if isinstance(values, list | tuple) else list(values)
     made: list[Portion] = []
     for start in range(0, len(sequence), _PORTION_COUNT):

@@ -25,6 +25,7 @@ from headrace.embedded.buffer import (
 from headrace.embedded.cursor import committed_end
 from headrace.embedded.reading import Readable, held, whole
 from headrace.embedded.repair import checked_path, locked
+from headrace.model.arguments import check_callable, shown
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
 from headrace.model.describing import described, short, state_of
@@ -63,7 +64,7 @@ class Log(Readable):
     """A durable log in a directory, or, with the path ":memory:", a bounded one in memory.
 
     One process at a time writes; any number read, with `readonly=True`. A broker's log can only be read. Errors are
-    HeadraceErrors, or TypeErrors where an argument is of another kind altogether. Appended messages gather in a buffer:
+    HeadraceErrors. Appended messages gather in a buffer:
 
     - they are *written* (visible to every reader, safe from a killed process) when the buffer is full, on `flush()`,
       at the latest `sync_every` seconds after they were appended, and before this object reads anything;
@@ -130,6 +131,8 @@ class Log(Readable):
         """Why closing could not make everything safe."""
         self._tick_error = ""
         """Why the last tick could not write: logged once, not at every tick."""
+        if host is not None and not isinstance(host, Host):
+            raise InvalidArgument(f"host is a headrace.storage.host.Host, not {shown(host)}")
         self._host = host or shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
@@ -235,13 +238,14 @@ class Log(Readable):
 
         Offsets stay as they are. Reading and appending go on meanwhile.
         """
-        if not callable(keep):
-            raise InvalidArgument(f"the rule of compaction is a function, not {keep!r}")
+        check_callable(keep, "the rule of compaction")
         self.flush(sync=False)
         return self._writer().compact(_by_message(keep))
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
         """Check every byte of the log, changing nothing."""
+        if progress is not None:
+            check_callable(progress, "progress")
         self._settle()
         if isinstance(self._stored, MemoryLog):
             return Findings()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headrace.embedded import shared
 from headrace.embedded.cursor import committed_end
+from headrace.model.arguments import check_callable, shown
 from headrace.model.errors import InvalidArgument, LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
@@ -25,6 +26,8 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
 
     Progress is told in bytes looked at.
     """
+    if progress is not None:
+        check_callable(progress, "progress")
     host = shared.host()
     directory = os.path.abspath(checked_path(path))
     if is_owned(host, directory):
@@ -62,9 +65,9 @@ def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
     """The path as text, if it can be a directory's."""
-    text: str | bytes = os.fspath(path)
-    if isinstance(text, bytes) or not text or "\0" in text or not _can_be_encoded(text):
-        raise InvalidArgument(f"a log's path is the name of a directory, as text, not {text!r}")
+    text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text or "\0" in text or not _can_be_encoded(text):
+        raise InvalidArgument(f"a log's path is the name of a directory, as text, not {shown(path)}")
     return text
 
 

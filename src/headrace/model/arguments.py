@@ -1,8 +1,12 @@
 """Checks of arguments that the client and the embedded log share."""
 
-from typing import Any
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from headrace.model.errors import InvalidArgument
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS_MAX = 1e8
 """Three years: a longer time-out is taken for this one, which every lock and event loop can wait for."""
@@ -52,3 +56,20 @@ def check_callable(given: object, what: str) -> None:
     """Refuse what cannot be called."""
     if not callable(given):
         raise InvalidArgument(f"{what} is a function or another callable, not {shown(given)}")
+
+
+def checked_hooks(hooks: Iterable[T], what: str) -> tuple[T, ...]:
+    """Several callables."""
+    try:
+        checked = tuple(hooks)
+    except TypeError as error:
+        raise InvalidArgument(f"{what} are several callables, such as a list of them, not {shown(hooks)}") from error
+    for hook in checked:
+        check_callable(hook, f"each of {what}")
+    return checked
+
+
+def check_path(path: object, what: str) -> None:
+    """Refuse what names no file at all; whether it can be opened is seen when it is."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise InvalidArgument(f"{what} is the name of a directory, or ':memory:', not {shown(path)}")

@@ -1,10 +1,12 @@
 """Leased subscriptions: every setting one can have."""
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import msgspec
 
+from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import DELIVERIES_MAX, LEASE_SECONDS_MAX
 from headrace.model.topic import checked_name, parse_topic
@@ -106,7 +108,18 @@ def subscription_settings(given: dict[str, Any], base: SubscriptionSettings | No
     try:
         return msgspec.convert({**(base or SubscriptionSettings()).as_dict(), **given}, SubscriptionSettings)
     except (msgspec.ValidationError, UnicodeError) as error:
-        raise InvalidArgument(f"a subscription's settings are wrong: {error.__cause__ or error}") from error
+        told = shortened(error.__cause__ or error)
+        raise InvalidArgument(f"a subscription's settings are wrong: {told}") from error
+
+
+def plain_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are sent: enumerations by their values; refuses what no setting can be."""
+    plain: dict[str, Any] = {}
+    for name, value in given.items():
+        plain[name] = value.value if isinstance(value, Enum) else value
+        if not isinstance(plain[name], str | int | float | None):
+            raise InvalidArgument(f"{shown(name)} of a subscription is a text, a number or a bool, not {shown(value)}")
+    return plain
 
 
 def checked_subscription(name: str) -> str:

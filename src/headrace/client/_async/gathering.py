@@ -15,7 +15,7 @@ from headrace.client.results import Receipt
 from headrace.client.serialising import Serializer, serialized, serializer_of, to_bytes
 from headrace.client.shapes import Shape, check_partition, codec_of, durability_of
 from headrace.client.times import checked_count, checked_seconds
-from headrace.model.arguments import checked_timeout, shown
+from headrace.model.arguments import check_callable, checked_hooks, checked_timeout, shown
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import BATCH_COUNT_MAX
@@ -54,6 +54,10 @@ class AsyncGathering:
             checked_count(count, name)
         checked_seconds(linger, "linger")
         timeout = checked_timeout(timeout, least=0.001)
+        if partitioner is not None:
+            check_callable(partitioner, "partitioner")
+        before_publish = checked_hooks(before_publish, "before_publish")
+        after_ack = checked_hooks(after_ack, "after_ack")
         if on_full not in ("block", "raise"):
             raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
         self.topic = topic
@@ -68,7 +72,7 @@ class AsyncGathering:
         self._partitioner = partitioner or by_key
         self._serializer = serializer_of(serializer)
         self._durability = durability_of(durability)
-        self._before_publish = tuple(before_publish)
+        self._before_publish = before_publish
         self._timeout = timeout
         self._on_close = on_close
         self._shipping = AsyncShipping(

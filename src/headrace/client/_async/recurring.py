@@ -3,8 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
-
 from headrace.client._async.administration import AsyncAdministration
 from headrace.client.outgoing import GivenHeaders, checked_headers, checked_key
 from headrace.client.serialising import to_bytes
@@ -30,7 +28,7 @@ from headrace.model.recurring import (
     Recurrence,
 )
 from headrace.model.requests import Words
-from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION, plain_settings
 from headrace.wire.native import Kind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -64,7 +62,7 @@ class AsyncRecurring(AsyncAdministration):
             settings: any of SubscriptionSettings, such as `discipline="priority"` or `deliveries_max=5`.
         """
         spot = spot_at(start)
-        head = SubscriptionCreate(topic, subscription, _plain(settings), spot.kind)
+        head = SubscriptionCreate(topic, subscription, plain_settings(settings), spot.kind)
         head.exist_ok, head.create_topic = exist_ok, create
         if spot.kind == "time":
             head.start_us = spot.value
@@ -82,7 +80,7 @@ class AsyncRecurring(AsyncAdministration):
             subscription: which.
             settings: those of SubscriptionSettings that change.
         """
-        head = SubscriptionAlter(topic, _plain(settings), subscription)
+        head = SubscriptionAlter(topic, plain_settings(settings), subscription)
         return await self._subscription_info(Kind.SUBSCRIPTION_ALTER, head)
 
     async def reset_subscription(
@@ -244,9 +242,3 @@ class AsyncRecurring(AsyncAdministration):
         info: CronInfo
         info, _ = await self._line.request(kind, head, repeat=repeat)
         return info
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they are sent: enumerations by their names."""
-    plain: dict[str, Any] = msgspec.to_builtins(settings)
-    return plain

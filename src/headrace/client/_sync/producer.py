@@ -13,7 +13,7 @@ from headrace.client.portions import Checked, Given, Portion, portions
 from headrace.client.results import Receipt, receipt_at
 from headrace.client.shapes import Shape, check_partition, durability_of
 from headrace.client.times import Moment, listed
-from headrace.model.arguments import checked_timeout
+from headrace.model.arguments import check_callable, checked_timeout
 from headrace.model.describing import described, short, state_of
 from headrace.model.durability import Durability
 from headrace.model.errors import MessageTooLarge, PartitionNotFound
@@ -101,6 +101,8 @@ class Producer(Gathering):
                 if place >= 0:
                     self._shipping.flush()
                     return Sent(parcel, place)
+        if callback is not None:
+            check_callable(callback, "callback")
         message = Outgoing(
             self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
         )
@@ -231,6 +233,8 @@ class Producer(Gathering):
 
     def _planned(self, name: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
         """The messages as batches, each with its partition."""
+        if partition is not None:
+            check_partition(name, partition, shape)
         keyless = self._turn(name, shape) if partition is None else partition
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:

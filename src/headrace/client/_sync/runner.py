@@ -13,6 +13,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import CannotDeserialize
+from headrace.client.times import checked_count
 from headrace.model.errors import InvalidArgument
 
 logger = logging.getLogger("headrace.client")
@@ -37,8 +38,7 @@ class Runner:
         on_error: OnHandlerError,
         auto_commit: bool,
     ) -> None:
-        if workers < 1:
-            raise InvalidArgument(f"workers must be 1 at least, not {workers}")
+        checked_count(workers, "workers")
         if on_error not in ("raise", "skip") and not callable(on_error):
             raise InvalidArgument(f"on_error is 'raise', 'skip' or a callable, not {on_error!r}")
         self._intake = intake

@@ -19,7 +19,7 @@ from headrace.client.opening import Opening
 from headrace.client.reading import OnCorrupt, Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import Deserializer, deserializer_of
-from headrace.client.times import Start, checked_count, checked_seconds, spot_at
+from headrace.client.times import Start, checked_count, checked_seconds, listed, spot_at
 from headrace.client.wishes import check_wish
 from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.describing import described, short, state_of
@@ -240,11 +240,13 @@ class Subscription:
             topic: only in this one.
             partitions: only in these.
         """
+        spot = spot_at(to)
+        numbers = None if partitions is None else listed(partitions, "partitions")
         self.begin()
         assert self._line is not None
-        deadline, spot = now() + self._line.timeout, spot_at(to)
+        deadline = now() + self._line.timeout
         for name, number in list(self._intake.readers):
-            if topic not in (None, name) or (partitions is not None and number not in partitions):
+            if topic not in (None, name) or (numbers is not None and number not in numbers):
                 continue
             offset = spot.value
             if spot.kind != "offset":

@@ -351,6 +351,8 @@ class Transaction:
 
     def _planned(self, topic: str, checked: Checked, partition: int | None, shape: Shape) -> list[tuple[int, Portion]]:
         """The messages as batches, each with its partition."""
+        if partition is not None:
+            check_partition(topic, partition, shape)
         keyless = self._partition(shape, partition, None)
         plan: dict[int, list[int] | None] = {keyless: None}
         if checked.columns.keys is not None and partition is None:
