@@ -12,6 +12,7 @@ import pytest
 
 import headrace
 from headrace import errors
+from headrace.client.addresses import parse_address
 from headrace.model.arguments import shown
 from headrace.server import ServerSettings
 
@@ -328,6 +329,25 @@ def test_addresses_that_cannot_be_reached(address: str) -> None:
         headrace.connect(address, timeout=5)
     with pytest.raises(errors.HeadraceError):
         asyncio.run(headrace.connect_async(address, timeout=5))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "headrace://127.0.0.1:0",
+        "headrace://127.0.0.1:7390?x=1",
+        "headrace://127.0.0.1:7390/?",
+        "headrace://127.0.0.1:7390#x",
+        "headrace://127.0.0.1:7390/topic",
+        "headrace://:secret@127.0.0.1",
+        "headrace+unix:///run/headrace.sock?x=1",
+        "headrace+unix:///run/headrace.sock#x",
+        "http://127.0.0.1",
+    ],
+)
+def test_addresses_of_which_a_part_would_be_ignored(address: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="is no address"):
+        parse_address(address)
 
 
 OPENED: list[tuple[Any, dict[str, Any], str]] = [

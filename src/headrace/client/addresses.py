@@ -5,6 +5,7 @@ import socket
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.wire.native import DEFAULT_PORT
 
@@ -56,17 +57,21 @@ def parse_address(text: str) -> Address:
     'headrace+unix:///run/headrace.sock'
     """
     if not isinstance(text, str):
-        raise InvalidArgument(f"an address is text, not {text!r}; write {_EXAMPLES}")
+        raise InvalidArgument(f"an address is text, not {shown(text)}; write {_EXAMPLES}")
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidArgument(f"{text!r} is no address: {error}; write {_EXAMPLES}") from error
+        raise InvalidArgument(f"{shown(text)} is no address: {shortened(error)}; write {_EXAMPLES}") from error
+    if "?" in text or "#" in text:
+        raise InvalidArgument(f"{shown(text)} is no address: one has no query and no fragment; write {_EXAMPLES}")
+    if port == 0:
+        raise InvalidArgument(f"{shown(text)} is no address: a port is 1 to 65535; write {_EXAMPLES}")
     if parts.scheme == "headrace+unix" and parts.path and not parts.netloc:
         return Address("", 0, parts.path)
-    if parts.scheme == "headrace" and host and parts.path in ("", "/") and not parts.username:
+    if parts.scheme == "headrace" and host and parts.path in ("", "/") and "@" not in parts.netloc:
         return Address(host, port or DEFAULT_PORT)
-    raise InvalidArgument(f"{text!r} is no address of a broker; write {_EXAMPLES}")
+    raise InvalidArgument(f"{shown(text)} is no address of a broker; write {_EXAMPLES}")
 
 
 def place_of(target: Target) -> str:
