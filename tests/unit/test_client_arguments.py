@@ -350,6 +350,63 @@ def test_addresses_of_which_a_part_would_be_ignored(address: str) -> None:
         parse_address(address)
 
 
+HUGE = "x" * (1 << 20)
+WITH_HUGE: dict[str, Use] = {
+    "topic": lambda bus, bad: bus.publish(bad, b"x"),
+    "durability": lambda bus, bad: bus.publish("t", b"x", durability=bad),
+    "headers": lambda bus, bad: bus.publish("t", b"x", headers=[bad]),
+    "header": lambda bus, bad: bus.publish("t", b"x", headers={bad: 5}),
+    "header's text": lambda bus, bad: bus.publish("t", b"x", headers={"a": [bad]}),
+    "header in UTF-8": lambda bus, bad: bus.publish("t", b"x", headers={f"{bad!r}\udc80": b""}),
+    "key in UTF-8": lambda bus, bad: bus.publish("t", b"x", key=f"{bad!r}\udc80"),
+    "partition": lambda bus, bad: bus.publish("t", b"x", partition=bad),
+    "timestamp": lambda bus, bad: bus.publish("t", b"x", timestamp=bad),
+    "compression": lambda bus, bad: bus.producer("t", compression=bad),
+    "on_full": lambda bus, bad: bus.producer("t", on_full=bad),
+    "serializer": lambda bus, bad: bus.producer("t", serializer=bad),
+    "partitioner": lambda bus, bad: bus.producer("t", partitioner=bad),
+    "timeout": lambda bus, bad: bus.producer("t", timeout=bad),
+    "deserializer": lambda bus, bad: bus.queue("t", deserializer=bad),
+    "ack": lambda bus, bad: bus.queue("t").jobs(ack=bad),
+    "status": lambda bus, bad: bus.queue("t").find(status=bad),
+    "start": lambda bus, bad: bus.subscribe("t", start=bad),
+    "start at": lambda bus, bad: bus.subscribe("t", start={0: bad}),
+    "commit": lambda bus, bad: bus.subscribe("t", commit=bad),
+    "on_corrupt": lambda bus, bad: bus.subscribe("t", on_corrupt=bad),
+    "on_out_of_range": lambda bus, bad: bus.subscribe("t", on_out_of_range=bad),
+    "on_error": lambda bus, bad: bus.subscribe("t", on_error=bad),
+    "run on_error": lambda bus, bad: bus.subscribe("t").run(print, on_error=bad),
+    "handler": lambda bus, bad: headrace.App(bus).on("t")(bad),
+    "on": lambda bus, bad: headrace.App(bus).on(bad)(print),
+    "on subscription": lambda bus, bad: headrace.App(bus).on("t", subscription=bad)(print),
+    "on retry": lambda bus, bad: headrace.App(bus).on("t", retry={"retry": bad})(print),
+    "every": lambda bus, bad: headrace.App(bus).every(bad)(print),
+    "every zone": lambda bus, bad: headrace.App(bus).every("@daily", zone=bad)(print),
+    "every name": lambda bus, bad: headrace.App(bus).every("@daily", name=bad)(print),
+    "every missed": lambda bus, bad: headrace.App(bus).every("@daily", name="n", missed=bad)(print),
+    "every overlap": lambda bus, bad: headrace.App(bus).every("@daily", name="n", overlap=bad)(print),
+    "cron": lambda bus, bad: bus.cron_add("n", "t", bad),
+    "scheduled": lambda bus, bad: bus.scheduled(bad),
+    "create_topic": lambda bus, bad: bus.create_topic("u", storage=bad),
+    "topic durability": lambda bus, bad: bus.create_topic("u", durability=bad),
+    "create_subscription": lambda bus, bad: bus.create_subscription("t", "s", retry=bad),
+    "alter_subscription": lambda bus, bad: bus.alter_subscription("t", retry=bad),
+    "alter dead_letter_topic": lambda bus, bad: bus.alter_subscription("t", dead_letter_topic=bad),
+    "name": lambda _, bad: headrace.open(":memory:", name=bad),
+    "connect": lambda _, bad: headrace.connect(bad),
+    "connect to": lambda _, bad: headrace.connect(f"headrace://{bad!r}:x"),
+}
+
+
+@pytest.mark.parametrize("bad", [HUGE, HUGE.encode()], ids=["str", "bytes"])
+@pytest.mark.parametrize("name", WITH_HUGE)
+def test_errors_do_not_repeat_a_large_argument(bus: headrace.Bus, name: str, bad: Any) -> None:
+    with pytest.raises(errors.HeadraceError) as told:
+        WITH_HUGE[name](bus, bad)
+    assert len(str(told.value)) < 1500
+    assert bus.describe_topic("t").topic == "t"
+
+
 OPENED: list[tuple[Any, dict[str, Any], str]] = [
     (":memory:", {"nonsense": 1}, "nonsense"),
     (":memory:", {"port": None}, "port"),

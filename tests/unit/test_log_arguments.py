@@ -97,3 +97,17 @@ def test_arguments_of_another_kind(log: Log, name: str, bad: Any) -> None:
     with pytest.raises(errors.InvalidArgument):
         WRONG[name](log, bad)
     assert log.read(0).value == b"x"
+
+
+@pytest.mark.parametrize("bad", ["x" * (1 << 20), b"x" * (1 << 20)], ids=["str", "bytes"])
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in ("append", "append key", "cursor")])
+def test_errors_do_not_repeat_a_large_argument(log: Log, name: str, bad: Any) -> None:
+    with pytest.raises(errors.InvalidArgument) as told:
+        WRONG[name](log, bad)
+    assert len(str(told.value)) < 1500
+
+
+@pytest.mark.parametrize("name", ["read", "consume", "commit", "seek", "append timestamp"])
+def test_numbers_too_long_to_be_written(log: Log, name: str) -> None:
+    with pytest.raises(errors.HeadraceError):
+        WRONG[name](log, -(10**5000))

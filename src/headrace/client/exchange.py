@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from headrace.client.clock import Clock, monotonic_us
+from headrace.model.arguments import shortened
 from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.leasing import Ack, Extend, Lease
 from headrace.model.requests import Assignment, Publish, TransactionStage, Words
@@ -151,7 +152,7 @@ class Exchange:
         try:
             framed = frame(kind, number, head, len(body))
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error}") from error
+            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {shortened(error)}") from error
         if type(head) not in _HOT:
             _check_types(kind, framed)
         if reader is not None:
@@ -304,7 +305,8 @@ def _check_types(kind: Kind, framed: bytearray) -> None:
     try:
         decode(kind, memoryview(framed)[HEADER_BYTES:])
     except ProtocolError as error:
-        raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {error.__cause__ or error}") from error
+        told = shortened(error.__cause__ or error)
+        raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {told}") from error
 
 
 def _error_told(come: Frame) -> HeadraceError:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 
 Handler = Callable[[Any], Any]
@@ -17,7 +18,7 @@ def checked_handler(given: Any) -> Handler:
     'message'
     """
     if not callable(given) or inspect.isclass(given):
-        raise InvalidArgument(f"a handler is a function, not {given!r}")
+        raise InvalidArgument(f"a handler is a function, not {shown(given)}")
     handler: Handler = given
     if _has_code(handler, inspect.isgeneratorfunction) or _has_code(handler, inspect.isasyncgenfunction):
         raise InvalidArgument(f"the handler {_name(handler)} contains `yield`: a call would not run it; use `return`")

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import CannotDeserialize, Deserializer
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 
 logger = logging.getLogger("headrace.client")
@@ -20,7 +21,7 @@ class Opening:
 
     def __init__(self, deserializer: Deserializer | None, on_error: OnError) -> None:
         if on_error not in ("raise", "skip") and not callable(on_error):
-            raise InvalidArgument(f"on_error is 'raise', 'skip' or a callable, not {on_error!r}")
+            raise InvalidArgument(f"on_error is 'raise', 'skip' or a callable, not {shown(on_error)}")
         self._deserializer = deserializer
         self._on_error = on_error
 

@@ -212,7 +212,7 @@ def encoded_key(key: str) -> bytes:
     try:
         return key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"key {key!r} is no text that UTF-8 can hold: {error}") from error
+        raise InvalidArgument(f"key {shown(key)} is no text that UTF-8 can hold: {error}") from error
 
 
 def checked_keys(keys: Sequence[Any]) -> list[bytes | None]:
@@ -234,9 +234,9 @@ def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
             name.encode()
             checked[name] = text.encode() if isinstance(text, str) else bytes(memoryview(text))
         except (AttributeError, TypeError) as error:
-            raise InvalidArgument(f"a header is a name and text or bytes, not {name!r}: {text!r}") from error
+            raise InvalidArgument(f"a header is a name and text or bytes, not {shown(name)}: {shown(text)}") from error
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {name!r} is no text that UTF-8 can hold: {error}") from error
+            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
     return checked
 
 

@@ -57,7 +57,7 @@ def registered(
 ) -> Registered:
     """A handler, and what it is for; says what is wrong with that."""
     if not isinstance(topic, str):
-        raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {topic!r}')
+        raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {shown(topic)}')
     parse_topic(topic)
     check_name(subscription, "a subscription")
     checked_subscription(subscription)
@@ -96,7 +96,7 @@ def registered_schedule(
     given: dict[str, Any] = {"when": when, "zone": zone, "name": called}
     for argument, text in given.items():
         if not isinstance(text, str):
-            raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {text!r}")
+            raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {shown(text)}")
     rule = checked_recurrence(Recurrence(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))
     schedule_of(rule, 0)
     return registered(handler, rule.topic, retry=retry, lease=lease, recurrence=rule)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from headrace.client.selecting import span_us
 from headrace.client.times import Moment, microseconds
+from headrace.model.arguments import shown
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -62,7 +63,7 @@ def parse_id(text: str) -> MessageName:
     numbers += [topic_id] if at else ["0"]
     if topic and len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):
         return MessageName(topic, *map(int, numbers))
-    raise InvalidArgument(f"{text!r} is no message; write topic/partition/offset, such as reminders/0/17")
+    raise InvalidArgument(f"{shown(text)} is no message; write topic/partition/offset, such as reminders/0/17")
 
 
 def edit_error(name: str, outcome: Outcome) -> HeadraceError:

@@ -58,7 +58,7 @@ def selection(
 ) -> Selection:
     """A selection of messages; says what is wrong with it."""
     if status not in STATUSES:
-        raise InvalidArgument(f"a status is 'waiting', 'ready', 'leased' or 'dead', not {status!r}")
+        raise InvalidArgument(f"a status is 'waiting', 'ready', 'leased' or 'dead', not {shown(status)}")
     try:
         chosen = [MessageId(message.partition, message.offset) for message in messages]
     except (AttributeError, TypeError) as error:

@@ -25,7 +25,7 @@ class CannotDeserialize(HeadraceError):
 
     def __init__(self, topic: str, partition: int, offset: int, reason: Exception, message: Any) -> None:
         super().__init__(
-            f"message {offset} of {topic}[{partition}] cannot be deserialized: {reason!r}; "
+            f"message {offset} of {topic}[{partition}] cannot be deserialized: {shown(reason)}; "
             "its value is in the error's .message.value, and iterating again goes on behind it",
             topic=topic,
             partition=partition,
@@ -101,5 +101,5 @@ def serialized(serializer: Serializer, value: Any) -> bytes | None:
     except HeadraceError:
         raise
     except Exception as error:
-        raise CannotSerialize(f"a value of type {type(value).__name__} cannot be serialized: {error!r}") from error
+        raise CannotSerialize(f"a value of type {type(value).__name__} cannot be serialized: {shown(error)}") from error
     return made if made is None or type(made) is bytes else to_bytes(made)

@@ -35,7 +35,7 @@ def codec_of(compression: str | None) -> Codec | None:
     if compression is None:
         return None
     if compression not in ("none", "lz4", "zstd"):
-        raise InvalidArgument(f"compression is 'none', 'lz4' or 'zstd', not {compression!r}")
+        raise InvalidArgument(f"compression is 'none', 'lz4' or 'zstd', not {shown(compression)}")
     return Compression(compression).codec
 
 
@@ -45,8 +45,8 @@ def durability_of(given: Durability | str | None) -> int:
         return 0
     if isinstance(given, str):
         if given.upper() not in Durability.__members__:
-            raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {given!r}")
+            raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {shown(given)}")
         return Durability[given.upper()].value
     if not isinstance(given, Durability):
-        raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {given!r}")
+        raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {shown(given)}")
     return given.value

@@ -107,5 +107,5 @@ def spot_at(start: Start) -> Spot:
 
 def _named(name: str) -> Spot:
     if name not in ("earliest", "latest"):
-        raise InvalidArgument(f"{name!r} is no place in a topic; write 'earliest' or 'latest'")
+        raise InvalidArgument(f"{shown(name)} is no place in a topic; write 'earliest' or 'latest'")
     return Spot(name)

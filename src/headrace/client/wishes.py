@@ -21,11 +21,11 @@ def check_wish(
     if not topics and not patterns:
         raise InvalidArgument("say which topics to subscribe to, or a pattern of them")
     if commit not in ("auto", "manual"):
-        raise InvalidArgument(f"commit is 'auto' or 'manual', not {commit!r}")
+        raise InvalidArgument(f"commit is 'auto' or 'manual', not {shown(commit)}")
     if on_out_of_range not in ("earliest", "latest", "raise"):
-        raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {on_out_of_range!r}")
+        raise InvalidArgument(f"on_out_of_range is 'earliest', 'latest' or 'raise', not {shown(on_out_of_range)}")
     if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
-        raise InvalidArgument(f"on_corrupt is 'raise', 'skip' or a callable, not {on_corrupt!r}")
+        raise InvalidArgument(f"on_corrupt is 'raise', 'skip' or a callable, not {shown(on_corrupt)}")
     if any(type(number) is not int for number in partitions or ()):
         raise InvalidArgument(f"partitions are numbers, not {shown(partitions)}")
     if group is not None and partitions is not None:

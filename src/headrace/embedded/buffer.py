@@ -263,7 +263,7 @@ def _check_timestamp(timestamp: int) -> None:
     if type(timestamp) is not int or not TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
         raise InvalidArgument(
             f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
-            f"not {timestamp!r}"
+            f"not {shown(timestamp)}"
         )
 
 
@@ -276,14 +276,14 @@ def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
     checked = {}
     for name, text in headers.items():
         if not isinstance(name, str):
-            raise InvalidArgument(f"a header's name is text, not {name!r}")
+            raise InvalidArgument(f"a header's name is text, not {shown(name)}")
         try:
             name.encode()
-            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {name}")
+            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {shown(name)}")
         except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {name!r} is no text that UTF-8 can hold: {error}") from error
+            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
         if content is None:
-            raise InvalidArgument(f"header {name} has no value")
+            raise InvalidArgument(f"header {shown(name)} has no value")
         checked[name] = content
     return checked or None
 

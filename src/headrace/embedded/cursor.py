@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from headrace.model.arguments import shown
 from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, CursorInUse, InvalidArgument
 from headrace.model.message import Message
@@ -208,5 +209,5 @@ class Cursor:
 
     def _checked(self, offset: int) -> int:
         if type(offset) is not int or not 0 <= offset <= self._log.next_offset:
-            raise InvalidArgument(f"offset {offset} is not between 0 and {self._log.next_offset}, the log's end")
+            raise InvalidArgument(f"offset {shown(offset)} is not between 0 and {self._log.next_offset}, the log's end")
         return offset

@@ -550,7 +550,7 @@ def _codec(name: str) -> Codec:
     try:
         return Codec[name.upper()]
     except (KeyError, AttributeError):
-        raise InvalidArgument(f"compression is none, lz4 or zstd, not {name!r}") from None
+        raise InvalidArgument(f"compression is none, lz4 or zstd, not {shown(name)}") from None
 
 
 def _positive(number: Any, name: str, below: float = float("inf")) -> Any:
@@ -560,7 +560,7 @@ def _positive(number: Any, name: str, below: float = float("inf")) -> Any:
         fits = False
     if not fits:
         limit = "" if below == float("inf") else f" and below {below:.0e}"
-        raise InvalidArgument(f"{name} must be a number above 0{limit}, or None, not {number!r}")
+        raise InvalidArgument(f"{name} must be a number above 0{limit}, or None, not {shown(number)}")
     return number
 
 

@@ -11,7 +11,7 @@ from itertools import chain, dropwhile, islice, takewhile
 from typing import Any, overload
 
 from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
-from headrace.model.arguments import checked_timeout
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch
 from headrace.model.errors import (
     CorruptBatch,
@@ -82,8 +82,8 @@ class Readable:
         offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
-            first, following = self.first_offset, self._stored.next_offset
-            raise OffsetOutOfRange(f"there is no message at offset {offset}; the log has {first} up to {following}")
+            there = f"the log has {self.first_offset} up to {self._stored.next_offset}"
+            raise OffsetOutOfRange(f"there is no message at offset {shown(offset)}; {there}")
         for message in self.messages(offset, until=offset + 1):
             return message
         raise MessageGone(f"the message at offset {offset} was removed by compaction")
@@ -204,7 +204,7 @@ class Readable:
         messages raise CorruptBatch once, to one consumer.
         """
         if whole(max_messages, "max_messages") < 1:
-            raise InvalidArgument(f"max_messages must be 1 at least, not {max_messages}")
+            raise InvalidArgument(f"max_messages must be 1 at least, not {shown(max_messages)}")
         deadline = _deadline(timeout)
         while True:
             # Others hold the place for a moment only, as a rule: who does not wait for messages waits for that.
@@ -342,7 +342,7 @@ def whole(number: int, what: str) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise InvalidArgument(f"{what} is a whole number, not {number!r}") from None
+        raise InvalidArgument(f"{what} is a whole number, not {shown(number)}") from None
 
 
 def _from_end(offset: int, following: int) -> int:

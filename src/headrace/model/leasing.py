@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
@@ -26,7 +27,7 @@ def cut_reason(reason: Any) -> str:
     8000
     """
     if not isinstance(reason, str):
-        raise InvalidArgument(f"a reason is a text, not {reason!r}")
+        raise InvalidArgument(f"a reason is a text, not {shown(reason)}")
     text: str = reason.encode("utf-8", "backslashreplace").decode()  # file names may have what is no character
     if len(text) <= REASON_CHARS_MAX:
         return text

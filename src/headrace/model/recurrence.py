@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.model.recurring import CRON_HEADER, RUN_HEADER, Recurrence
@@ -86,7 +87,7 @@ def parse_schedule(when: str, zone: str = "UTC", anchor_us: int = 0) -> Schedule
         return Interval(_interval_us(text), anchor_us)
     if text.startswith("@"):
         if text.lower() not in _NICKNAMES:
-            raise InvalidArgument(f"{text!r} is unknown; there are {', '.join(_NICKNAMES)}")
+            raise InvalidArgument(f"{shown(text)} is unknown; there are {', '.join(_NICKNAMES)}")
         text = _NICKNAMES[text.lower()]
     return Crontab(text, found)
 
@@ -95,9 +96,9 @@ def checked_recurrence(rule: Recurrence) -> Recurrence:
     """The recurrence, if everything in it but the times can be; its topic's name as it is written here."""
     checked_name(rule.name, "recurrence")
     if rule.missed not in _MISSED:
-        raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {rule.missed!r}")
+        raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {shown(rule.missed)}")
     if rule.overlap not in _OVERLAP:
-        raise InvalidArgument(f"overlap is {', '.join(_OVERLAP)}, not {rule.overlap!r}")
+        raise InvalidArgument(f"overlap is {', '.join(_OVERLAP)}, not {shown(rule.overlap)}")
     for header in (CRON_HEADER, RUN_HEADER):
         if header in rule.headers:
             raise InvalidArgument(f"the header {header} is set by the broker")
@@ -149,18 +150,19 @@ def parse_zone(zone: str) -> ZoneInfo:
     try:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # names of folders and of other files among them
-        raise InvalidArgument(f"there is no time zone {zone!r}; use a name such as Europe/Berlin or UTC") from error
+        told = f"there is no time zone {shown(zone)}; use a name such as Europe/Berlin or UTC"
+        raise InvalidArgument(told) from error
 
 
 def _interval_us(text: str) -> int:
     match = _EVERY.fullmatch(text.lower())
     if match is None:
         raise InvalidArgument(
-            f"{text!r} is no interval: write it like 'every 90s', 'every 5m' or 'every 1h30m' (w d h m s ms)"
+            f"{shown(text)} is no interval: write it like 'every 90s', 'every 5m' or 'every 1h30m' (w d h m s ms)"
         )
     interval_us = sum(int(number) * _UNITS_US[unit] for number, unit in _PART.findall(match[1]))
     if not _INTERVAL_US_MIN <= interval_us <= _INTERVAL_US_MAX:
-        raise InvalidArgument(f"{text!r} is no interval: it has to be 10ms to 100 years")
+        raise InvalidArgument(f"{shown(text)} is no interval: it has to be 10ms to 100 years")
     return interval_us
 
 
@@ -195,13 +197,13 @@ class Crontab:
         try:
             first = next(CronSim(expression, datetime(2000, 1, 1)), None)
         except CronSimError as error:
-            reason = str(error)
+            reason = shortened(error)
             raise InvalidArgument(
-                f"{expression!r} does not say when: {reason[:1].lower()}{reason[1:]}; there are five fields (minute, "
-                "hour, day of month, month, day of week), or six with seconds first"
+                f"{shown(expression)} does not say when: {reason[:1].lower()}{reason[1:]}; there are five fields "
+                "(minute, hour, day of month, month, day of week), or six with seconds first"
             ) from error
         if first is None:
-            raise InvalidArgument(f"{expression!r} never comes: there is no such day")
+            raise InvalidArgument(f"{shown(expression)} never comes: there is no such day")
         fields = expression.split()
         self.certain = not any(field.startswith("*") for field in fields[: len(fields) - 3])
         self._matching = CronSim(expression, _EPOCH)

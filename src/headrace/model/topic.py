@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.model.arguments import shortened, shown
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
@@ -71,8 +72,8 @@ def checked_name(name: str, what: str) -> str:
 def _checked(name: str, what: str, chars_max: int, whole: str) -> str:
     if len(name) > chars_max or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{whole!r} cannot name a {what}: use 1 to {chars_max} letters, digits, '.', '_' and '-', beginning with a "
-            "letter or digit"
+            f"{shown(whole)} cannot name a {what}: use 1 to {chars_max} letters, digits, '.', '_' and '-', beginning "
+            "with a letter or digit"
         )
     return name
 
@@ -181,13 +182,13 @@ def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> 
     merged = {**(base or TopicSettings()).as_dict(), **plain}
     durability = str(merged["durability"]).upper()
     if durability not in Durability.__members__:
-        raise InvalidArgument(f"durability is memory, written or synced, not {merged['durability']}")
+        raise InvalidArgument(f"durability is memory, written or synced, not {shown(merged['durability'])}")
     merged["durability"] = Durability[durability].value
     try:
         return msgspec.convert(merged, TopicSettings)
     except (msgspec.ValidationError, UnicodeError) as error:
         cause = error.__cause__
-        raise InvalidArgument(f"a topic's settings are wrong: {cause or error}") from error
+        raise InvalidArgument(f"a topic's settings are wrong: {shortened(cause or error)}") from error
 
 
 def _bounded(name: str, value: int, least: int, most: int) -> None:

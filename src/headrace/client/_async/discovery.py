@@ -10,6 +10,7 @@ from headrace.client._async.intake import AsyncIntake
 from headrace.client._async.line import AsyncLine
 from headrace.client.exchange import Bytes
 from headrace.client.times import Start, spot_at
+from headrace.model.arguments import shown
 from headrace.model.errors import PartitionNotFound
 from headrace.model.requests import Offsets, OffsetsFound, TopicDescribe, TopicInfo, TopicList, Topics
 from headrace.wire.native import Kind
@@ -86,7 +87,7 @@ class AsyncDiscovery:
         numbers = range(count) if self._partitions is None else self._partitions
         for number in numbers:
             if not 0 <= number < count:
-                raise PartitionNotFound(f"{info.topic} has partitions 0 to {count - 1}, not {number}")
+                raise PartitionNotFound(f"{info.topic} has partitions 0 to {count - 1}, not {shown(number)}")
         known = self._intake.readers.keys() | self._pending
         return [number for number in numbers if (info.topic, number) not in known]
 

@@ -59,7 +59,7 @@ class AsyncGathering:
         before_publish = checked_hooks(before_publish, "before_publish")
         after_ack = checked_hooks(after_ack, "after_ack")
         if on_full not in ("block", "raise"):
-            raise InvalidArgument(f"on_full is 'block' or 'raise', not {on_full!r}")
+            raise InvalidArgument(f"on_full is 'block' or 'raise', not {shown(on_full)}")
         self.topic = topic
         self._bus = bus
         """What must live as long as the producer does."""

@@ -16,7 +16,7 @@ from headrace.client.selecting import lease_ms_of, span_ms, wait_ms_of
 from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, checked_count, microseconds
 from headrace.client.unpacking import Unpacking
-from headrace.model.arguments import check_flag, checked_timeout
+from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.describing import described, short
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
@@ -118,7 +118,7 @@ class AsyncQueue(AsyncPending):
             timeout: iteration ends when no message has come for so many seconds; by default never.
         """
         if ack not in ("auto", "manual"):
-            raise InvalidArgument(f"ack is 'auto' or 'manual', not {ack!r}")
+            raise InvalidArgument(f"ack is 'auto' or 'manual', not {shown(ack)}")
         checked_count(prefetch, "prefetch")
         jobs = AsyncJobs(
             self._bus,
@@ -210,7 +210,7 @@ class AsyncQueue(AsyncPending):
             state: a few bytes for whoever gets the message next.
         """
         if not isinstance(state, bytes | bytearray | memoryview):
-            raise InvalidArgument(f"a state is bytes, not {state!r}")
+            raise InvalidArgument(f"a state is bytes, not {shown(state)}")
         if delay is not None and until is not None:
             raise InvalidArgument("give messages back for some time or until some time, not both")
         delay_ms = None if delay is None else span_ms(delay, "delay")

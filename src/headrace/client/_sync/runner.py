@@ -14,6 +14,7 @@ from headrace.client.reading import Reader
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.serialising import CannotDeserialize
 from headrace.client.times import checked_count
+from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 
 logger = logging.getLogger("headrace.client")
@@ -40,7 +41,7 @@ class Runner:
     ) -> None:
         checked_count(workers, "workers")
         if on_error not in ("raise", "skip") and not callable(on_error):
-            raise InvalidArgument(f"on_error is 'raise', 'skip' or a callable, not {on_error!r}")
+            raise InvalidArgument(f"on_error is 'raise', 'skip' or a callable, not {shown(on_error)}")
         self._intake = intake
         self._take = take
         self._ended = ended
