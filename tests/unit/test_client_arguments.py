@@ -440,3 +440,20 @@ OPENED: list[tuple[Any, dict[str, Any], str]] = [
 def test_settings_that_a_broker_cannot_have(path: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=named):
         headrace.open(path, **settings).close()
+
+
+def test_with_asyncio_it_is_the_same() -> None:
+    async def story() -> None:
+        async with await headrace.open_async(":memory:", timeout=float("inf")) as bus:
+            producer = bus.producer("t", timeout=1e308)
+            assert (await (await producer.send(b"x")).result(10**400)).count == 1
+            await producer.flush(float("inf"))
+            assert len(await bus.queue("t").lease(1, wait=timedelta.max)) == 1
+            with pytest.raises(errors.InvalidArgument, match="timeout is"):
+                await producer.flush("x")  # type: ignore[arg-type]
+            with pytest.raises(errors.InvalidArgument, match="create is"):
+                bus.queue("t", create=None)  # type: ignore[arg-type]
+        with pytest.raises(errors.InvalidArgument, match="data"):
+            await headrace.open_async(None)  # type: ignore[arg-type]
+
+    asyncio.run(story())

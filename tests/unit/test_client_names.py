@@ -127,6 +127,20 @@ def test_everything_says_in_one_line_what_it_is(address: str, tmp_path: Path) ->
         assert "closed" in repr(thing) or not hasattr(thing, "close")
 
 
+def test_what_a_closed_bus_has_made_says_that_it_is_closed(address: str) -> None:
+    with headrace.connect(address) as bus:
+        made = [bus.queue("t"), bus.lease("t"), bus.queue("t").jobs(), bus.subscribe("t"), bus.producer("t")]
+        made += [bus.transaction("x"), bus.schedule("t", b"x", in_=60)]
+        assert not any("closed" in repr(thing) for thing in made)
+    assert [repr(thing) for thing in made if not repr(thing).endswith(" closed>")] == []
+
+
+def test_a_clock_says_what_it_knows(address: str) -> None:
+    assert re.fullmatch(r"<Clock offset_us=-?\d+ error_us=\d+ age_s=\S+ not compared>", repr(headrace.Clock()))
+    with headrace.connect(address) as bus:
+        assert re.fullmatch(r"<Clock offset_us=-?\d+ error_us=\d+ age_s=\S+( not compared)?>", repr(bus.clock))
+
+
 def test_subscriptions_and_transactions_tell_how_far_they_are(address: str) -> None:
     with headrace.connect(address) as bus:
         bus.publish("t", b"x")

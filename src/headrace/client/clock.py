@@ -3,8 +3,10 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from headrace.model.describing import described, state_of
 
 logger = logging.getLogger("headrace.client")
 
@@ -56,6 +58,13 @@ class Clock:
         self._error_us = UNKNOWN_ERROR_US
         self._measured_us = monotonic()
         self._far = False
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"offset_us={self.offset_us} error_us={self.error_us} age_s={self.age_s:.3g}"
+        yield state_of(not_compared=not self._samples)
 
     @property
     def offset_us(self) -> int:

@@ -9,7 +9,7 @@ from headrace.client import forking
 from headrace.client._async.settling import AsyncSettling
 from headrace.client.jobs import Job, refusals_error
 from headrace.client.unpacking import told
-from headrace.model.describing import described, short
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
 
 logger = logging.getLogger("headrace.client")
@@ -42,6 +42,7 @@ class AsyncLeasedBlock:
 
     def _facts(self) -> Iterator[str]:
         yield f"{self._settling.topic} subscription={short(self._settling.subscription)} messages={len(self._jobs)}"
+        yield state_of(closed=self._settling.closed)
 
     async def __aenter__(self) -> list[Job]:
         self._forks = forking.count

@@ -1,6 +1,6 @@
 """A queue: a leased subscription of a topic, from which messages are taken one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -17,7 +17,7 @@ from headrace.client.serialising import Deserializer, deserializer_of
 from headrace.client.times import Moment, checked_count, microseconds
 from headrace.client.unpacking import Unpacking
 from headrace.model.arguments import check_flag, checked_timeout, shown
-from headrace.model.describing import described, short
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.wire.native import Kind
@@ -52,7 +52,11 @@ class AsyncQueue(AsyncPending):
         self._create = create
 
     def __repr__(self) -> str:
-        return described(self, lambda: [self.topic, f"subscription={short(self.subscription)}"])
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self.topic} subscription={short(self.subscription)}"
+        yield state_of(closed=self._line.closed)
 
     async def lease(
         self,

@@ -208,6 +208,11 @@ class AsyncSettling:
             link.flush()
 
     @property
+    def closed(self) -> bool:
+        """Whether the bus is closed."""
+        return self._line.closed
+
+    @property
     def timeout(self) -> float:
         """How many seconds it may take until something that was said is answered."""
         return self._line.timeout

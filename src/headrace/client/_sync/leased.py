@@ -9,7 +9,7 @@ from headrace.client import forking
 from headrace.client._sync.settling import Settling
 from headrace.client.jobs import Job, refusals_error
 from headrace.client.unpacking import told
-from headrace.model.describing import described, short
+from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
 
 logger = logging.getLogger("headrace.client")
@@ -42,6 +42,7 @@ class LeasedBlock:
 
     def _facts(self) -> Iterator[str]:
         yield f"{self._settling.topic} subscription={short(self._settling.subscription)} messages={len(self._jobs)}"
+        yield state_of(closed=self._settling.closed)
 
     def __enter__(self) -> list[Job]:
         self._forks = forking.count

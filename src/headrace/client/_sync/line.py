@@ -131,6 +131,11 @@ class Line:
             raise Closed("the bus is closed")
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed for good, as it is with its bus."""
+        return self._closed
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection now, as far as is known."""
         return self.link is not None and not self.link.closed

@@ -1,5 +1,6 @@
 """A message that was scheduled, and can be changed until it is handed out."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from headrace.client.outgoing import GivenHeaders
 from headrace.client.scheduling import MessageName, edit_error, moment_of
 from headrace.client.selecting import UNCHANGED, edition
 from headrace.client.times import Moment
-from headrace.model.describing import described
+from headrace.model.describing import described, state_of
 from headrace.model.errors import MessageGone
 from headrace.model.leasing import Edit, Find, MessageId, Outcome, Selection, SubscriptionList
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
@@ -49,7 +50,12 @@ class Scheduled:
         """Value and headers in that version, if they are known."""
 
     def __repr__(self) -> str:
-        return described(self, lambda: [self.id, "" if self.version is None else f"version={self.version}"])
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield self.id
+        yield "" if self.version is None else f"version={self.version}"
+        yield state_of(closed=self._line.closed)
 
     def _knows(self, value: bytes | None, headers: GivenHeaders | None) -> "Scheduled":
         """The same handle, which need not ask for what the message says."""

@@ -117,6 +117,7 @@ class Transaction:
             already_committed=self.already_committed,
             committed=self.outcome is not None,
             aborted=self._ended,
+            closed=self._line.closed,
             open=self._begun is not None,
             not_begun=True,
         )
