@@ -35,6 +35,8 @@ class InvalidStatement(InvalidArgument):
 class PathInUse(InvalidArgument):
     """There is something at the path that is to be written to."""
 
+    code = "path_in_use"
+
 
 class Rows(NamedTuple):
     """What a statement gives."""
