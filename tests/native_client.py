@@ -5,7 +5,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
-from headrace.model.requests import Words
+from headrace.model.request import Request
 from headrace.wire.frames import Frame, Frames, frame
 from headrace.wire.native import REQUESTS, Hello, Kind, Welcome, decode_answer
 
@@ -40,17 +40,17 @@ class NativeClient:
         self.welcome = self.ask(Hello(client="tests", name=name))
         return self.welcome
 
-    def send(self, request: Words, body: bytes = b"") -> int:
+    def send(self, request: Request[Any], body: bytes = b"") -> int:
         """Ask without waiting; returns the correlation."""
         self._correlation += 1
         self.socket.sendall(bytes(frame(_KINDS[type(request)], self._correlation, request, len(body))) + body)
         return self._correlation
 
-    def ask(self, request: Words, body: bytes = b"") -> Any:
+    def ask(self, request: Request[Any], body: bytes = b"") -> Any:
         """Ask, and wait for the answer."""
         return self.answer(request, self.send(request, body))[0]
 
-    def ask_for_batches(self, request: Words) -> tuple[Any, bytes]:
+    def ask_for_batches(self, request: Request[Any]) -> tuple[Any, bytes]:
         """Ask, and wait for the answer and its body."""
         return self.answer(request, self.send(request))
 
@@ -60,7 +60,7 @@ class NativeClient:
             self._read()
         return self._received.popleft()
 
-    def answer(self, request: Words, correlation: int) -> tuple[Any, bytes]:
+    def answer(self, request: Request[Any], correlation: int) -> tuple[Any, bytes]:
         """Wait for the answer to a request that was sent, and its body."""
         seen = 0
         while True:

@@ -29,6 +29,7 @@ from headrace.model.errors import (
     TransactionNotFound,
     UnknownProducer,
 )
+from headrace.model.request import Request
 from headrace.model.requests import (
     GroupDescribe,
     Place,
@@ -39,7 +40,6 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
-    Words,
 )
 from headrace.model.topic import TopicSettings
 from headrace.storage.settings import LogSettings
@@ -170,7 +170,7 @@ class Books(RuleBasedStateMachine):
     # What is asked, and what becomes of it.
 
     def ask(
-        self, request: Words, told: Callable[[Any], None], body: bytes | bytearray = b"", may_be: Errors = ()
+        self, request: Request[Any], told: Callable[[Any], None], body: bytes | bytearray = b"", may_be: Errors = ()
     ) -> None:
         """Ask, and note who is to be told of success, and which errors are none of the broker's."""
 
@@ -191,7 +191,7 @@ class Books(RuleBasedStateMachine):
         if answer is not None:
             tell(answer)
 
-    def answered(self, request: Words, body: bytes | bytearray = b"") -> Any:
+    def answered(self, request: Request[Any], body: bytes | bytearray = b"") -> Any:
         """The answer or the error; None if the power went off."""
 
         def ask() -> Any:

@@ -13,7 +13,7 @@ from tests.native_client import NativeClient
 
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import Ack, Extend, Holding, Lease, Reject, Release
-from headrace.model.requests import Words
+from headrace.model.request import Answer
 
 TOPIC = "jobs"
 LEASE_MS = 300
@@ -77,7 +77,7 @@ class Holder:
         )
         return held
 
-    def ask(self, verb: str, partition: int, token: int, offsets: list[int]) -> tuple[int, Words, int]:
+    def ask(self, verb: str, partition: int, token: int, offsets: list[int]) -> tuple[int, Answer, int]:
         """Say something about messages, and do not wait for the answer."""
         self._number += 1
         holdings = [Holding(partition, token, offsets)]

@@ -28,14 +28,15 @@ from headrace.model.leasing import (
     SubscriptionCreate,
     SubscriptionDescribe,
 )
-from headrace.model.requests import Publish, Words
+from headrace.model.request import Answer, Request
+from headrace.model.requests import Publish
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import Workbench
 
 LEASE_MS = 10_000
 LEASE_US = LEASE_MS * 1000
 HOLDERS = ("ann", "bob", "eve")
-_SETTLING: dict[str, Callable[[list[Holding]], Words]] = {
+_SETTLING: dict[str, Callable[[list[Holding]], Answer]] = {
     "ack": lambda holdings: Ack("jobs", holdings),
     "extend": lambda holdings: Extend("jobs", holdings, LEASE_MS),
     "release": lambda holdings: Release("jobs", holdings, delay_ms=0),
@@ -169,7 +170,7 @@ class Interleaving:
 
     # Answers.
 
-    def _ask(self, who: str, what: str, request: Words, hear: Callable[[Any], None]) -> None:
+    def _ask(self, who: str, what: str, request: Request[Any], hear: Callable[[Any], None]) -> None:
         self._number += 1
         number = self._number
         session = self._sessions.get(who)

@@ -21,7 +21,8 @@ from headrace.engines import partition, store
 from headrace.engines.leased import runs, statuses
 from headrace.model.errors import HeadraceError, LogFailed
 from headrace.model.leasing import SUBSCRIPTION_HEADER, SubscriptionAlter, SubscriptionList
-from headrace.model.requests import TopicCreate, TopicDescribe, Words
+from headrace.model.request import Request
+from headrace.model.requests import TopicCreate, TopicDescribe
 from headrace.model.subscription import subscription_settings
 from headrace.model.topic import TopicSettings
 from headrace.testing import FaultyDisk, PowerLoss, Unsynced
@@ -108,7 +109,7 @@ class LeaseBooks(RuleBasedStateMachine):
 
     # What is asked, and what becomes of it.
 
-    def ask(self, request: Words, told: Callable[[Any], None], body: bytes = b"", holder: str = "ann") -> None:
+    def ask(self, request: Request[Any], told: Callable[[Any], None], body: bytes = b"", holder: str = "ann") -> None:
         """Ask, and note who is to be told; an error is no answer here."""
 
         def tell(answer: Any) -> None:
@@ -131,7 +132,7 @@ class LeaseBooks(RuleBasedStateMachine):
         if not self.slow:
             self.run()
 
-    def answer(self, request: Words, body: bytes = b"", holder: str = "ann") -> Any:
+    def answer(self, request: Request[Any], body: bytes = b"", holder: str = "ann") -> Any:
         """The answer or the error; None if the power went off."""
         self.run()
 

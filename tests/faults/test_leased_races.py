@@ -26,7 +26,8 @@ from headrace.model.leasing import (
     Release,
     SubscriptionCreate,
 )
-from headrace.model.requests import Publish, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Publish
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import START_US, Workbench
 
@@ -74,11 +75,11 @@ class Race:
             expected = "message_leased or message_gone"  # it is on its way to the dead ones
         self.answers.append((what, answer, expected))
 
-    def request(self, what: str) -> tuple[Words, bytes]:
+    def request(self, what: str) -> tuple[Answer, bytes]:
         holdings = [Holding(0, self.token, [0])]
         edited = [MessageId(0, 0, None if what == "delete" else 1)]
         new = bytes(encode(Columns([b"new"]), START_US).data)
-        requests: dict[str, Callable[[], Words]] = {
+        requests: dict[str, Callable[[], Answer]] = {
             "lease": lambda: Lease("jobs", lease_ms=10_000),
             "ack": lambda: Ack("jobs", holdings),
             "release": lambda: Release("jobs", holdings),

@@ -29,6 +29,7 @@ from headrace.model.batch import Columns, Producer, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import Ack, Lease, SubscriptionCreate
+from headrace.model.request import Answer, Request
 from headrace.model.requests import (
     Commit,
     GroupJoin,
@@ -46,7 +47,6 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
-    Words,
 )
 from headrace.wire.frames import Frames, frame
 from headrace.wire.native import (
@@ -135,7 +135,7 @@ def batch(count: int, value: bytes = b"x", producer: int = 0) -> bytes:
     return bytes(encode(columns, 1_700_000_000_000_000, producer=Producer(producer, 0, 0)).data)
 
 
-def request(head: Words, correlation: int = 1, body: bytes = b"") -> bytes:
+def request(head: Request[Any], correlation: int = 1, body: bytes = b"") -> bytes:
     return bytes(frame(_KINDS[type(head)], correlation, head, len(body))) + body
 
 
@@ -145,7 +145,7 @@ HELLO = request(Hello(client="hostile"))
 def valid(dice: Random) -> bytes:
     """Some request as a good client would send it."""
     place = Place(TOPIC, 0, dice.randrange(3), dice.randrange(3))
-    heads: list[tuple[Words, bytes]] = [
+    heads: list[tuple[Answer, bytes]] = [
         (Publish(TOPIC, 0, durability=dice.randrange(3)), batch(dice.randrange(1, 20))),
         (Publish(TOPIC, 0), batch(3, producer=dice.randrange(16, 1000))),
         (Fetch(TOPIC, 0, 0, bytes_max=dice.choice([0, 1, 5000, -1, 1 << 40]), wait_ms=dice.randrange(50)), b""),

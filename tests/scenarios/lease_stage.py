@@ -32,7 +32,8 @@ from headrace.model.leasing import (
     SubscriptionDescribe,
 )
 from headrace.model.message import Message
-from headrace.model.requests import Publish, TopicCreate, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Publish, TopicCreate
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import START_US, Workbench
 
@@ -295,7 +296,7 @@ class Stage:
             yield f"nothing for {holder}"
 
     def settle(
-        self, kind: type[Words], options: Options, holder: str, values: tuple[str, ...], **more: Any
+        self, kind: type[Answer], options: Options, holder: str, values: tuple[str, ...], **more: Any
     ) -> Iterator[str]:
         topic, subscription = named(options.get("in", self.ids[values[0]][0]))
         whose = options.get("with", holder)

@@ -368,7 +368,7 @@ def test_a_prefetch_window_asks_for_what_is_missing_and_never_for_nothing(
         assert 0 <= asked <= LEASE_MESSAGES_MAX
 
 
-# Words.
+# Answer.
 
 
 def test_a_selection_is_checked() -> None:

@@ -16,7 +16,8 @@ from headrace.model import errors, subscription, topic
 from headrace.model.batch import received
 from headrace.model.errors import HeadraceError, ProtocolError, TopicNotFound, error_of
 from headrace.model.limits import FRAME_BYTES_MAX
-from headrace.model.requests import Publish, Words
+from headrace.model.request import WireStruct
+from headrace.model.requests import Publish
 from headrace.wire.frames import HEADER_BYTES, RECEIVED_BYTES, Frame, Frames, Memory, frame
 from headrace.wire.native import (
     ANSWERS,
@@ -235,13 +236,13 @@ def shown_default(field: msgspec.structs.FieldInfo) -> str:
     if isinstance(default, str | bytes):
         text = default if isinstance(default, str) else default.decode()
         return f' = "{text}"'.replace("*", "\\*")
-    if isinstance(default, Words):
+    if isinstance(default, WireStruct):
         return " = {}"
     words = {"None": "nil", "True": "true", "False": "false"}
     return f" = {words.get(str(default), default)}"
 
 
-def tell_fields(head: type[Words], text: str) -> None:
+def tell_fields(head: type[WireStruct], text: str) -> None:
     """All fields stand in the text, with their types and defaults."""
     for field in msgspec.structs.fields(head):
         wanted = f"`{field.encode_name}` {shown_type(field.type)}{shown_default(field)}"
@@ -259,7 +260,7 @@ def test_page_tells_every_kind(kind: Kind) -> None:
         tell_head(PUSHES[kind], cells[1])
 
 
-def tell_head(head: type[Words] | None, cell: str) -> None:
+def tell_head(head: type[WireStruct] | None, cell: str) -> None:
     """A cell of the table tells of a head, or names it and there is a line for it."""
     name = head.__name__ if head is not None else "none"
     assert re.match(rf"{name}\b", cell)
@@ -276,7 +277,7 @@ def test_page_tells_every_part_of_a_head() -> None:
 
 def parts_of(kind: Any) -> set[Any]:
     """The heads that a type is made of."""
-    if isinstance(kind, type) and issubclass(kind, Words):
+    if isinstance(kind, type) and issubclass(kind, WireStruct):
         return {kind}.union(*(parts_of(field.type) for field in msgspec.structs.fields(kind)))
     return set().union(*map(parts_of, get_args(kind)))
 

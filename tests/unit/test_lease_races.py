@@ -29,7 +29,8 @@ from headrace.model.leasing import (
     SubscriptionCreate,
     SubscriptionDelete,
 )
-from headrace.model.requests import Publish, TopicCreate, TopicDelete, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Publish, TopicCreate, TopicDelete
 from headrace.storage.disk import Disk, OpenFile
 from headrace.storage.host import VIEWS_MAX
 from headrace.testing import FaultyDisk
@@ -205,7 +206,7 @@ def test_an_edit_and_a_lease_in_one_turn(bench: Workbench, change: Change, edit_
 
 @pytest.mark.parametrize("gone", [SubscriptionDelete("jobs"), TopicDelete("jobs")], ids=["subscription", "topic"])
 @pytest.mark.parametrize("verb", [*VERBS, "lease"])
-def test_things_decided_before_a_deletion_are_answered(bench: Workbench, gone: Words, verb: str) -> None:
+def test_things_decided_before_a_deletion_are_answered(bench: Workbench, gone: Answer, verb: str) -> None:
     bench.syncing_later = True
     bench.publish("jobs", [b"b"])
     mine = held(bench)
@@ -302,7 +303,7 @@ def full(tmp_path: Path) -> Iterator[tuple[Workbench, FaultyDisk]]:
     bench.close()
 
 
-def failed(bench: Workbench, disk: FaultyDisk, *requests: Words) -> list[Any]:
+def failed(bench: Workbench, disk: FaultyDisk, *requests: Answer) -> list[Any]:
     """Ask in one turn, at the end of which nothing can be written."""
     answers = [bench.begin(request, session=bench.connect("ann")) for request in requests]
     disk.fail_writes(1)

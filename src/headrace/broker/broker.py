@@ -44,6 +44,7 @@ from headrace.model.leasing import (
     SubscriptionReset,
 )
 from headrace.model.recurring import CronList, CronNext, CronPause, CronRemove, CronRun, CronSet
+from headrace.model.request import Answer, Request
 from headrace.model.requests import (
     Assignment,
     BrokerInfo,
@@ -69,32 +70,16 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
-    Words,
 )
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
 
-Handler = Callable[[Session, Any, memoryview, int], "Words | WithBody | Later[Any]"]
+Handler = Callable[[Session, Any, memoryview, int], "Answer | WithBody | Later[Any]"]
 
-_REFUSED_WHILE_DRAINING = (
-    Publish,
-    GroupJoin,
-    TransactionBegin,
-    TransactionStage,
-    TopicCreate,
-    TopicAlter,
-    TopicDelete,
-    TopicTrim,
-    Lease,
-    CronSet,
-    CronRun,
-)
-
-
-_MAKING_ROOM = (
-    "the disk is full, and what room there is serves to make more; nothing was appended: trim topics (headrace topic "
-    "trim), or free some room"
+_FULL_DISK = (
+    "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
+    "(headrace topic trim), or free some space"
 )
 
 
@@ -168,13 +153,15 @@ class Broker:
         self._membership.disconnect(session)
         self._leasing.disconnect(session)
 
-    def ask(self, session: Session, request: Words, body: memoryview, now_us: int) -> Words | WithBody | Later[Any]:
+    def ask(
+        self, session: Session, request: Request[Any], body: memoryview, now_us: int
+    ) -> Answer | WithBody | Later[Any]:
         """The answer to a request, or an answer to come. The body is not used any more when this returns."""
         self._subscriptions.now_us = now_us
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
-        if self._draining and isinstance(request, _REFUSED_WHILE_DRAINING):
+        if self._draining and not request.declared.while_draining:
             raise Draining
         try:
             return handler(session, request, body, now_us)
@@ -239,10 +226,10 @@ class Broker:
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
 
-    def _by_request(self) -> dict[type[Words], Handler]:
+    def _by_request(self) -> dict[type[Request[Any]], Handler]:
         return {**self._plain_requests(), **self._leased_requests(), **self._cron_requests()}
 
-    def _cron_requests(self) -> dict[type[Words], Handler]:
+    def _cron_requests(self) -> dict[type[Request[Any]], Handler]:
         crons = self._crons
         return {
             CronSet: lambda _, ask, __, now: crons.set(ask, now + self.wall_offset_us),
@@ -253,7 +240,7 @@ class Broker:
             CronNext: lambda _, ask, __, now: crons.next_runs(ask, now + self.wall_offset_us),
         }
 
-    def _leased_requests(self) -> dict[type[Words], Handler]:
+    def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
         registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editing, self._finding
         return {
             SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
@@ -275,7 +262,7 @@ class Broker:
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
         }
 
-    def _plain_requests(self) -> dict[type[Words], Handler]:
+    def _plain_requests(self) -> dict[type[Request[Any]], Handler]:
         groups, transactions = self._membership, self._transactions
         return {
             Publish: self._publish,
@@ -312,7 +299,7 @@ class Broker:
         self._membership.topic_changed(topic, now_us)
         self._subscriptions.topic_changed(topic, now_us)
 
-    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Words | Later[Any]:
+    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | Later[Any]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
@@ -320,44 +307,46 @@ class Broker:
         topic = topics.get_or_create(request.topic, now_us)
         lane = topics.lane(topic, request.partition)
         if self._ballast.dropped and lane.partition.in_files:
-            raise DiskFull(_MAKING_ROOM)
+            raise DiskFull(_FULL_DISK)
         return lane.publish(request, batch, now_us)
 
-    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Words:
+    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Answer:
         if self._ballast.dropped:
-            raise DiskFull(_MAKING_ROOM)
+            raise DiskFull(_FULL_DISK)
         return self._transactions.stage(request, received(body), now_us)
 
-    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Words]:
+    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Answer]:
         new = self._topics.find(request.topic) is None
         topic = self._topics.create(request, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
-    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Words]:
+    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Answer]:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_lanes(before)  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> Later[Words]:
+    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> Later[Answer]:
         self._topics.delete(request.topic, now_us)
         return self._ledger.durably(Done())
 
-    def _describe_topic(self, _: Session, request: TopicDescribe, __: memoryview, now_us: int) -> Words | Later[Words]:
+    def _describe_topic(
+        self, _: Session, request: TopicDescribe, __: memoryview, now_us: int
+    ) -> Answer | Later[Answer]:
         if not request.create or self._topics.find(request.topic) is not None:
             return self._topics.info(self._topics.known(request.topic), partitions=True)
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Words | Later[Words]:
+    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Answer | Later[Answer]:
         def steps() -> Steps:
             return TopicsFound((yield from self._topics.matching(request)))
 
-        later: Later[Words] = in_slices(self._ports, steps())
+        later: Later[Answer] = in_slices(self._ports, steps())
         return later.outcome if isinstance(later.outcome, TopicsFound) else later  # few are there at once
 
-    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Words:
+    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Answer:
         return BrokerInfo(
             broker_id=self.broker_id,
             version=self._version,

@@ -52,7 +52,8 @@ from headrace.model.recurring import (
     Recurrence,
 )
 from headrace.model.recurring import Crons as CronsFound
-from headrace.model.requests import Done, Place, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done, Place
 from headrace.model.topic import DEFAULT_TENANT, parse_topic
 
 logger = logging.getLogger("headrace.broker")
@@ -127,7 +128,7 @@ class Crons:
 
     # What can be asked.
 
-    def set(self, request: CronSet, now_us: int) -> Later[Words]:
+    def set(self, request: CronSet, now_us: int) -> Later[Answer]:
         """Make a recurrence or replace one, which goes on from where it is if it runs at the same times.
 
         One that is paused stays so: services set theirs whenever they start, and whoever paused it had a reason.
@@ -173,7 +174,7 @@ class Crons:
         kept = CronKept(rule, self._id + 1, now_us, done_us, 0, last_us, place)
         return kept, CronEntry(rule.name, kept.id, schedule)
 
-    def remove(self, request: CronRemove, now_us: int) -> Later[Words]:
+    def remove(self, request: CronRemove, now_us: int) -> Later[Answer]:
         """Forget a recurrence; what it published stays."""
         self._kept(request.name)
         self._ledger.record(now_us, CronGone(request.name))
@@ -182,7 +183,7 @@ class Crons:
         self._entries.pop(request.name, None)
         return self._ledger.durably(Done())
 
-    def pause(self, request: CronPause, now_us: int) -> Later[Words]:
+    def pause(self, request: CronPause, now_us: int) -> Later[Answer]:
         """Let a recurrence rest, or go on with the runs from now on."""
         kept = self._kept(request.name)
         if kept.recurrence.paused != request.paused:
@@ -193,11 +194,11 @@ class Crons:
                 self._arm(self._entries[request.name])
         return self._ledger.durably(self._info(request.name))
 
-    def run(self, request: CronRun, now_us: int) -> Later[Words]:
+    def run(self, request: CronRun, now_us: int) -> Later[Answer]:
         """Publish its message now; regular runs are as they were, and it is not counted among them."""
         kept = self._kept(request.name)
         topic = self._topics.get_or_create(kept.recurrence.topic, now_us)
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
 
         entry = self._entries.get(request.name)
 
@@ -217,7 +218,7 @@ class Crons:
         published.then(settled)
         return later
 
-    def listed(self, request: CronList) -> Later[Words]:
+    def listed(self, request: CronList) -> Later[Answer]:
         """The recurrences there are for a topic, or for all topics of a tenant, by name."""
         topic = str(parse_topic(request.topic)) if request.topic else ""
         tenant = request.tenant or DEFAULT_TENANT
@@ -236,7 +237,7 @@ class Crons:
 
         return in_slices(self._ports, steps())
 
-    def next_runs(self, request: CronNext, now_us: int) -> Words:
+    def next_runs(self, request: CronNext, now_us: int) -> Answer:
         """The next runs of a recurrence, or of one that is only tried out; as if it was not paused."""
         if not 0 < request.runs <= _NEXT_MAX:
             raise InvalidArgument(f"runs is 1 to {_NEXT_MAX}, not {request.runs}")

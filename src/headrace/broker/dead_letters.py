@@ -20,7 +20,8 @@ from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.requests import Done, Place, TopicCreate, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done, Place, TopicCreate
 from headrace.model.subscription import SubscriptionSettings
 
 REDRIVE = "redrive"
@@ -117,7 +118,7 @@ class DeadLetters:
         now_us: int,
         *,
         counted: bool,
-    ) -> Later[Words]:
+    ) -> Later[Answer]:
         """Send messages to the dead letter topic; settles when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
@@ -207,7 +208,7 @@ class DeadLetters:
 
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
-    ) -> Generator[None, None, Later[Words]]:
+    ) -> Generator[None, None, Later[Answer]]:
         """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
@@ -226,7 +227,7 @@ class DeadLetters:
         except (HeadraceError, OSError):
             self._stay_dead(indexes, found, now_us)
             raise
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
@@ -325,7 +326,7 @@ class _Burial(NamedTuple):
     leased: LeasedIndex
     about: dict[int, _About]
     now_us: int
-    later: Later[Words]
+    later: Later[Answer]
 
 
 def dead_topic(subscription: Subscription) -> str:

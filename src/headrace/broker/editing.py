@@ -25,7 +25,7 @@ from headrace.model.errors import (
 )
 from headrace.model.leasing import OWNER_HEADER, Change, Edit, Edited, MessageId, Outcome
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
-from headrace.model.requests import Words
+from headrace.model.request import Answer
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
@@ -63,7 +63,7 @@ class Editing:
         self._contents: tuple[tuple[int, int], Contents] | None = None
         """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
 
-    def edit(self, request: Edit, body: memoryview, now_us: int) -> Later[Words]:
+    def edit(self, request: Edit, body: memoryview, now_us: int) -> Later[Answer]:
         """Change messages that are named."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
@@ -88,7 +88,7 @@ class Editing:
                 break
         return self.answer(outcomes)
 
-    def answer(self, outcomes: list[Outcome], after: str = "") -> Later[Words]:
+    def answer(self, outcomes: list[Outcome], after: str = "") -> Later[Answer]:
         """Tell what became of messages when that is safe."""
         return self._ledger.durably(Edited(outcomes, after))
 

@@ -32,7 +32,7 @@ from headrace.model.leasing import (
     Selection,
 )
 from headrace.model.limits import LEASE_MESSAGES_MAX
-from headrace.model.requests import Words
+from headrace.model.request import Answer
 from headrace.model.subscription import checked_subscription
 
 _TOGETHER = 64
@@ -185,7 +185,7 @@ class Finding:
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
             return Redriven(0, search.after)
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
 
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):

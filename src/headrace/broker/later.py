@@ -7,15 +7,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.requests import Words
+from headrace.model.request import Answer
 
-Answer = TypeVar("Answer")
+Outcome = TypeVar("Outcome")
 
 
 class WithBody(NamedTuple):
     """An answer, and the batches that go with it."""
 
-    words: Words
+    words: Answer
     body: Bytes
 
 
@@ -26,24 +26,24 @@ def sealed(columns: Columns, now_us: int) -> Bytes:
     return batch.data
 
 
-class Later(Generic[Answer]):
+class Later(Generic[Outcome]):
     """An answer to come, or an error. All on the broker's thread; any number may ask to be told, in their order."""
 
     __slots__ = ("_listeners", "outcome", "settled")
 
     def __init__(self) -> None:
-        self.outcome: Answer | HeadraceError | None = None
+        self.outcome: Outcome | HeadraceError | None = None
         self.settled = False
-        self._listeners: list[Callable[[Answer | HeadraceError], None]] = []
+        self._listeners: list[Callable[[Outcome | HeadraceError], None]] = []
 
-    def then(self, tell: Callable[[Answer | HeadraceError], None]) -> None:
+    def then(self, tell: Callable[[Outcome | HeadraceError], None]) -> None:
         """Call this with the answer or the error, now if it is there."""
         if self.settled:
             tell(self.outcome)  # type: ignore[arg-type]
         else:
             self._listeners.append(tell)
 
-    def settle(self, outcome: Answer | HeadraceError) -> None:
+    def settle(self, outcome: Outcome | HeadraceError) -> None:
         """Here it is."""
         self.outcome = outcome
         self.settled = True

@@ -37,7 +37,8 @@ from headrace.model.leasing import (
 )
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.offsets import gathered
-from headrace.model.requests import Done, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done
 from headrace.model.subscription import Expired
 
 logger = logging.getLogger("headrace.broker")
@@ -94,7 +95,7 @@ class Leasing:
 
     # Handing out.
 
-    def lease(self, session: Session, request: Lease, now_us: int) -> Words | Later[Any]:
+    def lease(self, session: Session, request: Lease, now_us: int) -> Answer | Later[Any]:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
@@ -114,7 +115,7 @@ class Leasing:
         self._plan(subscription, min(want.deadline_us, self._due_us(subscription)))
         return want.later
 
-    def stop(self, session: Session, request: LeaseStop) -> Words:
+    def stop(self, session: Session, request: LeaseStop) -> Answer:
         """Whoever waits on this connection need not; what was granted is told before this is answered."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
@@ -270,7 +271,7 @@ class Leasing:
 
     # What holders say.
 
-    def ack(self, request: Ack, now_us: int) -> Words | Later[Any]:
+    def ack(self, request: Ack, now_us: int) -> Answer | Later[Any]:
         """These are done."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
@@ -287,7 +288,7 @@ class Leasing:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
         return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
-    def extend(self, request: Extend, now_us: int) -> Words | Later[Any]:
+    def extend(self, request: Extend, now_us: int) -> Answer | Later[Any]:
         """Keep these for longer."""
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
@@ -302,7 +303,7 @@ class Leasing:
             self._plan(subscription, until_us)
         return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
-    def release(self, session: Session, request: Release, now_us: int) -> Words | Later[Any]:
+    def release(self, session: Session, request: Release, now_us: int) -> Answer | Later[Any]:
         """Take these back."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
@@ -329,7 +330,7 @@ class Leasing:
             subscription.released += len(accepted)
         return _all(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
-    def reject(self, request: Reject, now_us: int) -> Words | Later[Any]:
+    def reject(self, request: Reject, now_us: int) -> Answer | Later[Any]:
         """These go to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
@@ -376,7 +377,7 @@ class Leasing:
         undo: list[Undo],
         *,
         durably: bool = True,
-    ) -> Words | Later[Any]:
+    ) -> Answer | Later[Any]:
         """Write down what was decided, and answer when that is safe."""
         if not facts:
             return answer
@@ -548,18 +549,18 @@ class Leasing:
             self._ports.wake_at(time_us)
 
 
-def _all(answer: Words | Later[Any], others: list[Later[Any]]) -> Words | Later[Any]:
+def _all(answer: Answer | Later[Any], others: list[Later[Any]]) -> Answer | Later[Any]:
     """The answer, when the others are there too."""
     for other in others:
         answer = _both(answer, other)
     return answer
 
 
-def _both(first: Words | Later[Any], second: Later[Any]) -> Later[Any]:
+def _both(first: Answer | Later[Any], second: Later[Any]) -> Later[Any]:
     """The first answer when both are there, or an error of either."""
     both: Later[Any] = Later()
 
-    def then(outcome: Words | HeadraceError) -> None:
+    def then(outcome: Answer | HeadraceError) -> None:
         if isinstance(outcome, HeadraceError):
             both.settle(outcome)
         elif isinstance(first, Later):

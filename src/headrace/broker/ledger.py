@@ -13,7 +13,8 @@ from headrace.broker.slices import Steps, in_slices
 from headrace.broker.syncing import Syncing
 from headrace.engines.api import DataDirectory, Snapshot, Store, explained
 from headrace.model.errors import DiskFull, HeadraceError
-from headrace.model.requests import Done, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done
 
 logger = logging.getLogger("headrace.broker")
 
@@ -144,9 +145,9 @@ class Ledger:
         elif self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
             self._begin_snapshot(now_us)
 
-    def durably(self, answer: Words) -> Later[Words]:
+    def durably(self, answer: Answer) -> Later[Answer]:
         """The answer, once all that was recorded so far is synced."""
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
 
         def tell(error: HeadraceError | None) -> None:
             later.settle(answer if error is None else error)

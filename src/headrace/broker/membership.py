@@ -16,6 +16,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.topics import Topic, Topics
 from headrace.model.durability import Durability
 from headrace.model.errors import GroupInUse, GroupNotFound, HeadraceError, InvalidArgument, UnknownMember
+from headrace.model.request import Answer
 from headrace.model.requests import (
     Assignment,
     Commit,
@@ -35,7 +36,6 @@ from headrace.model.requests import (
     Offsets,
     OffsetsFound,
     Place,
-    Words,
 )
 from headrace.model.topic import DEFAULT_TENANT, checked_group, parse_topic
 
@@ -127,21 +127,21 @@ class Membership:
             return str(parse_topic(name))
         return str(self._topics.get(name))
 
-    def release(self, session: Session, request: GroupRelease, now_us: int) -> Words:
+    def release(self, session: Session, request: GroupRelease, now_us: int) -> Answer:
         """A member has finished with partitions that were revoked."""
         group = self._member_of(session, request.group, request.member)
         places = [Assigned(self._name(place.topic), place.partition, place.epoch) for place in request.places]
         self._push(group, group.release(request.member, places, now_us), now_us)
         return Done()
 
-    def leave(self, session: Session, request: GroupLeave, now_us: int) -> Words:
+    def leave(self, session: Session, request: GroupLeave, now_us: int) -> Answer:
         """A member goes."""
         group = self._member_of(session, request.group, request.member)
         self._detach(group.name, request.member)
         self._push(group, group.leave(request.member, now_us), now_us)
         return Done()
 
-    def commit(self, _session: Session, request: Commit, now_us: int) -> Later[Words]:
+    def commit(self, _session: Session, request: Commit, now_us: int) -> Later[Answer]:
         """A group has come so far."""
         moved = self.checked_move(request.group, request.member, request.places)
         self._ledger.record(now_us, moved)
@@ -166,7 +166,7 @@ class Membership:
             found.append((topic.id, place.partition, place.offset))
         return Moved(name, found)
 
-    def listed(self, _session: Session, request: GroupList, _now_us: int) -> Words:
+    def listed(self, _session: Session, request: GroupList, _now_us: int) -> Answer:
         """All groups."""
         state = self._ledger.state
         names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
@@ -180,11 +180,11 @@ class Membership:
             found.append(GroupSummary(name, len(members), topics, sum(place.lag for place in places)))
         return Groups(found)
 
-    def describe(self, _session: Session, request: GroupDescribe, _now_us: int) -> Words:
+    def describe(self, _session: Session, request: GroupDescribe, _now_us: int) -> Answer:
         """A group."""
         return self._info(self._known(request.group))
 
-    def seek(self, _session: Session, request: GroupSeek, now_us: int) -> Later[Words]:
+    def seek(self, _session: Session, request: GroupSeek, now_us: int) -> Later[Answer]:
         """Move a group; its members go on from there."""
         name = self._known(request.group)
         topic = self._topics.get(request.topic)
@@ -201,7 +201,7 @@ class Membership:
             self._push(group, group.restart(str(topic), numbers, now_us), now_us)
         return self._ledger.durably(self._info(name))
 
-    def delete(self, _session: Session, request: GroupDelete, now_us: int) -> Later[Words]:
+    def delete(self, _session: Session, request: GroupDelete, now_us: int) -> Later[Answer]:
         """Forget a group."""
         name = self._known(request.group)
         if name in self._groups and self._groups[name].members:

@@ -7,13 +7,13 @@ from headrace.broker.later import Later
 from headrace.broker.ports import Ports
 from headrace.engines.api import explained
 from headrace.model.errors import HeadraceError
-from headrace.model.requests import Words
+from headrace.model.request import Answer
 
 BLOCK_MIN = 1 << 12
 BLOCK_MAX = 1 << 18
 """Offsets reserved at a time: each block is twice the one before, so that a busy partition seldom asks."""
 
-Reserve = Callable[[int], Later[Words]]
+Reserve = Callable[[int], Later[Answer]]
 """Records that the offsets before one are reserved; settles when that is on the disk."""
 
 
@@ -22,10 +22,10 @@ class Reservation:
 
     >>> from headrace.testing.workbench import Workbench
     >>> asked: list[int] = []
-    >>> answer: Later[Words] = Later()
+    >>> answer: Later[Answer] = Later()
     >>> reservation = Reservation(lambda end: asked.append(end) or answer, 100, Workbench())
     >>> reservation.ask(100, lambda error: print("reserved", reservation.end, error))
-    >>> answer.settle(Words())
+    >>> answer.settle(Answer())
     reserved 4196 None
     >>> asked, reservation.ask_at
     ([4196], 2148)

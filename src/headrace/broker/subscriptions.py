@@ -42,7 +42,8 @@ from headrace.model.leasing import (
     Subscriptions,
     Timing,
 )
-from headrace.model.requests import Done, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
 from headrace.model.topic import DEFAULT_TENANT
 
@@ -299,11 +300,11 @@ class SubscriptionRegistry:
         subscription.preparing = False
         self.prepared(subscription)
 
-    def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, None, Later[Words]]:
+    def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, None, Later[Answer]]:
         """What is told of a subscription, when what was recorded is safe."""
         return self._ledger.durably((yield from self.info(subscription, max(now_us, self.now_us))))
 
-    def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Words]:
+    def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Answer]:
         """Forget a subscription."""
         found = self.known(request.topic, request.subscription)
         self._ledger.record(now_us, SubscriptionGone(found.id))

@@ -35,7 +35,8 @@ from headrace.model.errors import (
     TopicFailed,
     TopicNotFound,
 )
-from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList, Words
+from headrace.model.request import Answer
+from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -248,12 +249,12 @@ class Topics:
         groups = self._ledger.state.groups_of(topic.id) if partitions else []
         return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups, topic.failure)
 
-    def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Words]:
+    def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Answer]:
         """Remember what a partition knows of its producers, if it has learnt much, or anything; tells when it is done.
 
         Not before all of that is synced: what is remembered must be true after a power loss.
         """
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
         saved = lane.partition.save_producers(at_once=at_once)
         if saved is None and not at_once:
             return later
@@ -351,7 +352,7 @@ class Topics:
         for group in self._ledger.state.groups_within(topic.id, number, begin, end):
             self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
 
-    def _reserve(self, topic: Topic, number: int, end: int) -> Later[Words]:
+    def _reserve(self, topic: Topic, number: int, end: int) -> Later[Answer]:
         self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
         return self._ledger.durably(Done())
 

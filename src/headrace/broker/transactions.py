@@ -25,6 +25,7 @@ from headrace.model.errors import (
     TransactionFenced,
     TransactionNotFound,
 )
+from headrace.model.request import Answer
 from headrace.model.requests import (
     Done,
     Place,
@@ -35,7 +36,6 @@ from headrace.model.requests import (
     TransactionCommitted,
     TransactionStage,
     TransactionStaged,
-    Words,
 )
 
 logger = logging.getLogger("headrace.broker")
@@ -103,7 +103,7 @@ class Transactions:
         """Whether no commit is on its way."""
         return self._staging.idle and self._applying.idle
 
-    def begin(self, request: TransactionBegin, now_us: int) -> Words | Later[Words]:
+    def begin(self, request: TransactionBegin, now_us: int) -> Answer | Later[Answer]:
         """Begin a transaction, or take part in one, or learn that it was committed before."""
         name = request.transaction
         self._check(request)
@@ -127,7 +127,7 @@ class Transactions:
                 return TransactionBegun(before.epoch, sequence)
         return self._begin(request, sequence, before, now_us)
 
-    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Words:
+    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Answer:
         """Keep a batch until the commit."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
@@ -153,7 +153,7 @@ class Transactions:
         self._staged_bytes += batch.length
         return TransactionStaged(number)
 
-    def commit(self, request: TransactionCommit, now_us: int) -> Words | Later[Words]:
+    def commit(self, request: TransactionCommit, now_us: int) -> Answer | Later[Answer]:
         """Make all of it count, or learn that it did before."""
         last = self._ledger.state.transactions.get(request.transaction)
         if last is not None and last.epoch == request.epoch and request.transaction:  # those without a name are ours
@@ -163,7 +163,7 @@ class Transactions:
         self._moved(request)
         opened.committing = True
         self._deadlines.remove(request.transaction)
-        later: Later[Words] = Later()
+        later: Later[Answer] = Later()
 
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
@@ -175,7 +175,7 @@ class Transactions:
         self._staging.when_synced(max((stage.next_offset for stage in chosen), default=0), staged)
         return later
 
-    def abort(self, request: TransactionAbort, now_us: int) -> Words:
+    def abort(self, request: TransactionAbort, now_us: int) -> Answer:
         """Forget all of it."""
         self._end(request.transaction, self._find(request.transaction, request.epoch, now_us), now_us)
         return Done()
@@ -326,7 +326,7 @@ class Transactions:
         return Moved("", [])
 
     def _record(
-        self, request: TransactionCommit, opened: _Open, chosen: list[Staged], now_us: int, later: Later[Words]
+        self, request: TransactionCommit, opened: _Open, chosen: list[Staged], now_us: int, later: Later[Answer]
     ) -> None:
         """From here on it is committed, as soon as the fact is on the disk."""
         stages = [(stage.offset, stage.topic_id, stage.partition) for stage in chosen]

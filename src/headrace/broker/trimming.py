@@ -12,7 +12,8 @@ from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, Topics
 from headrace.engines.api import explained
 from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
-from headrace.model.requests import TopicTrim, TopicTrimmed, Words
+from headrace.model.request import Answer
+from headrace.model.requests import TopicTrim, TopicTrimmed
 
 
 class Trimming:
@@ -32,7 +33,7 @@ class Trimming:
         """Whether nobody waits for an answer."""
         return not self._open
 
-    def trim(self, request: TopicTrim, now_us: int) -> TopicTrimmed | Later[Words]:
+    def trim(self, request: TopicTrim, now_us: int) -> TopicTrimmed | Later[Answer]:
         """Remove what comes before the offsets; answers with the first offsets there are then."""
         topic = self._topics.get(request.topic)
         if request.topic_id not in (0, topic.id):
@@ -94,7 +95,7 @@ class _Gathered:
     """The answer that is ready when all partitions are."""
 
     def __init__(self, count: int, answered: Callable[[], None]) -> None:
-        self.later: Later[Words] = Later()
+        self.later: Later[Answer] = Later()
         self._left = count
         self._answered = answered
         self._offsets: dict[int, int] = {}

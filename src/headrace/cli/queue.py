@@ -28,7 +28,7 @@ from headrace.cli.pending import (
 from headrace.cli.settings import add_settings, given_settings, setting_text
 from headrace.cli.watching import add_watch
 from headrace.model.leasing import SubscriptionInfo, Timing
-from headrace.model.requests import Words
+from headrace.model.request import WireStruct
 from headrace.model.subscription import SubscriptionSettings
 
 _DONE = ("delivered", "acked", "released", "expired_leases")
@@ -320,10 +320,10 @@ def _set_paused(given: argparse.Namespace, out: Output, paused: bool) -> int:
     return 0
 
 
-def whole(words: Words) -> dict[str, Any]:
+def whole(words: WireStruct) -> dict[str, Any]:
     """An answer for programs; nothing is left out for being empty."""
     return {
-        name: whole(it) if isinstance(it := getattr(words, name), Words) else msgspec.to_builtins(it)
+        name: whole(it) if isinstance(it := getattr(words, name), WireStruct) else msgspec.to_builtins(it)
         for name in words.__struct_fields__
     }
 

@@ -11,7 +11,8 @@ from headrace.client.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
 from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.leasing import Ack, Extend, Lease
-from headrace.model.requests import Assignment, Publish, TransactionStage, Words
+from headrace.model.request import Request
+from headrace.model.requests import Assignment, Publish, TransactionStage
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
 from headrace.wire.native import (
     Delivery,
@@ -125,7 +126,7 @@ class Exchange:
         self._quiet_s = 0.0
 
     def request_nowait(
-        self, kind: Kind, head: Words, body: Bytes, callback: Callback, timeout: float | None = None
+        self, kind: Kind, head: Request[Any], body: Bytes, callback: Callback, timeout: float | None = None
     ) -> int:
         """Ask, and have the callback told the answer; returns the number by which the request goes."""
         number = self.queue_request(kind, head, body, callback, timeout)
@@ -135,7 +136,7 @@ class Exchange:
     def queue_request(
         self,
         kind: Kind,
-        head: Words,
+        head: Request[Any],
         body: Bytes,
         callback: Callback,
         timeout: float | None = None,
@@ -177,7 +178,7 @@ class Exchange:
         """Whatever is still delivered for it is for nobody."""
         self._streams.pop(number, None)
 
-    def tell(self, kind: Kind, head: Words) -> None:
+    def tell(self, kind: Kind, head: Request[Any]) -> None:
         """Say something that has no answer."""
         self._said = True
         if not self.closed:

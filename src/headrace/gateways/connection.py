@@ -22,7 +22,8 @@ from headrace.model.errors import (
     UnsupportedVersion,
 )
 from headrace.model.limits import STREAMS_MAX
-from headrace.model.requests import Done, Words
+from headrace.model.request import REQUESTS, Answer
+from headrace.model.requests import Done
 from headrace.wire import native
 from headrace.wire.frames import Frame, Frames
 from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
@@ -253,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._session is None:
                 self._hello(kind, correlation, head, now_us)
                 return
-            if kind not in native.REQUESTS:
+            if kind not in REQUESTS:
                 raise UnsupportedOperation(f"frames of kind {kind} are unknown here")
             request = decode(kind, head)
             own = self._own.get(kind)
@@ -274,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.exception("a request failed", extra={"kind": kind, "client": str(self)})
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
-    def _settled(self, correlation: int, outcome: Words | WithBody | HeadraceError) -> None:
+    def _settled(self, correlation: int, outcome: Answer | WithBody | HeadraceError) -> None:
         """An answer that had to be waited for is there."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
@@ -283,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._answer(correlation, outcome)
         self._answered()
 
-    def _answer(self, correlation: int, outcome: Words | WithBody) -> None:
+    def _answer(self, correlation: int, outcome: Answer | WithBody) -> None:
         if isinstance(outcome, WithBody):
             self._out.send_batches(_ANSWER, correlation, outcome.words, memoryview(outcome.body))
         else:

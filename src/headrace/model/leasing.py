@@ -9,7 +9,8 @@ from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
-from headrace.model.requests import Words
+from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
+from headrace.model.requests import Done
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
 OWNER_HEADER = "headrace-owner"
@@ -36,68 +37,7 @@ def cut_reason(reason: Any) -> str:
     return text[: kept // 4] + _CUT + text[-(kept - kept // 4) :]
 
 
-# Subscriptions.
-
-
-class SubscriptionCreate(Words):
-    """Make a leased subscription of a topic."""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-    settings: dict[str, Any] = {}
-    """Plain values by the names of SubscriptionSettings."""
-    start: str = "earliest"
-    """Which messages it has: all there are (`earliest`), those to come (`latest`), from an `offset` or a `time` on."""
-    start_offset: int = 0
-    start_us: int = 0
-    exist_ok: bool = False
-    """Fine if it exists, whatever its settings are."""
-    create_topic: bool = True
-    """Make the topic as well if there is none and the broker may make topics by itself."""
-
-
-class SubscriptionAlter(Words):
-    """Change settings of a subscription while it is in use."""
-
-    topic: str
-    settings: dict[str, Any]
-    subscription: str = DEFAULT_SUBSCRIPTION
-
-
-class SubscriptionReset(Words):
-    """Open a subscription anew: what is settled stays so, all else is found anew in the log, and leases are over."""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-    start: str = ""
-    """Forget also what is settled, and begin as a new one: `earliest`, `latest`, from an `offset` or a `time` on."""
-    start_offset: int = 0
-    start_us: int = 0
-
-
-class SubscriptionDelete(Words):
-    """Forget a subscription; the topic keeps its messages."""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-
-
-class SubscriptionDescribe(Words):
-    """What is there to know about a subscription?"""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-
-
-class SubscriptionList(Words):
-    """Which leased subscriptions are there?"""
-
-    topic: str = ""
-    """Of this topic; empty: of all topics of the tenant."""
-    tenant: str = ""
-
-
-class Timing(Words):
+class Timing(WireStruct):
     """How late messages with a `due` were handed over: how many by at most how many microseconds."""
 
     bounds_us: list[int] = []
@@ -107,7 +47,7 @@ class Timing(Words):
     """Handed over before they were due: must be 0."""
 
 
-class SubscriptionInfo(Words):
+class SubscriptionInfo(Answer):
     """A leased subscription as it is now; the answer to all but the list and the deletion."""
 
     topic: str
@@ -135,45 +75,80 @@ class SubscriptionInfo(Words):
     """Why it could not be opened; empty when it is at work."""
 
 
-class Subscriptions(Words):
+# Subscriptions.
+
+
+@declare(60, Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class SubscriptionCreate(Request[SubscriptionInfo]):
+    """Make a leased subscription of a topic."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    settings: dict[str, Any] = {}
+    """Plain values by the names of SubscriptionSettings."""
+    start: str = "earliest"
+    """Which messages it has: all there are (`earliest`), those to come (`latest`), from an `offset` or a `time` on."""
+    start_offset: int = 0
+    start_us: int = 0
+    exist_ok: bool = False
+    """Fine if it exists, whatever its settings are."""
+    create_topic: bool = True
+    """Make the topic as well if there is none and the broker may make topics by itself."""
+
+
+@declare(61, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+class SubscriptionAlter(Request[SubscriptionInfo]):
+    """Change settings of a subscription while it is in use."""
+
+    topic: str
+    settings: dict[str, Any]
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+@declare(65, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+class SubscriptionReset(Request[SubscriptionInfo]):
+    """Open a subscription anew: what is settled stays so, all else is found anew in the log, and leases are over."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    start: str = ""
+    """Forget also what is settled, and begin as a new one: `earliest`, `latest`, from an `offset` or a `time` on."""
+    start_offset: int = 0
+    start_us: int = 0
+
+
+@declare(62, Permission(Verb.DELETE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class SubscriptionDelete(Request[Done]):
+    """Forget a subscription; the topic keeps its messages."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+@declare(64, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class SubscriptionDescribe(Request[SubscriptionInfo]):
+    """What is there to know about a subscription?"""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Subscriptions(Answer):
     """The answer to SubscriptionList."""
 
     subscriptions: list[SubscriptionInfo]
 
 
-# Leases.
+@declare(63, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION))
+class SubscriptionList(Request[Subscriptions]):
+    """Which leased subscriptions are there?"""
+
+    topic: str = ""
+    """Of this topic; empty: of all topics of the tenant."""
+    tenant: str = ""
 
 
-class Lease(Words):
-    """Hand out messages, to be settled before the lease ends; else they are handed out again."""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-    messages_max: int = 1
-    bytes_max: int = 1 << 20
-    """Of values, keys and headers; one message is handed out in any case."""
-    lease_ms: int = 0
-    """How long the lease lasts; 0: as the subscription's settings say."""
-    wait_ms: int = 0
-    """How long to wait for a message when there is none. The answer may then have none."""
-    ahead_ms: int = 0
-    """Also hand out what is due within so long: the holder keeps it back until then, when its lease begins."""
-    create: bool = True
-    """Make the subscription, with its defaults and with all messages, if the topic has none of that name."""
-    create_topic: bool = False
-    """Make the topic as well if there is none and the broker may make topics by itself."""
-
-
-class LeaseStop(Words):
-    """Answer the leases of this connection that wait for messages of a subscription, with none. Said before giving back
-    what was not begun, which would otherwise come again.
-    """
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-
-
-class LeasedPortion(Words):
+class LeasedPortion(WireStruct):
     """Messages of one partition under one lease; the answer's body has batches with their contents."""
 
     partition: int
@@ -198,13 +173,47 @@ class LeasedPortion(Words):
         return spread(self.offsets, self.following)
 
 
-class Leased(Words):
+class Leased(Answer):
     """The answer to Lease. The body has the portions' batches, in the same order; none when there is nothing."""
 
     portions: list[LeasedPortion]
 
 
-class Holding(Words):
+# Leases.
+
+
+@declare(70, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"), while_draining=False)
+class Lease(Request[Leased]):
+    """Hand out messages, to be settled before the lease ends; else they are handed out again."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    messages_max: int = 1
+    bytes_max: int = 1 << 20
+    """Of values, keys and headers; one message is handed out in any case."""
+    lease_ms: int = 0
+    """How long the lease lasts; 0: as the subscription's settings say."""
+    wait_ms: int = 0
+    """How long to wait for a message when there is none. The answer may then have none."""
+    ahead_ms: int = 0
+    """Also hand out what is due within so long: the holder keeps it back until then, when its lease begins."""
+    create: bool = True
+    """Make the subscription, with its defaults and with all messages, if the topic has none of that name."""
+    create_topic: bool = False
+    """Make the topic as well if there is none and the broker may make topics by itself."""
+
+
+@declare(75, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class LeaseStop(Request[Done]):
+    """Answer the leases of this connection that wait for messages of a subscription, with none. Said before giving back
+    what was not begun, which would otherwise come again.
+    """
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+
+
+class Holding(WireStruct):
     """Messages of a partition that were leased under one token."""
 
     partition: int
@@ -219,7 +228,25 @@ class Holding(Words):
         return spread(self.offsets, self.following)
 
 
-class Ack(Words):
+class Refusal(WireStruct):
+    """A message about which what was asked was not done."""
+
+    partition: int
+    offset: int
+    code: str
+    """`lease_expired`, `not_lease_holder` or `message_gone`."""
+
+
+class Settlement(Answer):
+    """The answer to Ack, Extend, Release and Reject: done for all messages but these."""
+
+    refused: list[Refusal] = []
+    until_us: int = 0
+    """When the lease ends now, after Extend."""
+
+
+@declare(71, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Ack(Request[Settlement]):
     """These are done. Accepted also after the lease ended, if nobody else has taken the message since."""
 
     topic: str
@@ -229,7 +256,8 @@ class Ack(Words):
     """How late messages with a `due` were handed over, in microseconds, for the statistics."""
 
 
-class Extend(Words):
+@declare(72, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Extend(Request[Settlement]):
     """Keep these for longer: from now on for so long."""
 
     topic: str
@@ -239,7 +267,8 @@ class Extend(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-class Release(Words):
+@declare(73, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Release(Request[Settlement]):
     """Give these back. Without delay_ms and until_us the subscription's retry policy says until when they rest."""
 
     topic: str
@@ -257,7 +286,8 @@ class Release(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-class Reject(Words):
+@declare(74, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Reject(Request[Settlement]):
     """These cannot be processed: they go to the dead letter topic."""
 
     topic: str
@@ -266,27 +296,10 @@ class Reject(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-class Refusal(Words):
-    """A message about which what was asked was not done."""
-
-    partition: int
-    offset: int
-    code: str
-    """`lease_expired`, `not_lease_holder` or `message_gone`."""
-
-
-class Settlement(Words):
-    """The answer to Ack, Extend, Release and Reject: done for all messages but these."""
-
-    refused: list[Refusal] = []
-    until_us: int = 0
-    """When the lease ends now, after Extend."""
-
-
 # Looking at messages, and changing them.
 
 
-class MessageId(Words):
+class MessageId(WireStruct):
     """A message, and the version in which it was seen; None: whichever it has."""
 
     partition: int
@@ -294,7 +307,7 @@ class MessageId(Words):
     version: int | None = None
 
 
-class Selection(Words):
+class Selection(WireStruct):
     """Some of the messages that a subscription has not settled: those to which all of this applies."""
 
     status: str = ""
@@ -309,22 +322,7 @@ class Selection(Words):
     """Only these; of dead ones, their places in the dead letter topic."""
 
 
-class Find(Words):
-    """Which messages are there? In the order of partition and offset; waiting ones in the order of time, partition and
-    offset. A topic without a leased subscription answers what a new one would have.
-    """
-
-    topic: str
-    selection: Selection = msgspec.field(default_factory=Selection)
-    subscription: str = DEFAULT_SUBSCRIPTION
-    messages_max: int = 100
-    after: str = ""
-    """Where the page before ended."""
-    topic_id: int = 0
-    """Only in the topic with this id, not in one of the same name that was made since; 0: whichever it is."""
-
-
-class FoundMessage(Words):
+class FoundMessage(WireStruct):
     """A message as a subscription has it now."""
 
     partition: int
@@ -341,7 +339,7 @@ class FoundMessage(Words):
     """Why it is dead, or was given back."""
 
 
-class Found(Words):
+class Found(Answer):
     """The answer to Find, with a batch of the messages' contents in the body, in the same order."""
 
     messages: list[FoundMessage]
@@ -351,7 +349,33 @@ class Found(Words):
     """Of the topic that has the messages."""
 
 
-class Forecast(Words):
+@declare(80, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Find(Request[Found]):
+    """Which messages are there? In the order of partition and offset; waiting ones in the order of time, partition and
+    offset. A topic without a leased subscription answers what a new one would have.
+    """
+
+    topic: str
+    selection: Selection = msgspec.field(default_factory=Selection)
+    subscription: str = DEFAULT_SUBSCRIPTION
+    messages_max: int = 100
+    after: str = ""
+    """Where the page before ended."""
+    topic_id: int = 0
+    """Only in the topic with this id, not in one of the same name that was made since; 0: whichever it is."""
+
+
+class Forecasted(Answer):
+    """The answer to Forecast: messages in each bucket of time, and before and after all of them."""
+
+    counts: list[int]
+    before: int = 0
+    """Waiting or ready, and due before the first bucket."""
+    after: int = 0
+
+
+@declare(81, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Forecast(Request[Forecasted]):
     """How many messages come due when?"""
 
     topic: str
@@ -361,16 +385,7 @@ class Forecast(Words):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-class Forecasted(Words):
-    """The answer to Forecast: messages in each bucket of time, and before and after all of them."""
-
-    counts: list[int]
-    before: int = 0
-    """Waiting or ready, and due before the first bucket."""
-    after: int = 0
-
-
-class Change(Words):
+class Change(WireStruct):
     """What becomes of messages. A new value comes in the body: a batch of one message with that value and headers."""
 
     due_us: int | None = None
@@ -382,7 +397,31 @@ class Change(Words):
     delete: bool = False
 
 
-class Edit(Words):
+class Outcome(WireStruct):
+    """What became of an edit of a message."""
+
+    partition: int
+    offset: int
+    outcome: str
+    """`applied`, `stale_version`, `message_leased`, `message_gone` or `not_owner`; or the code of the error that ended
+    the request after other messages were changed. Deleting again what was deleted from this version is `applied`.
+    """
+    version: int = 0
+    """The one it has now."""
+    holder: str = ""
+    """Who has it leased."""
+
+
+class Edited(Answer):
+    """The answer to Edit and EditMatching."""
+
+    outcomes: list[Outcome]
+    after: str = ""
+    """Where to go on; empty when all that match have been looked at."""
+
+
+@declare(82, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+class Edit(Request[Edited]):
     """Change messages that no leased subscription of the topic has in hand, and that not all of them are done with."""
 
     topic: str
@@ -394,7 +433,8 @@ class Edit(Words):
     """Only in the topic with this id: in another one of its name the messages are gone; 0: whichever it is."""
 
 
-class EditMatching(Words):
+@declare(83, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+class EditMatching(Request[Edited]):
     """The same for all messages that are selected, up to a number of them, in the order of partition and offset: each
     is changed once, wherever it is moved.
     """
@@ -410,41 +450,7 @@ class EditMatching(Words):
     """Where the last such request ended."""
 
 
-class Outcome(Words):
-    """What became of an edit of a message."""
-
-    partition: int
-    offset: int
-    outcome: str
-    """`applied`, `stale_version`, `message_leased`, `message_gone` or `not_owner`; or the code of the error that ended
-    the request after other messages were changed. Deleting again what was deleted from this version is `applied`.
-    """
-    version: int = 0
-    """The one it has now."""
-    holder: str = ""
-    """Who has it leased."""
-
-
-class Edited(Words):
-    """The answer to Edit and EditMatching."""
-
-    outcomes: list[Outcome]
-    after: str = ""
-    """Where to go on; empty when all that match have been looked at."""
-
-
-class Redrive(Words):
-    """Put dead messages back where they died, to be handed out anew."""
-
-    topic: str
-    subscription: str = DEFAULT_SUBSCRIPTION
-    selection: Selection = msgspec.field(default_factory=Selection)
-    messages_max: int = 1000
-    after: str = ""
-    """Where the last such request ended."""
-
-
-class Redriven(Words):
+class Redriven(Answer):
     """The answer to Redrive."""
 
     messages: int
@@ -455,3 +461,15 @@ class Redriven(Words):
     def more(self) -> bool:
         """Whether there may be more that match."""
         return bool(self.after)
+
+
+@declare(84, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+class Redrive(Request[Redriven]):
+    """Put dead messages back where they died, to be handed out anew."""
+
+    topic: str
+    subscription: str = DEFAULT_SUBSCRIPTION
+    selection: Selection = msgspec.field(default_factory=Selection)
+    messages_max: int = 1000
+    after: str = ""
+    """Where the last such request ended."""

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from headrace.model.requests import Words
+from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
+from headrace.model.requests import Done
 
 CRON_HEADER = "headrace-cron"
 """The header with the name of the recurrence that a message is from."""
@@ -10,7 +11,7 @@ RUN_HEADER = "headrace-run"
 """The header with the time for which it was published, in microseconds since 1970."""
 
 
-class Recurrence(Words):
+class Recurrence(WireStruct):
     """Publish a message again and again."""
 
     name: str
@@ -37,14 +38,7 @@ class Recurrence(Words):
     paused: bool = False
 
 
-class CronSet(Words):
-    """Make a recurrence, or replace the one of that name."""
-
-    recurrence: Recurrence
-    replace: bool = True
-
-
-class CronInfo(Words):
+class CronInfo(Answer):
     """A recurrence as it is now; the answer to CronSet, CronPause and CronRun."""
 
     recurrence: Recurrence
@@ -60,7 +54,27 @@ class CronInfo(Words):
     """Why it cannot run until it is set again; empty when it is at work."""
 
 
-class CronList(Words):
+@declare(
+    90,
+    Permission(Verb.SCHEDULE, Resource.SCHEDULE, "recurrence.name"),
+    Permission(Verb.PUBLISH, Resource.TOPIC, "recurrence.topic"),
+    while_draining=False,
+)
+class CronSet(Request[CronInfo]):
+    """Make a recurrence, or replace the one of that name."""
+
+    recurrence: Recurrence
+    replace: bool = True
+
+
+class Crons(Answer):
+    """The answer to CronList."""
+
+    crons: list[CronInfo]
+
+
+@declare(92, Permission(Verb.DESCRIBE, Resource.SCHEDULE))
+class CronList(Request[Crons]):
     """Which recurrences are there?"""
 
     topic: str = ""
@@ -68,32 +82,36 @@ class CronList(Words):
     tenant: str = ""
 
 
-class Crons(Words):
-    """The answer to CronList."""
-
-    crons: list[CronInfo]
-
-
-class CronRemove(Words):
+@declare(91, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
+class CronRemove(Request[Done]):
     """Forget a recurrence; messages it published stay."""
 
     name: str
 
 
-class CronPause(Words):
+@declare(93, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
+class CronPause(Request[CronInfo]):
     """Let a recurrence rest, or go on. Runs that fall into the pause are left out."""
 
     name: str
     paused: bool = True
 
 
-class CronRun(Words):
+@declare(94, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"), while_draining=False)
+class CronRun(Request[CronInfo]):
     """Publish its message now, besides its regular runs."""
 
     name: str
 
 
-class CronNext(Words):
+class CronRuns(Answer):
+    """The answer to CronNext."""
+
+    times_us: list[int] = msgspec.field(default_factory=list)
+
+
+@declare(95, Permission(Verb.DESCRIBE, Resource.SCHEDULE, "name"))
+class CronNext(Request[CronRuns]):
     """When are the next runs? Of a recurrence there is, or of one that is only tried out."""
 
     name: str = ""
@@ -101,9 +119,3 @@ class CronNext(Words):
     runs: int = 5
     from_us: int | None = None
     """After this time; by default now."""
-
-
-class CronRuns(Words):
-    """The answer to CronNext."""
-
-    times_us: list[int] = msgspec.field(default_factory=list)

@@ -5,18 +5,10 @@ On the wire each is a map with these names. Unknown names are ignored, so that a
 
 from typing import Any
 
-import msgspec
+from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 
 
-class Words(msgspec.Struct, omit_defaults=True):
-    """A request, an answer, or a part of one."""
-
-
-class Info(Words):
-    """What is there to know about the broker?"""
-
-
-class BrokerInfo(Words):
+class BrokerInfo(Answer):
     """The answer to Info."""
 
     broker_id: str
@@ -43,41 +35,12 @@ class BrokerInfo(Words):
     """By name: how much of something there may be at most."""
 
 
-# Topics.
+@declare(3, Permission(Verb.DESCRIBE, Resource.BROKER))
+class Info(Request[BrokerInfo]):
+    """What is there to know about the broker?"""
 
 
-class TopicCreate(Words):
-    """Make a topic."""
-
-    topic: str
-    settings: dict[str, Any] = {}
-    """Plain values by the names of TopicSettings; the broker's defaults for the others."""
-    exist_ok: bool = False
-    """Fine if it exists, whatever its settings are."""
-
-
-class TopicAlter(Words):
-    """Change settings of a topic, while it is in use."""
-
-    topic: str
-    settings: dict[str, Any]
-
-
-class TopicDelete(Words):
-    """Remove a topic and its messages."""
-
-    topic: str
-
-
-class TopicDescribe(Words):
-    """What is there to know about a topic?"""
-
-    topic: str
-    create: bool = False
-    """Make it if there is none and the broker may make topics by itself."""
-
-
-class PartitionInfo(Words):
+class PartitionInfo(WireStruct):
     """A partition as it is now."""
 
     partition: int
@@ -89,7 +52,7 @@ class PartitionInfo(Words):
     """Ranges of offsets whose messages were found damaged since the broker opened the partition: first and next."""
 
 
-class TopicInfo(Words):
+class TopicInfo(Answer):
     """A topic as it is now; the answer to TopicCreate, TopicAlter and TopicDescribe."""
 
     topic: str
@@ -103,7 +66,56 @@ class TopicInfo(Words):
     """Why it could not be opened; empty when it is at work."""
 
 
-class TopicList(Words):
+# Topics.
+
+
+@declare(10, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
+class TopicCreate(Request[TopicInfo]):
+    """Make a topic."""
+
+    topic: str
+    settings: dict[str, Any] = {}
+    """Plain values by the names of TopicSettings; the broker's defaults for the others."""
+    exist_ok: bool = False
+    """Fine if it exists, whatever its settings are."""
+
+
+@declare(11, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
+class TopicAlter(Request[TopicInfo]):
+    """Change settings of a topic, while it is in use."""
+
+    topic: str
+    settings: dict[str, Any]
+
+
+class Done(Answer):
+    """The answer where there is nothing more to say."""
+
+
+@declare(12, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
+class TopicDelete(Request[Done]):
+    """Remove a topic and its messages."""
+
+    topic: str
+
+
+@declare(14, Permission(Verb.DESCRIBE, Resource.TOPIC, "topic"))
+class TopicDescribe(Request[TopicInfo]):
+    """What is there to know about a topic?"""
+
+    topic: str
+    create: bool = False
+    """Make it if there is none and the broker may make topics by itself."""
+
+
+class Topics(Answer):
+    """The answer to TopicList, without the partitions."""
+
+    topics: list[TopicInfo]
+
+
+@declare(13, Permission(Verb.DESCRIBE, Resource.TOPIC))
+class TopicList(Request[Topics]):
     """Which topics are there?"""
 
     pattern: str = "*"
@@ -111,13 +123,15 @@ class TopicList(Words):
     tenant: str = ""
 
 
-class Topics(Words):
-    """The answer to TopicList, without the partitions."""
+class TopicTrimmed(Answer):
+    """The answer to TopicTrim, when it lasts."""
 
-    topics: list[TopicInfo]
+    offsets: dict[int, int]
+    """Those partitions to the first offsets that they have now."""
 
 
-class TopicTrim(Words):
+@declare(15, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
+class TopicTrim(Request[TopicTrimmed]):
     """Remove the oldest messages of partitions: those before an offset."""
 
     topic: str
@@ -129,32 +143,7 @@ class TopicTrim(Words):
     """Only if the topic has this id: one that was made again under the name is another. 0: whichever has the name."""
 
 
-class TopicTrimmed(Words):
-    """The answer to TopicTrim, when it lasts."""
-
-    offsets: dict[int, int]
-    """Those partitions to the first offsets that they have now."""
-
-
-class Done(Words):
-    """The answer where there is nothing more to say."""
-
-
-# Publishing and reading.
-
-
-class Publish(Words):
-    """Append the batch in the body to a partition."""
-
-    topic: str
-    partition: int
-    durability: int = 0
-    """At least this; the topic's own if that is more."""
-    expected_offset: int | None = None
-    """Only if this is the offset that the batch would get."""
-
-
-class Published(Words):
+class Published(Answer):
     """The answer to Publish."""
 
     base_offset: int
@@ -166,7 +155,29 @@ class Published(Words):
     """Of the topic: another one of the same name has another."""
 
 
-class Offsets(Words):
+# Publishing and reading.
+
+
+@declare(20, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False)
+class Publish(Request[Published]):
+    """Append the batch in the body to a partition."""
+
+    topic: str
+    partition: int
+    durability: int = 0
+    """At least this; the topic's own if that is more."""
+    expected_offset: int | None = None
+    """Only if this is the offset that the batch would get."""
+
+
+class OffsetsFound(Answer):
+    """The answer to Offsets: partitions to offsets."""
+
+    offsets: dict[int, int]
+
+
+@declare(31, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+class Offsets(Request[OffsetsFound]):
     """Which offsets do partitions have at a time?"""
 
     topic: str
@@ -177,16 +188,10 @@ class Offsets(Words):
     time_us: int = 0
 
 
-class OffsetsFound(Words):
-    """The answer to Offsets: partitions to offsets."""
-
-    offsets: dict[int, int]
-
-
 # Groups.
 
 
-class Place(Words):
+class Place(WireStruct):
     """A position in a partition."""
 
     topic: str
@@ -196,7 +201,20 @@ class Place(Words):
     """Of the assignment under which it is said; 0 by one who is no member."""
 
 
-class GroupJoin(Words):
+class GroupJoined(Answer):
+    """The answer to GroupJoin: what the member has now. Assignments tell what changes."""
+
+    generation: int
+    assigned: list[Place]
+
+
+@declare(
+    40,
+    Permission(Verb.CONSUME, Resource.GROUP, "group"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "topics"),
+    while_draining=False,
+)
+class GroupJoin(Request[GroupJoined]):
     """Take part in a group, which divides partitions among its members; repeated after a reconnect."""
 
     group: str
@@ -214,14 +232,7 @@ class GroupJoin(Words):
     """What to do about named topics that do not exist: `refuse`, `create` (if the broker may), or `wait` for them."""
 
 
-class GroupJoined(Words):
-    """The answer to GroupJoin: what the member has now. Assignments tell what changes."""
-
-    generation: int
-    assigned: list[Place]
-
-
-class Assignment(Words):
+class Assignment(Answer):
     """The broker tells a member what changes for it."""
 
     group: str
@@ -235,7 +246,8 @@ class Assignment(Words):
     """These are no longer yours; commits are refused."""
 
 
-class GroupRelease(Words):
+@declare(41, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+class GroupRelease(Request[Done]):
     """The member has finished with partitions that were revoked."""
 
     group: str
@@ -244,14 +256,16 @@ class GroupRelease(Words):
     """Their offsets do not matter: commit before."""
 
 
-class GroupLeave(Words):
+@declare(42, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+class GroupLeave(Request[Done]):
     """The member leaves; its partitions go to others at once."""
 
     group: str
     member: str
 
 
-class Commit(Words):
+@declare(47, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+class Commit(Request[Done]):
     """Remember how far a group has come: the offsets to go on with."""
 
     group: str
@@ -260,13 +274,7 @@ class Commit(Words):
     """Empty: by one who is no member, which a group with members refuses."""
 
 
-class GroupList(Words):
-    """Which groups are there?"""
-
-    tenant: str = ""
-
-
-class GroupSummary(Words):
+class GroupSummary(WireStruct):
     """A group in a list."""
 
     group: str
@@ -275,19 +283,20 @@ class GroupSummary(Words):
     lag: int
 
 
-class Groups(Words):
+class Groups(Answer):
     """The answer to GroupList."""
 
     groups: list[GroupSummary]
 
 
-class GroupDescribe(Words):
-    """What is there to know about a group?"""
+@declare(43, Permission(Verb.DESCRIBE, Resource.GROUP))
+class GroupList(Request[Groups]):
+    """Which groups are there?"""
 
-    group: str
+    tenant: str = ""
 
 
-class GroupPlace(Words):
+class GroupPlace(WireStruct):
     """How far a group has come in a partition, and who reads it."""
 
     topic: str
@@ -300,7 +309,7 @@ class GroupPlace(Words):
     """Why the partition cannot be opened; then its end and the lag are not known."""
 
 
-class GroupInfo(Words):
+class GroupInfo(Answer):
     """The answer to GroupDescribe and GroupSeek."""
 
     group: str
@@ -310,7 +319,15 @@ class GroupInfo(Words):
     places: list[GroupPlace]
 
 
-class GroupSeek(Words):
+@declare(44, Permission(Verb.DESCRIBE, Resource.GROUP, "group"))
+class GroupDescribe(Request[GroupInfo]):
+    """What is there to know about a group?"""
+
+    group: str
+
+
+@declare(45, Permission(Verb.ALTER, Resource.GROUP, "group"))
+class GroupSeek(Request[GroupInfo]):
     """Move a group: members go on from there."""
 
     group: str
@@ -323,16 +340,28 @@ class GroupSeek(Words):
     time_us: int = 0
 
 
-class GroupDelete(Words):
+@declare(46, Permission(Verb.DELETE, Resource.GROUP, "group"))
+class GroupDelete(Request[Done]):
     """Forget a group and its positions; it must have no members."""
 
     group: str
 
 
+class TransactionBegun(Answer):
+    """The answer to TransactionBegin."""
+
+    epoch: int
+    """To be said in all that follows."""
+    sequence: int
+    committed: bool = False
+    """It was committed before: there is nothing to do."""
+
+
 # Transactions.
 
 
-class TransactionBegin(Words):
+@declare(50, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), while_draining=False)
+class TransactionBegin(Request[TransactionBegun]):
     """Begin a transaction. An open one of the same name is aborted, and its process fenced, unless both share it."""
 
     transaction: str
@@ -344,17 +373,19 @@ class TransactionBegin(Words):
     """Share it: whoever begins it in this way too takes part in it, and a restart of the broker does not end it."""
 
 
-class TransactionBegun(Words):
-    """The answer to TransactionBegin."""
+class TransactionStaged(Answer):
+    """The answer to TransactionStage."""
 
-    epoch: int
-    """To be said in all that follows."""
-    sequence: int
-    committed: bool = False
-    """It was committed before: there is nothing to do."""
+    stage: int
 
 
-class TransactionStage(Words):
+@declare(
+    51,
+    Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"),
+    Permission(Verb.PUBLISH, Resource.TOPIC, "topic"),
+    while_draining=False,
+)
+class TransactionStage(Request[TransactionStaged]):
     """Keep the batch in the body until the commit; nobody sees it before."""
 
     transaction: str
@@ -363,13 +394,20 @@ class TransactionStage(Words):
     partition: int
 
 
-class TransactionStaged(Words):
-    """The answer to TransactionStage."""
+class TransactionCommitted(Answer):
+    """The answer to TransactionCommit."""
 
-    stage: int
+    sequence: int
+    repeated: bool = False
+    """It was committed before; this changed nothing."""
+    places: list[Place] = []
+    """Where the staged batches begin, in the order of the stages; none of those that could not be appended yet."""
 
 
-class TransactionCommit(Words):
+@declare(
+    52, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), Permission(Verb.CONSUME, Resource.GROUP, "group")
+)
+class TransactionCommit(Request[TransactionCommitted]):
     """Make all of it visible, at once and for good."""
 
     transaction: str
@@ -382,17 +420,8 @@ class TransactionCommit(Words):
     """Positions of a group that are committed with it."""
 
 
-class TransactionCommitted(Words):
-    """The answer to TransactionCommit."""
-
-    sequence: int
-    repeated: bool = False
-    """It was committed before; this changed nothing."""
-    places: list[Place] = []
-    """Where the staged batches begin, in the order of the stages; none of those that could not be appended yet."""
-
-
-class TransactionAbort(Words):
+@declare(53, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"))
+class TransactionAbort(Request[Done]):
     """Forget all of it."""
 
     transaction: str

@@ -11,7 +11,8 @@ from headrace.broker.settings import BrokerSettings
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
 from headrace.model.errors import HeadraceError
-from headrace.model.requests import Assignment, Publish, Words
+from headrace.model.request import Request
+from headrace.model.requests import Assignment, Publish
 from headrace.storage.disk import Disk
 from headrace.storage.host import Host
 from headrace.testing.inline import InlineWorker
@@ -96,14 +97,18 @@ class Workbench:
         """Another connection; what is pushed to any of them is in `pushed`."""
         return self.broker.connect(self.pushed.append, name, self.now_us)
 
-    def begin(self, request: Words, body: bytes | bytearray | memoryview = b"", session: Session | None = None) -> Any:
+    def begin(
+        self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
+    ) -> Any:
         """Ask without doing what is waiting: the answer, the error or a Later."""
         try:
             return self.broker.ask(session or self.session, request, memoryview(bytearray(body)), self.now_us)
         except HeadraceError as error:
             return error
 
-    def ask(self, request: Words, body: bytes | bytearray | memoryview = b"", session: Session | None = None) -> Any:
+    def ask(
+        self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
+    ) -> Any:
         """The answer to a request, after all that is waiting has been done; an error is raised."""
         answer = self.begin(request, body, session)
         self.run()

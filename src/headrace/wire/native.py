@@ -5,83 +5,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.model import leasing, recurring  # noqa: F401  their requests are declared when they are imported
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
-from headrace.model.leasing import (
-    Ack,
-    Edit,
-    Edited,
-    EditMatching,
-    Extend,
-    Find,
-    Forecast,
-    Forecasted,
-    Found,
-    Lease,
-    Leased,
-    LeaseStop,
-    Redrive,
-    Redriven,
-    Reject,
-    Release,
-    Settlement,
-    SubscriptionAlter,
-    SubscriptionCreate,
-    SubscriptionDelete,
-    SubscriptionDescribe,
-    SubscriptionInfo,
-    SubscriptionList,
-    SubscriptionReset,
-    Subscriptions,
-)
-from headrace.model.recurring import (
-    CronInfo,
-    CronList,
-    CronNext,
-    CronPause,
-    CronRemove,
-    CronRun,
-    CronRuns,
-    Crons,
-    CronSet,
-)
-from headrace.model.requests import (
-    Assignment,
-    BrokerInfo,
-    Commit,
-    Done,
-    GroupDelete,
-    GroupDescribe,
-    GroupInfo,
-    GroupJoin,
-    GroupJoined,
-    GroupLeave,
-    GroupList,
-    GroupRelease,
-    Groups,
-    GroupSeek,
-    Info,
-    Offsets,
-    OffsetsFound,
-    Publish,
-    Published,
-    TopicAlter,
-    TopicCreate,
-    TopicDelete,
-    TopicDescribe,
-    TopicInfo,
-    TopicList,
-    Topics,
-    TopicTrim,
-    TopicTrimmed,
-    TransactionAbort,
-    TransactionBegin,
-    TransactionBegun,
-    TransactionCommit,
-    TransactionCommitted,
-    TransactionStage,
-    TransactionStaged,
-    Words,
-)
+from headrace.model.request import REQUESTS, Answer, Permission, Request, Resource, Verb, declare
+from headrace.model.requests import Assignment, Done
 
 DEFAULT_PORT = 7390
 PROTOCOL_VERSION = 1
@@ -159,20 +86,7 @@ class Kind(IntEnum):
     DRAIN = 133
 
 
-class Hello(Words):
-    """Must come first on a connection."""
-
-    protocol_min: int = PROTOCOL_VERSION
-    protocol_max: int = PROTOCOL_VERSION
-    client: str = ""
-    """Name and version of the client's software."""
-    name: str = ""
-    """What the client calls itself in lists and logs."""
-    features: list[str] = msgspec.field(default_factory=list)
-    """What the client can do beyond the version; the answer has those that both can."""
-
-
-class Welcome(Words):
+class Welcome(Answer):
     """The answer to Hello."""
 
     protocol: int
@@ -185,17 +99,42 @@ class Welcome(Words):
     features: list[str] = msgspec.field(default_factory=list)
 
 
-class Ping(Words):
-    """Are you there? Keeps the connection, and the memberships of groups that it holds, alive."""
+@declare(1)
+class Hello(Request[Welcome]):
+    """Must come first on a connection."""
+
+    protocol_min: int = PROTOCOL_VERSION
+    protocol_max: int = PROTOCOL_VERSION
+    client: str = ""
+    """Name and version of the client's software."""
+    name: str = ""
+    """What the client calls itself in lists and logs."""
+    features: list[str] = msgspec.field(default_factory=list)
+    """What the client can do beyond the version; the answer has those that both can."""
 
 
-class Pong(Words):
+class Pong(Answer):
     """The answer to Ping."""
 
     time_us: int
 
 
-class Fetch(Words):
+@declare(2)
+class Ping(Request[Pong]):
+    """Are you there? Keeps the connection, and the memberships of groups that it holds, alive."""
+
+
+class Fetched(Answer):
+    """The answer to Fetch, with batches of one partition in the body. The first may begin before the offset."""
+
+    next_offset: int
+    """Where to go on."""
+    end_offset: int
+    """Behind the last message that could be read."""
+
+
+@declare(30, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+class Fetch(Request[Fetched]):
     """Batches from an offset on, in the body of the answer."""
 
     topic: str
@@ -208,16 +147,16 @@ class Fetch(Words):
     """Have the broker check the batch with the offset whole, and fail with `corrupt_batch` if it is damaged."""
 
 
-class Fetched(Words):
-    """The answer to Fetch, with batches of one partition in the body. The first may begin before the offset."""
+class StreamOpened(Answer):
+    """The answer to StreamOpen."""
 
-    next_offset: int
-    """Where to go on."""
+    first_offset: int
     end_offset: int
-    """Behind the last message that could be read."""
+    topic_id: int
 
 
-class StreamOpen(Words):
+@declare(32, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+class StreamOpen(Request[StreamOpened]):
     """Deliver batches from an offset on, as they come. The request's correlation is the stream's name from then on.
 
     The answer comes first. Deliveries follow with the same correlation, as far as the credit reaches.
@@ -229,28 +168,22 @@ class StreamOpen(Words):
     credit_bytes: int
 
 
-class StreamOpened(Words):
-    """The answer to StreamOpen."""
-
-    first_offset: int
-    end_offset: int
-    topic_id: int
-
-
-class StreamCredit(Words):
+@declare(33, answered=False)
+class StreamCredit(Request[Answer]):
     """So many bytes more may be delivered."""
 
     stream: int
     bytes: int
 
 
-class StreamClose(Words):
+@declare(34)
+class StreamClose(Request[Done]):
     """No more deliveries, please. After the answer there are none."""
 
     stream: int
 
 
-class Delivery(Words):
+class Delivery(Answer):
     """Batches of a stream, in the body. They cost their bytes of credit; the last ones may exceed it."""
 
     next_offset: int
@@ -258,7 +191,7 @@ class Delivery(Words):
     """Behind the last message that could be read: the difference is the lag."""
 
 
-class Failure(Words):
+class Failure(Answer):
     """The answer when something is wrong, to any request; also the head of a Stream_end."""
 
     code: str
@@ -267,114 +200,10 @@ class Failure(Words):
     details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-REQUESTS: dict[Kind, type[Words]] = {
-    Kind.HELLO: Hello,
-    Kind.PING: Ping,
-    Kind.INFO: Info,
-    Kind.TOPIC_CREATE: TopicCreate,
-    Kind.TOPIC_ALTER: TopicAlter,
-    Kind.TOPIC_DELETE: TopicDelete,
-    Kind.TOPIC_LIST: TopicList,
-    Kind.TOPIC_DESCRIBE: TopicDescribe,
-    Kind.TOPIC_TRIM: TopicTrim,
-    Kind.PUBLISH: Publish,
-    Kind.FETCH: Fetch,
-    Kind.OFFSETS: Offsets,
-    Kind.STREAM_OPEN: StreamOpen,
-    Kind.STREAM_CREDIT: StreamCredit,
-    Kind.STREAM_CLOSE: StreamClose,
-    Kind.GROUP_JOIN: GroupJoin,
-    Kind.GROUP_RELEASE: GroupRelease,
-    Kind.GROUP_LEAVE: GroupLeave,
-    Kind.GROUP_LIST: GroupList,
-    Kind.GROUP_DESCRIBE: GroupDescribe,
-    Kind.GROUP_SEEK: GroupSeek,
-    Kind.GROUP_DELETE: GroupDelete,
-    Kind.COMMIT: Commit,
-    Kind.TRANSACTION_BEGIN: TransactionBegin,
-    Kind.TRANSACTION_STAGE: TransactionStage,
-    Kind.TRANSACTION_COMMIT: TransactionCommit,
-    Kind.TRANSACTION_ABORT: TransactionAbort,
-    Kind.SUBSCRIPTION_CREATE: SubscriptionCreate,
-    Kind.SUBSCRIPTION_ALTER: SubscriptionAlter,
-    Kind.SUBSCRIPTION_DELETE: SubscriptionDelete,
-    Kind.SUBSCRIPTION_LIST: SubscriptionList,
-    Kind.SUBSCRIPTION_DESCRIBE: SubscriptionDescribe,
-    Kind.SUBSCRIPTION_RESET: SubscriptionReset,
-    Kind.LEASE: Lease,
-    Kind.ACK: Ack,
-    Kind.EXTEND: Extend,
-    Kind.RELEASE: Release,
-    Kind.REJECT: Reject,
-    Kind.LEASE_STOP: LeaseStop,
-    Kind.FIND: Find,
-    Kind.FORECAST: Forecast,
-    Kind.EDIT: Edit,
-    Kind.EDIT_MATCHING: EditMatching,
-    Kind.REDRIVE: Redrive,
-    Kind.CRON_SET: CronSet,
-    Kind.CRON_REMOVE: CronRemove,
-    Kind.CRON_LIST: CronList,
-    Kind.CRON_PAUSE: CronPause,
-    Kind.CRON_RUN: CronRun,
-    Kind.CRON_NEXT: CronNext,
-}
-"""What a client may ask, with the class of the head."""
-
-ANSWERS: dict[Kind, type[Words]] = {
-    Kind.HELLO: Welcome,
-    Kind.PING: Pong,
-    Kind.INFO: BrokerInfo,
-    Kind.TOPIC_CREATE: TopicInfo,
-    Kind.TOPIC_ALTER: TopicInfo,
-    Kind.TOPIC_DELETE: Done,
-    Kind.TOPIC_LIST: Topics,
-    Kind.TOPIC_DESCRIBE: TopicInfo,
-    Kind.TOPIC_TRIM: TopicTrimmed,
-    Kind.PUBLISH: Published,
-    Kind.FETCH: Fetched,
-    Kind.OFFSETS: OffsetsFound,
-    Kind.STREAM_OPEN: StreamOpened,
-    Kind.STREAM_CLOSE: Done,
-    Kind.GROUP_JOIN: GroupJoined,
-    Kind.GROUP_RELEASE: Done,
-    Kind.GROUP_LEAVE: Done,
-    Kind.GROUP_LIST: Groups,
-    Kind.GROUP_DESCRIBE: GroupInfo,
-    Kind.GROUP_SEEK: GroupInfo,
-    Kind.GROUP_DELETE: Done,
-    Kind.COMMIT: Done,
-    Kind.TRANSACTION_BEGIN: TransactionBegun,
-    Kind.TRANSACTION_STAGE: TransactionStaged,
-    Kind.TRANSACTION_COMMIT: TransactionCommitted,
-    Kind.TRANSACTION_ABORT: Done,
-    Kind.SUBSCRIPTION_CREATE: SubscriptionInfo,
-    Kind.SUBSCRIPTION_ALTER: SubscriptionInfo,
-    Kind.SUBSCRIPTION_DELETE: Done,
-    Kind.SUBSCRIPTION_LIST: Subscriptions,
-    Kind.SUBSCRIPTION_DESCRIBE: SubscriptionInfo,
-    Kind.SUBSCRIPTION_RESET: SubscriptionInfo,
-    Kind.LEASE: Leased,
-    Kind.ACK: Settlement,
-    Kind.EXTEND: Settlement,
-    Kind.RELEASE: Settlement,
-    Kind.REJECT: Settlement,
-    Kind.LEASE_STOP: Done,
-    Kind.FIND: Found,
-    Kind.FORECAST: Forecasted,
-    Kind.EDIT: Edited,
-    Kind.EDIT_MATCHING: Edited,
-    Kind.REDRIVE: Redriven,
-    Kind.CRON_SET: CronInfo,
-    Kind.CRON_REMOVE: Done,
-    Kind.CRON_LIST: Crons,
-    Kind.CRON_PAUSE: CronInfo,
-    Kind.CRON_RUN: CronInfo,
-    Kind.CRON_NEXT: CronRuns,
-}
+ANSWERS = {kind: request.declared.answer for kind, request in REQUESTS.items() if request.declared.answer is not None}
 """What is answered to what."""
 
-PUSHES: dict[Kind, type[Words]] = {
+PUSHES: dict[Kind, type[Answer]] = {
     Kind.DELIVERY: Delivery,
     Kind.STREAM_END: Failure,
     Kind.ASSIGNMENT: Assignment,
@@ -382,7 +211,7 @@ PUSHES: dict[Kind, type[Words]] = {
 }
 """What the broker says unasked."""
 
-_decoders = {kind: msgspec.msgpack.Decoder(head) for kind, head in (REQUESTS | PUSHES).items()}
+_decoders: dict[int, Any] = {kind: msgspec.msgpack.Decoder(head) for kind, head in (*REQUESTS.items(), *PUSHES.items())}
 _answer_decoders = {kind: msgspec.msgpack.Decoder(head) for kind, head in ANSWERS.items()}
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 
@@ -393,7 +222,7 @@ _ANSWER, _FAILURE = int(Kind.ANSWER), int(Kind.FAILURE)
 
 def decode(kind: int, head: memoryview) -> Any:
     """The head of a request or of something pushed."""
-    decoder = _decoders.get(kind)  # type: ignore[call-overload]
+    decoder = _decoders.get(kind)
     if decoder is None:
         raise ProtocolError(f"frames of kind {kind} are unknown")
     return _decoded(decoder, head)

@@ -12,7 +12,7 @@ from headrace.client.addresses import Address, Target, unreachable
 from headrace.client.clock import Clock, monotonic_us
 from headrace.client.exchange import RECEIVE_AT_ONCE_BYTES, Awaited, Bytes, Callback, Exchange
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
-from headrace.model.requests import Words
+from headrace.model.request import Request
 from headrace.wire.frames import Frames, Memory
 from headrace.wire.native import Hello, Kind
 
@@ -72,7 +72,7 @@ class Link(Exchange, asyncio.BufferedProtocol):
     async def request(
         self,
         kind: Kind,
-        head: Words,
+        head: Request[Any],
         body: Bytes = b"",
         timeout: float | None = None,
         late: Callback | None = None,

@@ -27,7 +27,7 @@ from headrace.model.recurring import (
     CronSet,
     Recurrence,
 )
-from headrace.model.requests import Words
+from headrace.model.request import Request
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, plain_settings
 from headrace.wire.native import Kind
 
@@ -233,12 +233,12 @@ class AsyncRecurring(AsyncAdministration):
         answer, _ = await self._line.request(Kind.CRON_NEXT, head)
         return [_EPOCH + timedelta(microseconds=time_us) for time_us in answer.times_us]
 
-    async def _subscription_info(self, kind: Kind, head: Words, *, repeat: bool = True) -> SubscriptionInfo:
+    async def _subscription_info(self, kind: Kind, head: Request[Any], *, repeat: bool = True) -> SubscriptionInfo:
         info: SubscriptionInfo
         info, _ = await self._line.request(kind, head, repeat=repeat)
         return info
 
-    async def _cron_info(self, kind: Kind, head: Words, *, repeat: bool = True) -> CronInfo:
+    async def _cron_info(self, kind: Kind, head: Request[Any], *, repeat: bool = True) -> CronInfo:
         info: CronInfo
         info, _ = await self._line.request(kind, head, repeat=repeat)
         return info

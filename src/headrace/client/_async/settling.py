@@ -15,7 +15,7 @@ from headrace.client.hand import NEVER_US, Hand
 from headrace.client.jobs import Job, holding_of, holdings_of, in_requests
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Settlement
-from headrace.model.requests import Words
+from headrace.model.request import Request
 from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
@@ -229,7 +229,7 @@ class AsyncSettling:
     # How it gets there.
 
     def _post(
-        self, kind: Kind, head: Words, outcome: Settled | None = None, watched: bool = True, after: Any = None
+        self, kind: Kind, head: Request[Any], outcome: Settled | None = None, watched: bool = True, after: Any = None
     ) -> Settled:
         """Send a request, with the guard held; `after` is called with the guard when its answer is there."""
         settled: Settled = Outcome() if outcome is None else outcome
@@ -249,7 +249,7 @@ class AsyncSettling:
     def _told(
         self,
         kind: Kind,
-        head: Words,
+        head: Request[Any],
         settled: Settled,
         watched: bool,
         after: Any,
@@ -264,7 +264,7 @@ class AsyncSettling:
             self._over(kind, settled, watched, after, answer)
 
     async def _repeat(
-        self, kind: Kind, head: Words, settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
+        self, kind: Kind, head: Request[Any], settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
     ) -> None:
         """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
         answer: Settlement | HeadraceError

@@ -10,6 +10,7 @@ from headrace.client.times import Start, When, listed, spot_at, spot_in_time
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
+from headrace.model.request import Request
 from headrace.model.requests import (
     BrokerInfo,
     Commit,
@@ -29,7 +30,6 @@ from headrace.model.requests import (
     TopicInfo,
     TopicList,
     TopicTrim,
-    Words,
 )
 from headrace.wire.native import Fetch, Kind
 
@@ -221,13 +221,13 @@ class Administration:
         info, _ = self._line.request(Kind.INFO, Info())
         return info
 
-    def _topic_info(self, kind: Kind, head: Words, topic: str, *, repeat: bool = True) -> TopicInfo:
+    def _topic_info(self, kind: Kind, head: Request[Any], topic: str, *, repeat: bool = True) -> TopicInfo:
         info: TopicInfo
         info, _ = self._line.request(kind, head, repeat=repeat)
         self._catalogue.learn(topic, info)
         return info
 
-    def _group_info(self, kind: Kind, head: Words) -> GroupInfo:
+    def _group_info(self, kind: Kind, head: Request[Any]) -> GroupInfo:
         info: GroupInfo
         info, _ = self._line.request(kind, head)
         return info

@@ -13,7 +13,7 @@ from headrace.client.exchange import Bytes, Callback
 from headrace.client.forking import ASYNCIO, EMBEDDED
 from headrace.client.keeping import Kept
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
-from headrace.model.requests import Words
+from headrace.model.request import Request
 from headrace.wire.frames import Memory
 from headrace.wire.native import Hello, Kind
 
@@ -81,7 +81,7 @@ class Line:
     def request(
         self,
         kind: Kind,
-        head: Words,
+        head: Request[Any],
         body: Bytes = b"",
         *,
         timeout: float | None = None,
