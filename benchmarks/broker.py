@@ -20,7 +20,7 @@ from headrace.bench.brokers import (
     publishing_single,
     starting,
 )
-from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult
+from headrace.bench.measure import Benchmark, Sample, Subject, Unavailable, WrongResult
 from headrace.bench.payload import Payload
 
 
@@ -47,7 +47,7 @@ def benchmarks(*, latency_s: float = 1.0, clients: int = CLIENTS) -> list[Benchm
 def _forgiven(subject: Subject) -> Subject:
     """Others' servers and clients may fail in ways of their own: that is told, and the rest goes on."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         try:
             return subject.sample(place, count)
         except (Unavailable, WrongResult):

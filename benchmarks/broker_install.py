@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import broker_kafka, installing
-from headrace.bench.measure import Subject, Taken, Unavailable
+from headrace.bench.measure import Sample, Subject, Unavailable
 
 _ROOT = Path(__file__).parents[1]
 _DEBIAN = "the Debian package and what it depends on, without what every Debian system has"
@@ -30,8 +30,8 @@ def subjects() -> list[Subject]:
 def _subject(name: str, size: Callable[[], int], counted: str) -> Subject:
     known = functools.cache(size)
 
-    def sample(_: str, __: int) -> Taken:
-        return Taken(0.0, amount=known())
+    def sample(_: str, __: int) -> Sample:
+        return Sample(0.0, amount=known())
 
     return Subject(name, sample, {"counted": counted, "durability": "does not matter"}, prepare=lambda _: _know(known))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks import installing
-from headrace.bench.brokers import Contestant, Pace, Take
+from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.measure import Unavailable, check
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 
 VERSION = "4.1.0"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -66,7 +66,7 @@ def jars() -> Path:
     return found
 
 
-class KafkaNode(Node):
+class KafkaNode(ServerNode):
     """One Kafka server that is its own controller."""
 
     port = 0
@@ -205,7 +205,7 @@ class Kafka(Contestant):
             producer.flush()
         self.delete(topic)
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Without waiting for one before the next."""
         producer = self._producer(topic, **_QUICK)
         begun = []

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks import installing
-from headrace.bench.brokers import Contestant, Pace, Take
+from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Unavailable, check
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 
 _PENDING = 4000
 """Messages that are published before the first is acknowledged, without a batch."""
@@ -32,7 +32,7 @@ def server_path() -> str:
     return beside
 
 
-class NatsNode(Node):
+class NatsNode(ServerNode):
     """One nats-server with JetStream."""
 
     port = 0
@@ -87,7 +87,7 @@ class Nats(Contestant):
         """Messages pushed by the server."""
         return run_async(_consume(self.node.port, topic, count, take))
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Without waiting for one before the next."""
         return run_async(_publish_paced(self.node.port, topic, values, pace))
 
@@ -228,7 +228,7 @@ async def _push(client: Any, topic: str, on_message: Callable[[Any], Any]) -> No
     await client.jetstream().add_consumer(topic, wanted)
 
 
-async def _publish_paced(port: int, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+async def _publish_paced(port: int, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
     client = await _connect(port)
     stream = client.jetstream(publish_async_max_pending=_PENDING)
     begun, acknowledged = [], []

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks import installing
-from headrace.bench.brokers import Contestant, Pace, Take
+from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.measure import Unavailable, WrongResult, check
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 
 _PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 """The wrapper in the path runs as another user, in the system's own directories."""
@@ -19,7 +19,7 @@ _AMQP, _METHOD = b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00"
 """What a client says first, and how the server's answer begins."""
 
 
-class RabbitNode(Node):
+class RabbitNode(ServerNode):
     """One RabbitMQ server, with the Erlang name server that it needs."""
 
     port = stream_port = 0
@@ -112,7 +112,7 @@ class RabbitMQ(Contestant):
         """Messages pushed by the server."""
         return _Consuming(self.node.port, topic, count, take).run()
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """One after the other."""
         import pika
 

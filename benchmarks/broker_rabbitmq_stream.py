@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from benchmarks.broker_rabbitmq import RabbitNode
-from headrace.bench.brokers import Contestant, Pace, Take
+from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import check
 from headrace.bench.receiver import Arrived, Receive
@@ -45,7 +45,7 @@ class RabbitStream(Contestant):
         """Messages pushed by the server."""
         return run_async(_stream_consume(self.node.stream_port, topic, count, take))
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Without waiting for one before the next."""
         return run_async(_stream_publish_paced(self.node.stream_port, topic, values, pace))
 
@@ -103,7 +103,7 @@ async def _stream_publish(port: int, topic: str, batches: Iterable[list[bytes]])
     return seconds
 
 
-async def _stream_publish_paced(port: int, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+async def _stream_publish_paced(port: int, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
     async def publish(producer: Any) -> list[int]:
         confirms = _Confirms()
         begun = []

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from benchmarks import installing
-from headrace.bench.brokers import Contestant, Pace, Take
+from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.event_loop import run_async
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 
 _FIELD = b"v"
 _COUNT = 1000
@@ -20,7 +20,7 @@ _UNDER_WAY = 4
 _SCRIPT = "for i = 1, #ARGV do redis.call('XADD', KEYS[1], '*', 'v', ARGV[i]) end return #ARGV"
 
 
-class RedisNode(Node):
+class RedisNode(ServerNode):
     """One redis-server, with its append-only file."""
 
     port = 0
@@ -101,7 +101,7 @@ class Redis(Contestant):
                 seen += len(entries)
             return time.perf_counter() - begin
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Answers are read when they are there."""
         begun = []
         with self._client() as client:

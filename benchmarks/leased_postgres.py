@@ -18,7 +18,7 @@ from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Unavailable, check
 from headrace.bench.queues import BATCH, Dated, Take, Worked, WorkQueue
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 
 _USER = "bench"
 _POLL_S = 0.001
@@ -47,7 +47,7 @@ _HOLD = "SELECT id, value FROM {queue} WHERE due <= {now} ORDER BY due, id LIMIT
 _ACK = "DELETE FROM {queue} WHERE id = ANY(%s)"
 
 
-class PostgresNode(Node):
+class PostgresNode(ServerNode):
     """One PostgreSQL server, with its data near the place that it is given: it does not run as root."""
 
     port = 0

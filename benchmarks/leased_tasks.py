@@ -15,7 +15,7 @@ from headrace.bench.measure import WrongResult, uses
 from headrace.bench.payload import Payload
 from headrace.bench.queues import CONSUMERS, Receiving, Worked, WorkQueue, check_all
 from headrace.bench.receiver import Arrived
-from headrace.bench.servers import Server
+from headrace.bench.servers import BenchServer
 
 _ROOT = Path(__file__).parents[1]
 _HEAD = struct.Struct("<qi")
@@ -120,7 +120,7 @@ class Workers:
         command = [sys.executable, "-m", "benchmarks.leased_tasks", tasks.module, tasks.address, queue]
         paths = [str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
-        self._server = Server([*command, str(consumers), path], place, environment=environment)
+        self._server = BenchServer([*command, str(consumers), path], place, environment=environment)
         uses(self._server)
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.bench.measure import WrongResult
-from headrace.cli.serve import _YOUNG_OBJECTS_MAX
+from headrace.cli.commands.serve import _YOUNG_OBJECTS_MAX
 from headrace.server import Server, new_event_loop, server_settings
 
 HEARTBEAT_S = 0.001

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import scaling_pauses
 from benchmarks.loop_pauses import Event, MeteredBroker, MeteredLoop
-from headrace.bench.measure import Benchmark, Figure, Subject, Taken
+from headrace.bench.measure import Benchmark, Figure, Sample, Subject
 
 Measure = Callable[[int], float]
 """Takes a sample with so many around: the figure, in its unit."""
@@ -67,7 +67,7 @@ def _scaling(function: str, points: Sequence[int]) -> Benchmark:
     measure: Measure = getattr(importlib.import_module(f"benchmarks.{module}"), called)
 
     def subject(n: int) -> Subject:
-        return Subject("headrace", lambda _, __: Taken(0.0, amount=measure(n)), {"n": n})
+        return Subject("headrace", lambda _, __: Sample(0.0, amount=measure(n)), {"n": n})
 
     unit = {"ms": "ms", "us": "µs"}[name.rpartition("_")[2]]
     params: dict[str, Any] = {"measured": (measure.__doc__ or "").split("\n")[0]}
@@ -112,13 +112,13 @@ class _Pauses:
         assert self._broker is not None
         self._broker.stop()
 
-    def sample(self, _: str, __: int) -> Taken:
+    def sample(self, _: str, __: int) -> Sample:
         assert self._broker is not None
         watch = self._event.happen(self._broker)
         self._seconds = watch.seconds
-        return Taken(watch.seconds, amount=watch.late_s * 1e3)
+        return Sample(watch.seconds, amount=watch.late_s * 1e3)
 
-    def sample_idle(self, place: str, _: int) -> Taken:
+    def sample_idle(self, place: str, _: int) -> Sample:
         loop = MeteredLoop(place)
         loop.start()
         try:
@@ -126,4 +126,4 @@ class _Pauses:
                 time.sleep(min(self._seconds, _IDLE_S_MAX))
         finally:
             loop.stop()
-        return Taken(watch.seconds, amount=watch.late_s * 1e3)
+        return Sample(watch.seconds, amount=watch.late_s * 1e3)

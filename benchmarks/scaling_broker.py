@@ -20,7 +20,7 @@ from headrace.model.requests import (
     GroupDescribe,
     GroupJoin,
     Info,
-    Place,
+    PartitionOffset,
     TopicCreate,
     TopicDescribe,
     TransactionBegin,
@@ -134,7 +134,7 @@ def _maintenance_ms(bench: Workbench) -> float:
     holds = []
     for number in range(1, _ROUNDS + 1):
         bench.publish("last", [b"message"])
-        bench.ask(Commit("readers", [Place("last", 0, number)]))
+        bench.ask(Commit("readers", [PartitionOffset("last", 0, number)]))
         bench.run()
         bench.now_us += round(_ROUND_S * 1e6)
         holds.append(_longest_hold(bench))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.loop_pauses import Event, MeteredBroker, Watch
 from headrace.bench.measure import WrongResult, check
-from headrace.broker.later import Later
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.client._sync.bus import Bus, connect
-from headrace.client.jobs import Job
+from headrace.client.leasing.jobs import Job
 from headrace.engines.data_directory import JOURNAL
 from headrace.model.leasing import Ack, Holding, Lease, Leased, SubscriptionCreate, SubscriptionDescribe
 from headrace.model.requests import Publish, TopicCreate
@@ -77,11 +77,11 @@ def waiting_lease_us(waiting: int) -> float:
         return _median(times_s) * 1e6
 
 
-def _wait_for_message(bench: Workbench) -> Later[object]:
+def _wait_for_message(bench: Workbench) -> PendingAnswer[object]:
     later = bench.begin(Lease(_TOPIC, wait_ms=60_000))
     bench.run()
-    check(isinstance(later, Later) and later.outcome is None, "a lease is answered though there is no message")
-    answer: Later[object] = later
+    check(isinstance(later, PendingAnswer) and later.outcome is None, "a lease is answered though there is no message")
+    answer: PendingAnswer[object] = later
     return answer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from benchmarks import spark_latency, spark_reads, spark_rows, spark_session, spark_sinks
 from benchmarks.spark_reads import rows_rate
 from benchmarks.spark_stock import Stock
-from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult, percentile
+from headrace.bench.measure import Benchmark, Sample, Subject, Unavailable, WrongResult, percentile
 
 _WARM_UP = (
     "of every subject: the query once before the first sample (a write: a tenth of it), a few rows before each one "
@@ -57,7 +57,7 @@ def _forgiven(subject: Subject) -> Subject:
     if not subject.name.startswith(_OTHERS):
         return subject
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _telling():
             return subject.sample(place, count)
 

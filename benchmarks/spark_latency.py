@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import broker_kafka, spark_session
 from headrace.bench import broker_workloads
-from headrace.bench.brokers import Contestant, Pace
-from headrace.bench.measure import Figure, Subject, Taken, Unavailable, check
+from headrace.bench.brokers import Contestant, PublishPace
+from headrace.bench.measure import Figure, Sample, Subject, Unavailable, check
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Receiver
 from headrace.bench.servers import HOST
@@ -174,7 +174,7 @@ def _subject(pipe: Pipe, payload: Payload) -> Subject:
             receivers.pop().close()
         contestant.node.stop()
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         source, sink = (f"pipe{next(_numbers)}" for _ in range(2))
         contestant.create(source)
         contestant.create(sink)
@@ -182,9 +182,9 @@ def _subject(pipe: Pipe, payload: Payload) -> Subject:
         with receivers[0].receiving(sink, len(values)) as arrived:
             query = pipe.start(source, sink, place)
             try:
-                contestant.publish_paced(source, values[:_WARM_UP], Pace(RATE))
+                contestant.publish_paced(source, values[:_WARM_UP], PublishPace(RATE))
                 before = _triggers_until(query, _WARM_UP)
-                begun = contestant.publish_paced(source, values[_WARM_UP:], Pace(RATE))
+                begun = contestant.publish_paced(source, values[_WARM_UP:], PublishPace(RATE))
                 times, received = arrived()
                 _triggers_until(query, len(values))  # a trigger is reported a moment after its messages arrive
                 triggers = _busy(query)[before:]
@@ -194,7 +194,7 @@ def _subject(pipe: Pipe, payload: Payload) -> Subject:
         contestant.delete(source)
         contestant.delete(sink)
         latencies = [(after - at) / 1e9 for at, after in zip(begun, times[_WARM_UP:], strict=True)]
-        return Taken((begun[-1] - begun[0]) / 1e9, latencies, statistics.median(triggers))
+        return Sample((begun[-1] - begun[0]) / 1e9, latencies, statistics.median(triggers))
 
     return Subject(pipe.name, sample, params, prepare=prepare, finish=finish)
 

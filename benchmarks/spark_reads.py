@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks import spark_rows, spark_session
 from benchmarks.spark_sources import SOURCES, HeadraceAllColumns, Source
 from benchmarks.spark_stock import Stock
-from headrace.bench.measure import Figure, Subject, Taken, check
+from headrace.bench.measure import Figure, Sample, Subject, check
 
 _COUNTED = "offset"
 _GROUPED = "key,value,timestamp"
@@ -35,7 +35,7 @@ def draining(stock: Stock) -> list[Subject]:
     return [_subject(source, _drain, "") for source in made]
 
 
-def _subject(source: Source, query: Callable[[Source, str], Taken], columns: str) -> Subject:
+def _subject(source: Source, query: Callable[[Source, str], Sample], columns: str) -> Subject:
     params = source.params(columns)
 
     def prepare(place: str) -> None:
@@ -49,7 +49,7 @@ def _subject(source: Source, query: Callable[[Source, str], Taken], columns: str
             source.close()
             raise
 
-    def sample(place: str, _: int) -> Taken:
+    def sample(place: str, _: int) -> Sample:
         source.touch(columns)
         return query(source, place)
 
@@ -74,16 +74,16 @@ def _verify(source: Source, place: str, *, stream: bool) -> None:
     source.stock.verified.add(what)
 
 
-def _count(source: Source, place: str) -> Taken:
+def _count(source: Source, place: str) -> Sample:
     del place
     begin = time.perf_counter()
     count = source.batch(_COUNTED).count()
     seconds = time.perf_counter() - begin
     check(count == source.rows, f"it counted {count} rows of {source.rows}")
-    return Taken(seconds, amount=count)
+    return Sample(seconds, amount=count)
 
 
-def _group(source: Source, place: str) -> Taken:
+def _group(source: Source, place: str) -> Sample:
     from pyspark.sql import functions as F
 
     del place
@@ -92,16 +92,16 @@ def _group(source: Source, place: str) -> Taken:
     found = source.batch(_GROUPED).groupBy("key").agg(*sums).collect()
     seconds = time.perf_counter() - begin
     spark_rows.check_groups(found, spark_rows.truth(source.rows))
-    return Taken(seconds, amount=source.rows)
+    return Sample(seconds, amount=source.rows)
 
 
-def _drain(source: Source, place: str) -> Taken:
+def _drain(source: Source, place: str) -> Sample:
     begin = time.perf_counter()
     seen = _run(source.stream(), place)
     seconds = time.perf_counter() - begin
     rows = sum(progress.numInputRows for progress in seen)
     check(rows == source.rows, f"{rows} rows came of {source.rows}")
-    return Taken(seconds, amount=rows)
+    return Sample(seconds, amount=rows)
 
 
 def _run(stream: Any, place: str) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import broker_kafka, spark_rows, spark_session
 from headrace.bench.broker_workloads import HeadraceNode
-from headrace.bench.measure import Subject, Taken, check
+from headrace.bench.measure import Sample, Subject, check
 from headrace.bench.servers import HOST
 from headrace.client._sync.bus import connect
 
@@ -242,7 +242,7 @@ def _subject(sink: Sink) -> Subject:
             sink.close()
             raise
 
-    def sample(place: str, _: int) -> Taken:
+    def sample(place: str, _: int) -> Sample:
         # Spark ends Python processes that have had nothing to do for a minute, as while others were measured.
         _write(sink, f"{place}/touch", min(sink.rows, _TOUCHED))
         return _write(sink, place, sink.rows)
@@ -250,7 +250,7 @@ def _subject(sink: Sink) -> Subject:
     return Subject(sink.name, sample, params, prepare=prepare, finish=sink.close)
 
 
-def _write(sink: Sink, place: str, rows: int) -> Taken:
+def _write(sink: Sink, place: str, rows: int) -> Sample:
     to = sink.create(place)
     frame = _made(rows)
     begin = time.perf_counter()
@@ -262,7 +262,7 @@ def _write(sink: Sink, place: str, rows: int) -> Taken:
         check(seen == rows, f"{seen} rows were written of {rows}")
         check(checksum == _checksum(rows), "all rows were written, but with other values")
     sink.delete(to)
-    return Taken(seconds, amount=rows)
+    return Sample(seconds, amount=rows)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from headrace.bench.log_workloads import IN_FLIGHT_MAX
-from headrace.bench.measure import Subject, Taken, Unavailable, check
+from headrace.bench.measure import Sample, Subject, Unavailable, check
 from headrace.bench.payload import Payload
 from headrace.model.batch import Columns, encode
 
@@ -63,7 +63,7 @@ def raw_batches(payload: Payload, *, synced: bool) -> Subject:
     """The bytes of the same batches, encoded beforehand, and nothing else."""
     encoded = [bytes(encode(Columns(values), 0).data) for values in payload.pool]
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         batches = count // payload.batch
         with _new_file(f"{place}/raw") as fd:
             seconds = _timed(lambda: _write_batches(fd, encoded, batches, synced))
@@ -72,7 +72,7 @@ def raw_batches(payload: Payload, *, synced: bool) -> Subject:
                 right = encoded[at % len(encoded)]
                 check(file.read(len(right)) == right, f"batch {at} is wrong")
             check(not file.read(1), "there is more than was written")
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = "written: os.write, never synced"
     if synced:
@@ -94,11 +94,11 @@ def _write_batches(fd: int, encoded: list[bytes], batches: int, synced: bool) ->
 def raw_single(payload: Payload) -> Subject:
     """Values in a row in a buffered file, with nothing to tell where one ends."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with open(f"{place}/raw", "wb", buffering=128 << 10) as file:
             seconds = _timed(lambda: _write_each(file, payload.batches(count)))
         _check_raw_values(f"{place}/raw", payload, count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = "synced: fdatasync at the end, none before"
     return Subject("raw_write", sample, {"api": "file.write, 128 KiB buffer", "durability": words}, payload.batch)
@@ -115,7 +115,7 @@ def _write_each(file: Any, batches: Iterable[list[bytes]]) -> None:
 def raw_latency(payload: Payload) -> Subject:
     """One value written and synced, then the next."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _new_file(f"{place}/raw") as fd:
             taken = _taken(lambda value: _write_and_sync(fd, value), payload.values(count))
         _check_raw_values(f"{place}/raw", payload, count)
@@ -130,13 +130,13 @@ def _write_and_sync(fd: int, value: bytes) -> None:
     os.fdatasync(fd)
 
 
-def _taken(work: Callable[[bytes], object], values: Iterable[bytes]) -> Taken:
+def _taken(work: Callable[[bytes], object], values: Iterable[bytes]) -> Sample:
     latencies = []
     for value in values:
         begin = time.perf_counter()
         work(value)
         latencies.append(time.perf_counter() - begin)
-    return Taken(sum(latencies), latencies)
+    return Sample(sum(latencies), latencies)
 
 
 def _check_raw_values(path: str, payload: Payload, count: int) -> None:
@@ -187,11 +187,11 @@ _ROWS = "SELECT value FROM log ORDER BY at"
 def sqlite_batches(payload: Payload, *, synced: bool) -> Subject:
     """A table, and a transaction for each batch."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _sqlite(place, synced=synced) as database:
             seconds = _timed(lambda: _insert_batches(database, payload.batches(count)))
             _check_rows(database, payload, count, _ROWS)
-        return Taken(seconds)
+        return Sample(seconds)
 
     params = {"api": "executemany, one transaction a batch", "durability": _SQLITE_WORDS[synced]}
     return Subject("sqlite", sample, params, payload.batch)
@@ -207,11 +207,11 @@ def _insert_batches(database: sqlite3.Connection, batches: Iterable[list[bytes]]
 def sqlite_single(payload: Payload) -> Subject:
     """A statement for each message, a transaction for a thousand."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _sqlite(place, synced=False) as database:
             seconds = _timed(lambda: _insert_each(database, payload.batches(count)))
             _check_rows(database, payload, count, _ROWS)
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = "synced: WAL, synchronous=NORMAL, and FULL for the last transaction"
     params = {"api": f"execute a message, one transaction for {payload.batch}", "durability": words}
@@ -232,7 +232,7 @@ def _insert_each(database: sqlite3.Connection, batches: Iterable[list[bytes]]) -
 def sqlite_latency(payload: Payload) -> Subject:
     """A transaction for each message."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _sqlite(place, synced=True) as database:
             taken = _taken(lambda value: database.execute(_INSERT, (value,)), payload.values(count))
             _check_rows(database, payload, count, _ROWS)
@@ -245,7 +245,7 @@ def sqlite_latency(payload: Payload) -> Subject:
 def sqlite_reading(payload: Payload) -> Subject:
     """All values of a table in order."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         with _sqlite(place, synced=False) as database:
             _insert_batches(database, payload.batches(count))
         with _sqlite(place, synced=False) as database:
@@ -254,7 +254,7 @@ def sqlite_reading(payload: Payload) -> Subject:
             seconds = time.perf_counter() - begin
             check(seen == count, f"{seen} rows came back of {count}")
             _check_rows(database, payload, count, _ROWS)
-        return Taken(seconds)
+        return Sample(seconds)
 
     params = {
         "api": f"SELECT in order, fetchmany({payload.batch}), a list of the values",
@@ -278,7 +278,7 @@ def _fetch(database: sqlite3.Connection, batch: int) -> int:
 def litequeue_batches(payload: Payload, *, synced: bool, last_synced: bool = False) -> Subject:
     """A call for each message, for it has no other, and a transaction for each batch."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         try:
             import litequeue  # type: ignore[import-untyped]
         except ImportError as error:
@@ -288,7 +288,7 @@ def litequeue_batches(payload: Payload, *, synced: bool, last_synced: bool = Fal
             database.execute(f"PRAGMA synchronous={_SYNCHRONOUS[synced]}")
             seconds = _timed(lambda: _put_batches(queue, payload.batches(count), last_synced))
             _check_rows(database, payload, count, "SELECT data FROM Queue ORDER BY message_id")
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = _SQLITE_WORDS[synced] if not last_synced else "synced: WAL, synchronous=NORMAL, and FULL at the end"
     params = {"api": f"LiteQueue.put a message, one transaction for {payload.batch}", "durability": words}
@@ -326,7 +326,7 @@ def persist_queue_sqlite(payload: Payload) -> Subject:
 
 
 def _persist_queue(payload: Payload, opened: Callable[[Any, str], Any], api: str, words: str) -> Subject:
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         try:
             import persistqueue
         except ImportError as error:
@@ -335,7 +335,7 @@ def _persist_queue(payload: Payload, opened: Callable[[Any, str], Any], api: str
         seconds = _timed(lambda: _put_each(queue, payload.values(count)))
         check(queue.qsize() == count, f"{queue.qsize()} messages are in the queue, not {count}")
         payload.check(([queue.get_nowait()] for _ in range(count)), count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return Subject("persist_queue", sample, {"api": api, "durability": words}, 100)
 

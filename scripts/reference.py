@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.cli.commands import whole_parser
+from headrace.cli.command_list import whole_parser
 from headrace.cli.configuration import default_data
-from headrace.cli.settings import duration_text, field_explanations, setting_text
-from headrace.client import failing, serialising
+from headrace.cli.setting_options import duration_text, field_explanations, setting_text
+from headrace.client.producer import producer_errors, serializing
 from headrace.model import errors
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicSettings
@@ -128,7 +128,7 @@ def _errors_below(kind: type[errors.HeadraceError], depth: int) -> Iterator[str]
     yield f"| {'&nbsp;&nbsp;' * depth}`{kind.__name__}` | `{kind.code}` | {again} | {_cell(text)} |"
     # Those of the client and of Spark come last, by name, whichever was imported first.
     for below in sorted(kind.__subclasses__(), key=_client_name):
-        if below.__module__ in (errors.__name__, failing.__name__, serialising.__name__, spark_errors.__name__):
+        if below.__module__ in (errors.__name__, producer_errors.__name__, serializing.__name__, spark_errors.__name__):
             yield from _errors_below(below, depth + 1)
 
 

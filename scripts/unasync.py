@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parent.parent / "src" / "headrace" / "client"
-BY_HAND = {"__init__.py", "concurrency.py", "link.py"}
+BY_HAND = {"__init__.py", "concurrency.py", "connection/connection.py"}
 """Written for each side: these touch the world."""
 
 RULES = [
@@ -41,20 +41,26 @@ def formatted(text: str, name: str) -> str:
     return text
 
 
+def modules(folder: Path) -> dict[str, Path]:
+    """The generated modules of a folder and the folders in it, by their path below it."""
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    return {name: path for name, path in found.items() if name not in BY_HAND}
+
+
 def main() -> int:
     """Write the files, or tell which differ."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--check", action="store_true", help="change nothing; fail if something differs")
     check = arguments.parse_args().check
     wanted = {
-        path.name: formatted(translated(path.read_text(encoding="utf-8")), path.name)
-        for path in sorted((CLIENT / "_async").glob("*.py"))
-        if path.name not in BY_HAND
+        name: formatted(translated(path.read_text(encoding="utf-8")), name)
+        for name, path in modules(CLIENT / "_async").items()
     }
-    existing = {path.name: path for path in (CLIENT / "_sync").glob("*.py") if path.name not in BY_HAND}
+    existing = modules(CLIENT / "_sync")
     differing = [name for name, text in wanted.items() if name not in existing or existing[name].read_text() != text]
     leftover = sorted(existing.keys() - wanted.keys())
     for name in differing if not check else ():
+        (CLIENT / "_sync" / name).parent.mkdir(exist_ok=True)
         (CLIENT / "_sync" / name).write_text(wanted[name], encoding="utf-8")
     for name in leftover if not check else ():
         existing[name].unlink()

@@ -29,7 +29,7 @@ _PRELOADED = [
     "headrace.cli.main",
     "headrace.client._sync.bus",
     "headrace.embedded.log",
-    *(f"headrace.cli.{name}" for name in ("group", "publish", "tail", "topic", "log")),
+    *(f"headrace.cli.commands.{name}" for name in ("group", "publish", "tail", "topic", "log")),
 ]
 
 

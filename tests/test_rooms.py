@@ -21,14 +21,15 @@ ROOMS: dict[str, set[str]] = {
     "security": {"model"},
     "wire": {"model"},
     "broker": {"model", "security", "engines.api"},
-    "gateways": {"model", "wire", "security", "broker"},
+    "runtime": {"model"},  # the clock and the scheduler on the event loop
+    "gateways": {"model", "wire", "security", "broker", "runtime"},
     "cluster": {"model", "wire", "security", "broker"},
     "client": {"model", "wire", "security"},
     "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
     "cli": {"model", "client", "server", "embedded", "storage", "spark", "bench"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
-    "testing": {"model", "storage", "engines", "broker", "client", "embedded"},
+    "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
     "errors": {"model"},  # the public name of the model's errors
     "__init__": {"model", "errors", "embedded", "client", "server"},
     "__main__": {"cli"},

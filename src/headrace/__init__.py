@@ -14,34 +14,34 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
-    from headrace.client._async.app import AsyncApp
+    from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
-    from headrace.client._async.jobs import AsyncJobs
-    from headrace.client._async.producer import AsyncProducer
-    from headrace.client._async.queue import AsyncQueue
-    from headrace.client._async.scheduled import AsyncScheduled
-    from headrace.client._async.sent import AsyncSent, AsyncSentMany
-    from headrace.client._async.subscription import AsyncSubscription
-    from headrace.client._async.transaction import AsyncTransaction
-    from headrace.client._sync.app import App
+    from headrace.client._async.consumer.subscription import AsyncSubscription
+    from headrace.client._async.leasing.jobs import AsyncJobs
+    from headrace.client._async.leasing.queue import AsyncQueue
+    from headrace.client._async.leasing.scheduled import AsyncScheduled
+    from headrace.client._async.producer.producer import AsyncProducer
+    from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
+    from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
-    from headrace.client._sync.jobs import Jobs
-    from headrace.client._sync.producer import Producer
-    from headrace.client._sync.queue import Queue
-    from headrace.client._sync.scheduled import Scheduled
-    from headrace.client._sync.sent import Sent, SentMany
-    from headrace.client._sync.subscription import Subscription
-    from headrace.client._sync.transaction import Transaction
-    from headrace.client.clock import Clock
-    from headrace.client.failing import Undelivered
-    from headrace.client.jobs import Job, PendingMessage
-    from headrace.client.outgoing import Outgoing
+    from headrace.client._sync.consumer.subscription import Subscription
+    from headrace.client._sync.leasing.jobs import Jobs
+    from headrace.client._sync.leasing.queue import Queue
+    from headrace.client._sync.leasing.scheduled import Scheduled
+    from headrace.client._sync.producer.producer import Producer
+    from headrace.client._sync.producer.sent import Sent, SentMany
+    from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client.app.handler_results import Reject, Retry
+    from headrace.client.connection.clock import Clock
+    from headrace.client.leasing.jobs import Job, PendingMessage
+    from headrace.client.producer.pending_batch import OutgoingMessage
+    from headrace.client.producer.producer_errors import Undelivered
+    from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
-    from headrace.client.serialising import CannotDeserialize, CannotSerialize
-    from headrace.client.verdicts import Reject, Retry
-    from headrace.model.leasing import Forecasted, Outcome, Refusal, SubscriptionInfo
-    from headrace.model.recurring import CronInfo, Recurrence
+    from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
@@ -65,10 +65,10 @@ __all__ = [
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
-    "CronInfo",
     "Cursor",
     "DamagedRange",
     "Durability",
+    "EditOutcome",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
@@ -77,18 +77,18 @@ __all__ = [
     "Jobs",
     "Log",
     "Message",
-    "Outcome",
-    "Outgoing",
+    "OutgoingMessage",
     "PendingMessage",
     "Producer",
     "Queue",
     "Receipt",
     "Received",
     "ReceivedBatch",
-    "Recurrence",
     "Refusal",
     "Reject",
     "Retry",
+    "ScheduleDefinition",
+    "ScheduleInfo",
     "Scheduled",
     "Sent",
     "SentMany",
@@ -110,51 +110,51 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
-    "App": "client._sync.app",
-    "AsyncApp": "client._async.app",
+    "App": "client._sync.app.app",
+    "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
-    "AsyncJobs": "client._async.jobs",
-    "AsyncProducer": "client._async.producer",
-    "AsyncQueue": "client._async.queue",
-    "AsyncScheduled": "client._async.scheduled",
-    "AsyncSent": "client._async.sent",
-    "AsyncSentMany": "client._async.sent",
-    "AsyncSubscription": "client._async.subscription",
-    "AsyncTransaction": "client._async.transaction",
+    "AsyncJobs": "client._async.leasing.jobs",
+    "AsyncProducer": "client._async.producer.producer",
+    "AsyncQueue": "client._async.leasing.queue",
+    "AsyncScheduled": "client._async.leasing.scheduled",
+    "AsyncSent": "client._async.producer.sent",
+    "AsyncSentMany": "client._async.producer.sent",
+    "AsyncSubscription": "client._async.consumer.subscription",
+    "AsyncTransaction": "client._async.producer.transaction",
     "BrokerInfo": "model.requests",
     "Bus": "client._sync.bus",
-    "CannotDeserialize": "client.serialising",
-    "CannotSerialize": "client.serialising",
-    "Clock": "client.clock",
-    "CronInfo": "model.recurring",
+    "CannotDeserialize": "client.producer.serializing",
+    "CannotSerialize": "client.producer.serializing",
+    "Clock": "client.connection.clock",
+    "ScheduleInfo": "model.schedule_requests",
     "DamagedRange": "client.results",
     "Forecasted": "model.leasing",
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
-    "Job": "client.jobs",
-    "Jobs": "client._sync.jobs",
-    "Outcome": "model.leasing",
-    "Outgoing": "client.outgoing",
-    "PendingMessage": "client.jobs",
-    "Producer": "client._sync.producer",
-    "Queue": "client._sync.queue",
+    "Job": "client.leasing.jobs",
+    "Jobs": "client._sync.leasing.jobs",
+    "EditOutcome": "model.leasing",
+    "OutgoingMessage": "client.producer.pending_batch",
+    "PendingMessage": "client.leasing.jobs",
+    "Producer": "client._sync.producer.producer",
+    "Queue": "client._sync.leasing.queue",
     "Receipt": "client.results",
     "Received": "client.results",
     "ReceivedBatch": "client.results",
-    "Recurrence": "model.recurring",
+    "ScheduleDefinition": "model.schedule_requests",
     "Refusal": "model.leasing",
-    "Reject": "client.verdicts",
-    "Retry": "client.verdicts",
-    "Scheduled": "client._sync.scheduled",
-    "Sent": "client._sync.sent",
-    "SentMany": "client._sync.sent",
-    "Subscription": "client._sync.subscription",
+    "Reject": "client.app.handler_results",
+    "Retry": "client.app.handler_results",
+    "Scheduled": "client._sync.leasing.scheduled",
+    "Sent": "client._sync.producer.sent",
+    "SentMany": "client._sync.producer.sent",
+    "Subscription": "client._sync.consumer.subscription",
     "SubscriptionInfo": "model.leasing",
     "SubscriptionSettings": "model.subscription",
     "TopicInfo": "model.requests",
     "TopicSettings": "model.topic",
-    "Transaction": "client._sync.transaction",
-    "Undelivered": "client.failing",
+    "Transaction": "client._sync.producer.transaction",
+    "Undelivered": "client.producer.producer_errors",
 }
 
 

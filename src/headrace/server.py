@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from headrace.broker.settings import BrokerSettings
-from headrace.client.forking import detach
-from headrace.gateways.event_loop import new_event_loop as new_event_loop
+from headrace.client.connection.fork_guard import detach
 from headrace.model.errors import Closed, DiskFull, Forked, HeadraceError, InvalidArgument, LogInUse
 from headrace.model.topic import topic_settings
+from headrace.runtime.event_loop import new_event_loop as new_event_loop
 from headrace.storage.ownership import LOCK_NAME
 from headrace.wire.native import DEFAULT_PORT
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from headrace.broker.repair import CheckedLog as CheckedLog
     from headrace.broker.repair import Repaired as Repaired
     from headrace.broker.repair import Verified as Verified
-    from headrace.gateways.broker_clock import BrokerClock
-    from headrace.gateways.native import NativeGateway
-    from headrace.gateways.turns import Turns
+    from headrace.gateways.native.gateway import NativeGateway
+    from headrace.runtime.broker_clock import BrokerClock
+    from headrace.runtime.loop_scheduler import LoopScheduler
     from headrace.storage.disk import Disk, OpenFile
-    from headrace.storage.host import Host
+    from headrace.storage.runtime import StorageRuntime
     from headrace.storage.worker import Worker
 
 logger = logging.getLogger("headrace.server")
@@ -186,7 +186,7 @@ def _among(name: str, word: str, words: tuple[str, ...]) -> None:
 class LoopPorts:
     """What the broker needs from outside, on an event loop."""
 
-    def __init__(self, turns: "Turns", worker: "Worker", wake_at: Callable[[int], None]) -> None:
+    def __init__(self, turns: "LoopScheduler", worker: "Worker", wake_at: Callable[[int], None]) -> None:
         self.soon = turns.soon
         self.last = turns.last
         self.from_thread = turns.from_thread
@@ -215,13 +215,13 @@ class Server:
     async def start(self) -> None:
         """Open the data and listen; when it returns clients are served."""
         # Imported here: whoever only wants to know the settings should not have to wait for the rest.
-        from headrace.gateways.native import NativeGateway, NativeSettings
-        from headrace.gateways.process_info import process_info
-        from headrace.gateways.turns import Turns
+        from headrace.gateways.native.gateway import NativeGateway, NativeSettings
+        from headrace.runtime.loop_scheduler import LoopScheduler
+        from headrace.runtime.process_info import process_info
 
         settings = self.settings
         try:
-            turns = Turns(asyncio.get_running_loop())
+            turns = LoopScheduler(asyncio.get_running_loop())
             broker = self._open(turns)
             native = NativeSettings(
                 server=f"headrace {version()}",
@@ -257,17 +257,17 @@ class Server:
         logger.info("stopped", extra={"finished": finished})
         return finished
 
-    def _open(self, turns: "Turns") -> "Broker":
+    def _open(self, turns: "LoopScheduler") -> "Broker":
         from headrace.broker.broker import Broker
         from headrace.engines.api import Store
-        from headrace.gateways.broker_clock import BrokerClock
+        from headrace.runtime.broker_clock import BrokerClock
         from headrace.storage.disk import PrivateDisk
-        from headrace.storage.host import Host
+        from headrace.storage.runtime import StorageRuntime
         from headrace.storage.worker import Worker
 
         self._clock = BrokerClock()
         disk = PrivateDisk()
-        host = Host(disk)
+        host = StorageRuntime(disk)
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
         if store.data is not None:
             store.data.check_usable()  # before anything is made there
@@ -287,7 +287,7 @@ class Server:
         self._clock.go_on_from(self._broker.last_us)
         return self._broker
 
-    def _divide_descriptors(self, host: "Host") -> None:
+    def _divide_descriptors(self, host: "StorageRuntime") -> None:
         """Take no more connections than the limit on open files leaves room for, and say how it is divided."""
         limit = host.disk.descriptors_max()
         stored = host.files_max + host.views_max
@@ -445,9 +445,9 @@ def verify_data(path: str, progress: Callable[[int], None]) -> "Verified":
     """Check a whole data directory, changing nothing; a broker may be at work in it. Progress is told in bytes."""
     from headrace.broker.repair import verify
     from headrace.engines.api import DataDirectory
-    from headrace.storage.host import Host
+    from headrace.storage.runtime import StorageRuntime
 
-    host = Host()
+    host = StorageRuntime()
     try:
         return verify(DataDirectory(host, path), progress, running=DirectoryLock.is_held(host.disk, path))
     finally:
@@ -458,11 +458,11 @@ def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
     """Make a data directory usable again that a broker refuses; none may be at work in it."""
     from headrace.broker.repair import repair
     from headrace.engines.api import DataDirectory
-    from headrace.gateways.native import time_us
+    from headrace.gateways.native.gateway import time_us
     from headrace.storage.disk import PrivateDisk
-    from headrace.storage.host import Host
+    from headrace.storage.runtime import StorageRuntime
 
-    host = Host(PrivateDisk())
+    host = StorageRuntime(PrivateDisk())
     data = DataDirectory(host, path)
     data.check_used()  # before a lock is made there
     lock = DirectoryLock(host.disk, path)
@@ -476,9 +476,9 @@ def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
 def data_bytes(path: str) -> int:
     """How large the logs of a data directory are, about: what verifying or repairing it has to look at."""
     from headrace.engines.api import DataDirectory
-    from headrace.storage.host import Host
+    from headrace.storage.runtime import StorageRuntime
 
-    return DataDirectory(Host(), path).size_bytes()
+    return DataDirectory(StorageRuntime(), path).size_bytes()
 
 
 def version() -> str:

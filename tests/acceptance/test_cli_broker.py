@@ -21,7 +21,7 @@ from tests.commands import Finished, run_command
 from headrace.bench import brokers
 from headrace.bench import run as bench_run
 from headrace.cli.main import main
-from headrace.cli.settings import field_explanations
+from headrace.cli.setting_options import field_explanations
 from headrace.model.topic import TopicSettings
 
 COMMAND = [sys.executable, "-m", "headrace"]

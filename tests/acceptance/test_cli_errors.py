@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.commands import Finished, run_command
 
-from headrace.cli.command_tree import Node, command_tree
-from headrace.cli.commands import whole_parser
+from headrace.cli.command_list import whole_parser
+from headrace.cli.command_tree import CommandNode, command_tree
 from headrace.server import EmbeddedServer
 
 SOON_S = 60.0
@@ -54,7 +54,7 @@ def broker() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("node", LEAVES, ids=BY_PATH)
-def test_wrong_usage_of_every_command_is_one_object_and_exit_code_2(node: Node) -> None:
+def test_wrong_usage_of_every_command_is_one_object_and_exit_code_2(node: CommandNode) -> None:
     error = error_of(run(*node.path, "--no-such-option", "--json", code=2))
     assert error["code"] == "usage_error"
     assert "--no-such-option" in error["message"] or "required" in error["message"]
@@ -96,7 +96,7 @@ _REQUIRED = {
 
 
 @pytest.mark.parametrize("node", NEEDS_BROKER, ids=lambda node: " ".join(node.path))
-def test_a_broker_that_is_not_there_is_one_object_and_exit_code_1(node: Node) -> None:
+def test_a_broker_that_is_not_there_is_one_object_and_exit_code_1(node: CommandNode) -> None:
     values = [_GIVEN.get(value.name, "x") for value in node.values]
     more = _REQUIRED.get(" ".join(node.path), [])
     if node.path == ("cron", "next"):

@@ -34,10 +34,10 @@ from tests.acceptance.test_cli_broker import run as run_alone
 from tests.acceptance.test_completion import bash as offered
 
 import headrace
+from headrace.cli.command_list import whole_parser
 from headrace.cli.command_tree import command_tree
-from headrace.cli.commands import whole_parser
 from headrace.cli.main import main
-from headrace.cli.settings import field_explanations
+from headrace.cli.setting_options import field_explanations
 from headrace.model.subscription import SubscriptionSettings
 
 HOUR_US = 3_600_000_000
@@ -186,7 +186,7 @@ def test_what_is_not_there_is_told(topic: str) -> None:
     assert error_of(run("timeline", "show", f"{topic}/0/0", code=1))[1] == "message_gone"
     for command in ("show", "pause", "run", "next", "remove"):
         text, code = error_of(run("cron", command, "nobody", code=1))
-        assert code == "cron_not_found"
+        assert code == "schedule_not_found"
         assert "headrace cron list" in text
 
 
@@ -464,17 +464,17 @@ def test_what_somebody_else_has_or_owns_is_not_changed(topic: str, bus: headrace
     bus.queue(topic).ack(job)
 
 
-# Recurrences
+# Schedules
 
 
 @pytest.fixture
 def cron(topic: str) -> Iterator[str]:
-    """A name for a recurrence, which is removed in the end."""
+    """A name for a schedule, which is removed in the end."""
     yield f"{topic}-cron"
     main(["cron", "remove", f"{topic}-cron"])
 
 
-def test_life_of_a_recurrence(topic: str, cron: str) -> None:
+def test_life_of_a_schedule(topic: str, cron: str) -> None:
     run("topic", "create", topic)
     ask = ("cron", "add", cron, topic, "0 9 * * mon-fri", "report", "--zone", "Europe/Berlin")
     (made,) = told(*ask, "--missed", "skip", "--overlap", "skip", "--key", "k", "--header", "h=1", "--runs-max", "99")
@@ -483,7 +483,7 @@ def test_life_of_a_recurrence(topic: str, cron: str) -> None:
     assert (made["key"], made["value"], made["headers"], made["runs"]) == ("k", "report", {"h": "1"}, 0)
     assert made["next_us"] > time.time_ns() // 1000
     text, code = error_of(run(*ask, code=1))
-    assert code == "cron_exists"
+    assert code == "schedule_exists"
     assert "--replace" in text
     assert text_of(*ask, "--replace").startswith(f"{cron}: the next run is at 20")
     assert [each["name"] for each in told("cron", "list", "--topic", topic)] == [cron]
@@ -498,7 +498,7 @@ def test_life_of_a_recurrence(topic: str, cron: str) -> None:
     assert re.search(r"^next run  paused$", text_of("cron", "show", cron), re.MULTILINE)
     assert told("cron", "resume", cron)[0]["paused"] is False
     assert text_of("cron", "remove", cron) == f"removed {cron}\n"
-    assert error_of(run("cron", "show", cron, code=1))[1] == "cron_not_found"
+    assert error_of(run("cron", "show", cron, code=1))[1] == "schedule_not_found"
 
 
 def test_next_runs(topic: str, cron: str) -> None:
@@ -517,7 +517,7 @@ def test_next_runs(topic: str, cron: str) -> None:
     assert error_of(run("cron", "add", cron, topic, "every now and then", "--replace", code=1))[1] == "invalid_argument"
 
 
-def test_a_recurrence_runs(topic: str, cron: str) -> None:
+def test_a_schedule_runs(topic: str, cron: str) -> None:
     run("topic", "create", topic)
     run("cron", "add", cron, topic, "every 100ms", "tick", "--runs-max", "3")
     found = eventually(lambda: [info for info in told("cron", "list", "--topic", topic) if info["runs"] == 3])

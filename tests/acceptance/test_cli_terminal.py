@@ -19,7 +19,7 @@ from tests.commands import Finished, run_command
 from tests.known import ENVIRONMENT
 
 import headrace
-from headrace.cli import colours
+from headrace.cli.terminal import colours
 from headrace.server import EmbeddedServer
 
 COMMAND = [sys.executable, "-m", "headrace"]

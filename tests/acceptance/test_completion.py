@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import shells
-from headrace.cli.command_tree import Node, command_tree
-from headrace.cli.commands import COMMANDS, whole_parser
+from headrace.cli import completion_scripts
+from headrace.cli.command_list import COMMANDS, whole_parser
+from headrace.cli.command_tree import CommandNode, command_tree
 
 NAMES = "headrace() { printf 'alpha\\nbeta\\n'; }\ncompopt() { :; }\n"
 ASK = 'COMP_LINE="$*"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _headrace; printf "%s\\n" "${COMPREPLY[@]}"'
 
 
 @pytest.fixture(scope="module")
-def tree() -> Node:
+def tree() -> CommandNode:
     return command_tree(whole_parser())
 
 
-def bash(tree: Node, *words: str) -> list[str]:
+def bash(tree: CommandNode, *words: str) -> list[str]:
     """What bash offers when the last word is being typed."""
-    script = f"{NAMES}{shells.bash(tree)}\n{ASK}"
+    script = f"{NAMES}{completion_scripts.bash(tree)}\n{ASK}"
     done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
 
-def test_every_command_is_in_the_tree(tree: Node) -> None:
+def test_every_command_is_in_the_tree(tree: CommandNode) -> None:
     assert [node.path[0] for node in tree.below] == [name for group in COMMANDS.values() for name in group]
     for node in tree.walk():
         assert node.summary
@@ -60,11 +60,11 @@ def test_every_command_is_in_the_tree(tree: Node) -> None:
         ("headrace --ver|", ["--version"]),
     ],
 )
-def test_what_bash_offers(tree: Node, line: str, offers: list[str]) -> None:
+def test_what_bash_offers(tree: CommandNode, line: str, offers: list[str]) -> None:
     assert bash(tree, *line.rstrip("|").split(" ")) == offers
 
 
-def test_bash_offers_files(tree: Node, tmp_path: Path) -> None:
+def test_bash_offers_files(tree: CommandNode, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     assert bash(tree, "headrace", "publish", "t", "--file", f"{tmp_path}/") == [
@@ -74,8 +74,8 @@ def test_bash_offers_files(tree: Node, tmp_path: Path) -> None:
     assert bash(tree, "headrace", "log", "read", f"{tmp_path}/") == [f"{tmp_path}/folder"]
 
 
-def test_names_that_cannot_be_had_are_no_error(tree: Node) -> None:
-    script = f"{shells.bash(tree)}\nheadrace() {{ echo oh no >&2; return 1; }}\n{ASK}"
+def test_names_that_cannot_be_had_are_no_error(tree: CommandNode) -> None:
+    script = f"{completion_scripts.bash(tree)}\nheadrace() {{ echo oh no >&2; return 1; }}\n{ASK}"
     done = subprocess.run(["bash", "-c", script, "bash", "headrace", "tail", ""], capture_output=True, check=True)
     assert (done.stdout.strip(), done.stderr) == (b"", b"")
 
@@ -92,7 +92,7 @@ def test_the_scripts_can_be_read(shell: str, tmp_path: Path) -> None:
     subprocess.run([program, "-n", str(script)], check=True)
 
 
-def test_what_fish_offers(tree: Node, tmp_path: Path) -> None:
+def test_what_fish_offers(tree: CommandNode, tmp_path: Path) -> None:
     if not (program := shutil.which("fish")):
         pytest.skip("fish is not installed")
     names = "function headrace; printf 'alpha\\nbeta\\n'; end"
@@ -103,7 +103,7 @@ def test_what_fish_offers(tree: Node, tmp_path: Path) -> None:
         "headrace topic create t --durability ": ["memory", "synced", "written"],
     }
     for line, offers in asked.items():
-        script = f"{names}\n{shells.fish(tree)}\ncomplete -C '{line}'"
+        script = f"{names}\n{completion_scripts.fish(tree)}\ncomplete -C '{line}'"
         done = subprocess.run(
             [program, "--no-config", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
         )

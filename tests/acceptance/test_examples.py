@@ -13,8 +13,8 @@ import pytest
 from tests.pages import ROOT, Block, blocks, is_output, is_run
 
 from headrace.cli import main as command_line
+from headrace.cli.command_list import whole_parser
 from headrace.cli.command_tree import command_tree
-from headrace.cli.commands import whole_parser
 from headrace.cli.configuration import configure
 
 PAGES = [

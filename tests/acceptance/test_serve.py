@@ -21,7 +21,7 @@ from tests.native_client import NativeClient
 
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.errors import Draining, LimitExceeded
-from headrace.model.requests import Commit, Info, Place, Publish, TopicCreate
+from headrace.model.requests import Commit, Info, PartitionOffset, Publish, TopicCreate
 from headrace.server import EmbeddedServer
 from headrace.wire.native import Fetch, Kind, Ping, StreamOpen
 
@@ -274,7 +274,7 @@ def test_signal_drains(environment: dict[str, str], data: Path, number: int) -> 
         assert client.receive().kind == Kind.DRAIN
         with pytest.raises(Draining):
             client.ask(Publish("orders", 0), batch(b"two"))
-        client.ask(Commit("billing", [Place("orders", 0, 1)]))
+        client.ask(Commit("billing", [PartitionOffset("orders", 0, 1)]))
         assert values(client, "orders") == [b"one"]
         client.close()
         assert "finished=True" in server.ended()
@@ -297,7 +297,7 @@ def test_drain_does_not_wait_for_busy_clients_for_long(environment: dict[str, st
         def talk() -> None:
             while not stop.is_set():
                 try:
-                    client.ask(Commit("billing", [Place("orders", 0, 0)]))
+                    client.ask(Commit("billing", [PartitionOffset("orders", 0, 0)]))
                 except (EOFError, OSError):
                     return
 

@@ -5,23 +5,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from headrace.client._async.bus import AsyncBus
-from headrace.client._async.jobs import AsyncJobs
-from headrace.client._async.leased import AsyncLeasedBlock
-from headrace.client._async.producer import AsyncProducer
-from headrace.client._async.queue import AsyncQueue
-from headrace.client._async.scheduled import AsyncScheduled
-from headrace.client._async.sent import AsyncSent, AsyncSentMany
-from headrace.client._async.subscription import AsyncSubscription
-from headrace.client._async.transaction import AsyncTransaction
+from headrace.client._async.consumer.subscription import AsyncSubscription
+from headrace.client._async.leasing.jobs import AsyncJobs
+from headrace.client._async.leasing.leased_block import AsyncLeasedBlock
+from headrace.client._async.leasing.queue import AsyncQueue
+from headrace.client._async.leasing.scheduled import AsyncScheduled
+from headrace.client._async.producer.producer import AsyncProducer
+from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
+from headrace.client._async.producer.transaction import AsyncTransaction
 from headrace.client._sync.bus import Bus
-from headrace.client._sync.jobs import Jobs
-from headrace.client._sync.leased import LeasedBlock
-from headrace.client._sync.producer import Producer
-from headrace.client._sync.queue import Queue
-from headrace.client._sync.scheduled import Scheduled
-from headrace.client._sync.sent import Sent, SentMany
-from headrace.client._sync.subscription import Subscription
-from headrace.client._sync.transaction import Transaction
+from headrace.client._sync.consumer.subscription import Subscription
+from headrace.client._sync.leasing.jobs import Jobs
+from headrace.client._sync.leasing.leased_block import LeasedBlock
+from headrace.client._sync.leasing.queue import Queue
+from headrace.client._sync.leasing.scheduled import Scheduled
+from headrace.client._sync.producer.producer import Producer
+from headrace.client._sync.producer.sent import Sent, SentMany
+from headrace.client._sync.producer.transaction import Transaction
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.conformance.faces import Awaitable as SyncFace
 
-from headrace.client._async.app import AsyncApp
-from headrace.client._sync.app import App
+from headrace.client._async.app.app import AsyncApp
+from headrace.client._sync.app.app import App
 
 Story = Callable[[Any], Awaitable[None]]
 Run = Callable[[Story], None]

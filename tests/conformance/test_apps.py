@@ -281,7 +281,7 @@ def test_a_function_is_called_every_so_often(run: Run, topic: str) -> None:
         async def there() -> bool:
             return bool(await bus.crons(f"every.idle-{topic}"))
 
-        for _ in range(2):  # an app that begins again leaves the recurrence as it is
+        for _ in range(2):  # an app that begins again leaves the schedule as it is
             async with running(bus, prepare) as at_work:
                 await at_work.until(there)
                 await bus.cron_run(f"idle-{topic}")
@@ -291,7 +291,7 @@ def test_a_function_is_called_every_so_often(run: Run, topic: str) -> None:
             await at_work.until(lambda: seen)
         assert seen[0] == f"tick-{topic}".encode()
         (info,) = await bus.crons(f"every.idle-{topic}")
-        assert info.recurrence.zone == "Europe/Berlin"
+        assert info.definition.zone == "Europe/Berlin"
         for name in ("tick", "idle"):
             await bus.cron_remove(f"{name}-{topic}")
 

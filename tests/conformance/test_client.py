@@ -303,7 +303,7 @@ def test_hooks_see_change_and_drop(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         acknowledged: list[headrace.Receipt] = []
 
-        def sign(message: headrace.Outgoing) -> headrace.Outgoing | None:
+        def sign(message: headrace.OutgoingMessage) -> headrace.OutgoingMessage | None:
             if message.value == b"secret":
                 return None
             message.headers = {**(message.headers or {}), "signed": "yes"}
@@ -402,7 +402,7 @@ def test_several_topics_and_chosen_partitions(run: Run, topic: str) -> None:
 
 def test_patterns_find_new_topics(run: Run, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for face in ("_async", "_sync"):
-        monkeypatch.setattr(f"headrace.client.{face}.discovery._REFRESH_S", 0.1)
+        monkeypatch.setattr(f"headrace.client.{face}.consumer.discovery._REFRESH_S", 0.1)
 
     async def story(bus: Any) -> None:
         await bus.publish(f"{topic}-1", b"old")

@@ -17,12 +17,12 @@ from headrace.model.errors import (
     OffsetOutOfRange,
 )
 from headrace.storage.driver import Driver, FileDriver, MemoryDriver, StoredLog
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, InlineWorker
 
 MIB = 1 << 20
-Drivers = dict[str, Callable[[str, Host], Driver]]
+Drivers = dict[str, Callable[[str, StorageRuntime], Driver]]
 
 DRIVERS: Drivers = {
     "files": lambda root, host: FileDriver(host, root, LogSettings(segment_bytes=MIB)),
@@ -35,14 +35,14 @@ DRIVERS: Drivers = {
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host(files_max=4, views_max=2, indexes_max=1)
+def host() -> Iterator[StorageRuntime]:
+    host = StorageRuntime(files_max=4, views_max=2, indexes_max=1)
     yield host
     host.close()
 
 
 @pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest, tmp_path: Path, host: Host) -> Driver:
+def driver(request: pytest.FixtureRequest, tmp_path: Path, host: StorageRuntime) -> Driver:
     return DRIVERS[request.param](str(tmp_path / "logs"), host)
 
 
@@ -248,7 +248,7 @@ def test_memory_drops_the_oldest() -> None:
     assert log.size_bytes <= 4 * MIB
 
 
-def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: Host) -> None:
+def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: StorageRuntime) -> None:
     files = FileDriver(host, str(tmp_path), LogSettings(segment_bytes=MIB))
     log = MemoryDriver(4 * MIB, files).open("x")
     for number in range(200):
@@ -264,7 +264,7 @@ def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: Host) -> None:
 
 def test_a_disk_that_fills_up_while_memory_is_moved_there(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+    host = StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker())
     files = FileDriver(host, str(tmp_path / "logs"), LogSettings(segment_bytes=MIB))
     log = MemoryDriver(2 * MIB, files).open("x")
     refused = 0

@@ -449,9 +449,9 @@ def test_broken_connections_are_bridged(run: Run, topic: str) -> None:
         queue, inner = bus.queue(topic), bus.inner if threaded(bus) else bus
 
         def cut() -> None:
-            for line in (inner._line, inner._consuming):
-                if line.link is not None:
-                    line.link.end(errors.ConnectionFailed("cut"))
+            for line in (inner._broker, inner._consuming):
+                if line.connection is not None:
+                    line.connection.end(errors.ConnectionFailed("cut"))
 
         (one,) = await queue.lease(1, lease=0.3)
         cut()

@@ -1,4 +1,4 @@
-"""One suite for messages with a time, and for recurrences: over all transports, with both faces."""
+"""One suite for messages with a time, and for schedules: over all transports, with both faces."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -181,29 +181,29 @@ def test_a_queue_is_paused_and_resumed(run: Run, topic: str) -> None:
     run(story)
 
 
-# Recurrences.
+# Schedules.
 
 
-def test_a_recurrence_lives_and_dies(run: Run, topic: str) -> None:
+def test_a_schedule_lives_and_dies(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await bus.create_topic(topic)
         name = f"cron-{topic}"
         made = await bus.cron_add(
             name, topic, "0 12 * * *", b"noon", zone="Europe/Berlin", key="k", headers={"h": "1"}, missed="skip"
         )
-        recurrence = made.recurrence
-        assert (recurrence.name, recurrence.topic, recurrence.value, recurrence.key) == (name, topic, b"noon", b"k")
-        with pytest.raises(errors.CronExists):
+        schedule = made.definition
+        assert (schedule.name, schedule.topic, schedule.value, schedule.key) == (name, topic, b"noon", b"k")
+        with pytest.raises(errors.ScheduleExists):
             await bus.cron_add(name, topic, "@daily", replace=False)
-        assert [info.recurrence.name for info in await bus.crons(topic)] == [name]
-        assert name in [info.recurrence.name for info in await bus.crons()]
+        assert [info.definition.name for info in await bus.crons(topic)] == [name]
+        assert name in [info.definition.name for info in await bus.crons()]
         summer = datetime(2030, 7, 1, tzinfo=UTC)
         (first, second) = await bus.cron_next(name, runs=2, after=summer)
         assert (first, second) == (summer.replace(hour=10), summer.replace(day=2, hour=10))
         tried = await bus.cron_next(when="*/20 * * * *", runs=3, after=summer)
         assert [each.minute for each in tried] == [20, 40, 0]
-        assert (await bus.cron_pause(name)).recurrence.paused is True
-        assert (await bus.cron_pause(name, False)).recurrence.paused is False
+        assert (await bus.cron_pause(name)).definition.paused is True
+        assert (await bus.cron_pause(name, False)).definition.paused is False
         assert (await bus.cron_run(name)).last_us > made.last_us
         (job,) = await bus.queue(topic).lease(1, wait=5)
         assert (job.value, job.key, job.headers["headrace-cron"]) == (b"noon", b"k", name.encode())
@@ -212,7 +212,7 @@ def test_a_recurrence_lives_and_dies(run: Run, topic: str) -> None:
         with pytest.raises(errors.InvalidArgument):
             await bus.cron_add(name, topic, "not a time")
         await bus.cron_remove(name)
-        with pytest.raises(errors.CronNotFound):
+        with pytest.raises(errors.ScheduleNotFound):
             await bus.cron_remove(name)
 
     run(story)

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from random import Random
 
-from tests.faults.broker_nursery import PATIENCE_S, Child, Nursery
+from tests.faults.fork_server import PATIENCE_S, Child, Nursery
 
 import headrace
-from headrace.storage.host import Host
 from headrace.storage.owner import read_owner
+from headrace.storage.runtime import StorageRuntime
 
 SMALL_JOURNAL = ("--journal-bytes", str(32 << 10))
 """Lets the broker replace its journal by a snapshot all the time."""
@@ -84,7 +84,7 @@ class BrokerProcess:
     def logs(self) -> dict[tuple[str, int], Path]:
         """The directories of topics' partitions."""
         found = {}
-        host = Host()
+        host = StorageRuntime()
         for path in (self.data / "topics").glob("*/*"):
             owner = read_owner(host, str(path)).owner
             assert owner, path

@@ -12,16 +12,16 @@ from typing import Any
 
 from tests.faults.lease_history import DELETE, DONE, EXTEND, LeaseHistory, Place
 
-from headrace.broker.later import Later, WithBody
-from headrace.broker.membership import Session
+from headrace.broker.group_coordinator import Session
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Extend,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Reject,
     Release,
@@ -90,7 +90,7 @@ class Interleaving:
         """Somebody deletes a message that nobody has in hand."""
         number = self._number + 1
         self.history.asked(number, DELETE, who, 0, [(0, offset)], self.now_us)
-        request = Edit("jobs", [MessageId(0, offset)], Change(delete=True))
+        request = Edit("jobs", [MessageId(0, offset)], MessageChange(delete=True))
         self._ask(who, DELETE, request, partial(self._deleted, number, who, offset))
 
     # What comes between.
@@ -178,14 +178,14 @@ class Interleaving:
             session = self._sessions[who] = self.bench.connect(who)
         self._open[number] = who, what
         answer = self.bench.begin(request, session=session)
-        if isinstance(answer, Later):
+        if isinstance(answer, PendingAnswer):
             answer.then(partial(self._heard, number, hear))
         else:
             self._heard(number, hear, answer)
 
     def _heard(self, number: int, hear: Callable[[Any], None], outcome: Any) -> None:
         if self._open.pop(number, None) is not None and not isinstance(outcome, HeadraceError):
-            hear(outcome.words if isinstance(outcome, WithBody) else outcome)
+            hear(outcome.words if isinstance(outcome, AnswerWithBody) else outcome)
 
     def _leased(self, who: str, words: Any) -> None:
         for portion in words.portions:

@@ -3,23 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
-from tests.faults.leased_books import Key, LeaseBooks
+from tests.faults.leased_model import Key, LeaseBooks
 from tests.faults.leased_sight import TOPIC, content_differs, contents
 from tests.faults.leased_world import Entry, Id, World
 
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
+    EditOutcome,
     Extend,
     Holding,
     Lease,
     Leased,
+    MessageChange,
     MessageId,
-    Outcome,
     Reject,
     Release,
     Settlement,
@@ -46,7 +46,7 @@ class Asking(LeaseBooks):
 
         def ask() -> Any:
             answer = self.bench.begin(request, b"", self.sessions[holder])
-            if isinstance(answer, Later):
+            if isinstance(answer, PendingAnswer):
                 self.bench.run()
                 answer = answer.outcome
             return answer
@@ -56,7 +56,7 @@ class Asking(LeaseBooks):
         if answer is None:
             return
         assert not isinstance(answer, HeadraceError), repr(answer)
-        words, body = answer if isinstance(answer, WithBody) else (answer, b"")
+        words, body = answer if isinstance(answer, AnswerWithBody) else (answer, b"")
         self.check_lease(request, holder, lease_us, eligible, words, body)
 
     def handed_out(self, name: str, at: Id, token: int, holder: str, lease_us: int) -> Entry:
@@ -224,7 +224,7 @@ class Asking(LeaseBooks):
 
     # Editing.
 
-    def edit(self, ids: list[tuple[Id, int | None]], change: Change, owner: str, new: Any) -> None:
+    def edit(self, ids: list[tuple[Id, int | None]], change: MessageChange, owner: str, new: Any) -> None:
         """Edit messages; each is changed if nothing speaks against it."""
         self.await_answers([at for at, _ in ids])
         if any(self.unclear(at) for at, _ in ids):
@@ -245,7 +245,7 @@ class Asking(LeaseBooks):
 
         self.ask(request, told, self.body(change, new))
 
-    def body(self, change: Change, new: Any) -> bytes:
+    def body(self, change: MessageChange, new: Any) -> bytes:
         if not change.replace:
             return b""
         value, headers = new
@@ -257,7 +257,7 @@ class Asking(LeaseBooks):
         fates = {entry is not None and entry.fate == "pending" for entry in entries}
         return at in self.world.messages and (self.world.stale(at, self.now_us) or len(fates) > 1)
 
-    def check_outcome(self, outcome: Outcome, at: Id, codes: set[str], version: int) -> None:
+    def check_outcome(self, outcome: EditOutcome, at: Id, codes: set[str], version: int) -> None:
         assert (outcome.partition, outcome.offset) == at
         assert outcome.outcome in (codes or {"applied"}), f"{outcome}, but {codes or 'nothing'} speaks against it"
         if outcome.outcome in ("applied", "stale_version"):
@@ -266,7 +266,7 @@ class Asking(LeaseBooks):
             assert outcome.holder in ("ann", "bob"), outcome
 
     def expected_edits(
-        self, ids: list[tuple[Id, int | None]], change: Change, owner: str, new: Any
+        self, ids: list[tuple[Id, int | None]], change: MessageChange, owner: str, new: Any
     ) -> list[tuple[set[str], int]]:
         """Change the world; returns what is to be answered, and the versions."""
         world, now_us = self.changed(), self.now_us

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.faults.leased_counting import Counting
 from tests.faults.leased_world import Id, Message
 
-from headrace.model.leasing import OWNER_HEADER, Change, Selection
+from headrace.model.leasing import OWNER_HEADER, MessageChange, Selection
 
 SECOND_US = 1_000_000
 ANY = st.integers(0, 11)
@@ -83,14 +83,14 @@ class Choices(Counting):
         held = {at: token + foreign for other, at, token in chosen if other == name or foreign}
         return name, list(held.items())
 
-    def change(self, change: tuple[str, Any], owner: str) -> tuple[Change, str, Any]:
+    def change(self, change: tuple[str, Any], owner: str) -> tuple[MessageChange, str, Any]:
         what, how = change
         made = {
-            "move": lambda: Change(due_us=self.time(how)),
-            "shift": lambda: Change(shift_us=round(how * SECOND_US)),
-            "priority": lambda: Change(priority=how),
-            "replace": lambda: Change(replace=True),
-            "delete": lambda: Change(delete=True),
+            "move": lambda: MessageChange(due_us=self.time(how)),
+            "shift": lambda: MessageChange(shift_us=round(how * SECOND_US)),
+            "priority": lambda: MessageChange(priority=how),
+            "replace": lambda: MessageChange(replace=True),
+            "delete": lambda: MessageChange(delete=True),
         }[what]()
         headers = {OWNER_HEADER: owner.encode(), "colour": b"new"} if owner else {"colour": b"new"}
         return made, owner, (self.values(1, 10)[0], headers)

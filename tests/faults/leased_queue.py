@@ -5,15 +5,15 @@ from typing import Any
 
 from tests.faults.leased_sight import contents
 
-from headrace.broker.later import WithBody
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import (
-    Change,
     Edit,
     Find,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Selection,
     SubscriptionCreate,
@@ -78,7 +78,7 @@ class Queue:
 
     def edit(self, offset: int, **change: Any) -> str:
         """Change a message of the first partition."""
-        answer = self.bench.ask(Edit("jobs", [MessageId(0, offset)], Change(**change)))
+        answer = self.bench.ask(Edit("jobs", [MessageId(0, offset)], MessageChange(**change)))
         return str(answer.outcomes[0].outcome)
 
     def info(self, subscription: str = "default") -> Any:
@@ -90,4 +90,4 @@ class Queue:
 
 def parts(answer: Any) -> tuple[Any, Any]:
     """The words and the body of an answer."""
-    return answer if isinstance(answer, WithBody) else (answer, b"")
+    return answer if isinstance(answer, AnswerWithBody) else (answer, b"")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tests.faults.leased_world import Entry, Id, Message, Subscription, World
 
-from headrace.broker.later import WithBody
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.batch import parse
 from headrace.model.leasing import Find, Found, FoundMessage, Selection
 from headrace.model.message import Message as Read
@@ -39,7 +39,7 @@ def find(bench: Workbench, name: str, selection: Selection, page: int = 100) -> 
     found, after = [], ""
     while True:
         answer = bench.ask(Find(TOPIC, selection, name, page, after))
-        words, body = answer if isinstance(answer, WithBody) else (answer, b"")
+        words, body = answer if isinstance(answer, AnswerWithBody) else (answer, b"")
         assert isinstance(words, Found)
         assert len(words.messages) <= page
         found += zip(words.messages, contents(body), strict=True)

@@ -20,7 +20,7 @@ import headrace
 from headrace import repair
 from headrace.model.batch import parse
 from headrace.model.errors import CorruptBatch, CorruptFile, InvalidBatch
-from headrace.storage.recovery import Lost
+from headrace.storage.recovery import LostRange
 from headrace.storage.segment import DATA_AT
 
 FLIPS = 85
@@ -162,7 +162,7 @@ def check_progress(start: int, damaged: range) -> int:
     return damaged.stop
 
 
-def ranges(lost: Iterable[Lost]) -> set[int]:
+def ranges(lost: Iterable[LostRange]) -> set[int]:
     return {offset for one in lost for offset in range(one.first_offset, one.next_offset)}
 
 

@@ -10,13 +10,13 @@ from random import Random, SystemRandom
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.faults.broker_nursery import Child, Nursery
 from tests.faults.broker_process import PATIENCE_S, SMALL_JOURNAL, BrokerProcess
 from tests.faults.broker_records import GROUP, PARTITIONS, TOPICS, Pages, Plan, mark, parsed
+from tests.faults.fork_server import Child, Nursery
 
 import headrace
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 
 ROUNDS = int(os.environ.get("HEADRACE_KILLS", "24"))
 """Of each of the tests here."""
@@ -223,7 +223,7 @@ def _stored(path: Path) -> list[bytes]:
     with TemporaryDirectory() as place:
         # A copy: opening a log repairs what a crash has left, and that is to be left to the broker.
         copy = shutil.copytree(path, f"{place}/copy")
-        host = Host()
+        host = StorageRuntime()
         log = FileLog(host, str(copy), create=False, owned=True)
         assert not log.findings.lost
         messages = [message for batch in log.batches(log.first_offset) for message in batch.messages()]

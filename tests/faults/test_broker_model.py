@@ -5,7 +5,7 @@ import os
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from tests.faults.broker_books import ANY, IN_FLIGHT, KINDS, NAMES, PRODUCERS, TRANSACTIONS, Books, Sent, Topic
+from tests.faults.broker_model import ANY, IN_FLIGHT, KINDS, NAMES, PRODUCERS, TRANSACTIONS, Books, Sent, Topic
 
 from headrace.model.batch import NO_PRODUCER, Producer
 from headrace.model.errors import (
@@ -14,7 +14,7 @@ from headrace.model.errors import (
 )
 from headrace.model.requests import (
     Commit,
-    Place,
+    PartitionOffset,
     Publish,
     TopicCreate,
     TopicDelete,
@@ -176,7 +176,7 @@ class BrokerOnAFaultyDisk(Books):
         def moved(_: object) -> None:
             del moves[: moves.index((offset, None))]
 
-        self.ask(Commit("readers", [Place(spot[0].name, spot[1], offset)]), moved)
+        self.ask(Commit("readers", [PartitionOffset(spot[0].name, spot[1], offset)]), moved)
         if answered:
             self.run()
 

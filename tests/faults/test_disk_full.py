@@ -18,8 +18,8 @@ from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import DiskFull, LogClosed, LogFailed, OffsetOutOfRange
 from headrace.storage.disk import Disk, OpenFile
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.storage.worker import Worker
 from headrace.testing import FaultyDisk
@@ -121,8 +121,8 @@ def disk() -> SmallDisk:
 
 
 @pytest.fixture
-def host(disk: SmallDisk) -> Iterator[Host]:
-    host = Host(disk, preparer=Idle("idle"))
+def host(disk: SmallDisk) -> Iterator[StorageRuntime]:
+    host = StorageRuntime(disk, preparer=Idle("idle"))
     yield host
     host.close()
 
@@ -175,7 +175,7 @@ class StoredLife:
         self.open()
 
     def open(self) -> None:
-        self.host = Host(self.tight.disk, files_max=4, views_max=2, indexes_max=1)
+        self.host = StorageRuntime(self.tight.disk, files_max=4, views_max=2, indexes_max=1)
         self.log = self.tight.insist(lambda: FileLog(self.host, self.path, SETTINGS))
 
     def reopen(self) -> None:
@@ -243,7 +243,7 @@ class EmbeddedLife:
         self.open()
 
     def open(self) -> None:
-        self.host = Host(self.tight.disk)
+        self.host = StorageRuntime(self.tight.disk)
 
         def opened() -> headrace.Log:
             return headrace.Log(self.path, segment_bytes=4096, sync_every=None, host=self.host)
@@ -352,7 +352,7 @@ def test_a_life_on_a_disk_that_is_nearly_always_full(place: Path, kind: type[Sto
 # The places where it hurts, one by one.
 
 
-def test_a_new_segment_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_new_segment_finds_no_room(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     log = FileLog(host, str(place / "log"), SETTINGS)
     for _ in range(3):
         log.append(encode(Columns([b"x" * 1000]), 0), 0).wait(Durability.SYNCED)
@@ -372,7 +372,7 @@ def test_a_new_segment_finds_no_room(place: Path, host: Host, disk: SmallDisk) -
 
 
 def test_a_long_batch_that_did_not_fit_leaves_nothing_behind_a_shorter_one(
-    place: Path, host: Host, disk: SmallDisk
+    place: Path, host: StorageRuntime, disk: SmallDisk
 ) -> None:
     log = FileLog(host, str(place / "log"), LogSettings())
     log.append(encode(Columns([b"first"]), 0), 0).wait(Durability.SYNCED)
@@ -380,14 +380,14 @@ def test_a_long_batch_that_did_not_fit_leaves_nothing_behind_a_shorter_one(
     with pytest.raises(DiskFull):
         log.append(encode(Columns([b"long" * 700]), 0), 0)
     log.append(encode(Columns([b"short"]), 0), 0)
-    log = FileLog(Host(), str(place / "log"), SETTINGS)  # as after a kill
+    log = FileLog(StorageRuntime(), str(place / "log"), SETTINGS)  # as after a kill
     assert not log.findings.lost
     assert [batch.columns().values for batch in log.batches(0)] == [[b"first"], [b"short"]]
     log.close()
 
 
 @pytest.mark.parametrize("when", ["rolling", "checkpoint"])
-def test_an_index_finds_no_room(place: Path, host: Host, disk: SmallDisk, when: str) -> None:
+def test_an_index_finds_no_room(place: Path, host: StorageRuntime, disk: SmallDisk, when: str) -> None:
     """An index can be rebuilt: that there is no room for it keeps nobody from appending."""
     checkpoint_bytes = 1500 if when == "checkpoint" else 1 << 20
     settings = LogSettings(segment_bytes=4096, checkpoint_bytes=checkpoint_bytes)
@@ -409,7 +409,7 @@ def test_an_index_finds_no_room(place: Path, host: Host, disk: SmallDisk, when: 
     again.close()
 
 
-def test_who_reads_needs_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_who_reads_needs_no_room(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     """Not even when the index has to be rebuilt."""
     log = FileLog(host, str(place / "log"), SETTINGS)
     for number in range(20):
@@ -426,7 +426,7 @@ def test_who_reads_needs_no_room(place: Path, host: Host, disk: SmallDisk) -> No
     log.close()
 
 
-def torn(place: Path, host: Host) -> str:
+def torn(place: Path, host: StorageRuntime) -> str:
     """A log as a killed writer leaves it: behind its last message lies half of a write."""
     path = str(place / "log")
     log = FileLog(host, path, LogSettings())
@@ -439,7 +439,7 @@ def torn(place: Path, host: Host) -> str:
     return path
 
 
-def test_recovery_finds_no_room_for_a_copy(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_recovery_finds_no_room_for_a_copy(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     """What is torn is cut without one, and that is said; all else is there, and appending goes on with some room."""
     path = torn(place, host)
     fill(disk)
@@ -460,7 +460,7 @@ def test_recovery_finds_no_room_for_a_copy(place: Path, host: Host, disk: SmallD
     again.close()
 
 
-def test_a_repair_waits_for_room_for_its_copies(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_repair_waits_for_room_for_its_copies(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     path = torn(place, host)
     fill(disk)
     with pytest.raises(DiskFull):
@@ -472,7 +472,7 @@ def test_a_repair_waits_for_room_for_its_copies(place: Path, host: Host, disk: S
     log.close()
 
 
-def test_a_segment_that_was_just_being_made_is_made_later(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_segment_that_was_just_being_made_is_made_later(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     """A writer was killed between a file's making and its header's, and then there is no room for that."""
     path = str(place / "log")
     log = FileLog(host, path, SETTINGS)
@@ -491,7 +491,7 @@ def test_a_segment_that_was_just_being_made_is_made_later(place: Path, host: Hos
     again.close()
 
 
-def test_what_is_stored_once_can_be_replaced_on_a_full_disk(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_what_is_stored_once_can_be_replaced_on_a_full_disk(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     with headrace.Log(place / "log", host=host) as log:
         log.append_many([b"x"] * 10)
         log.flush()
@@ -550,7 +550,7 @@ def test_a_new_broker_needs_some_room(place: Path) -> None:
         Workbench(str(place), disk=SmallDisk(0))
 
 
-def test_the_record_of_the_log_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_the_record_of_the_log_finds_no_room(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     fill(disk)
     for room in (0, 4000, 4100):
         fill(disk, room)
@@ -566,7 +566,7 @@ def test_the_record_of_the_log_finds_no_room(place: Path, host: Host, disk: Smal
 
 def test_truncation_finds_no_room(place: Path) -> None:
     disk = Refusing()
-    host = Host(disk)
+    host = StorageRuntime(disk)
     log = FileLog(host, str(place / "log"), SETTINGS)
     for number in range(20):
         log.append(encode(Columns([b"%d" % number * 500]), 0), 0)
@@ -585,7 +585,7 @@ def test_truncation_finds_no_room(place: Path) -> None:
     host.close()
 
 
-def test_compaction_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_compaction_finds_no_room(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     def keep(batch: Batch) -> list[int]:
         return [0] if kept(batch.base_offset) else []
 
@@ -609,7 +609,7 @@ def test_compaction_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> N
     again.close()
 
 
-def test_a_cursor_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_cursor_finds_no_room(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     with headrace.Log(place / "log", host=host) as log:
         log.append_many([b"x"] * 10)
         log.flush()
@@ -630,7 +630,7 @@ def test_a_cursor_finds_no_room(place: Path, host: Host, disk: SmallDisk) -> Non
 
 def test_a_commit_that_failed_is_not_believed(place: Path) -> None:
     disk = Refusing()
-    host = Host(disk)
+    host = StorageRuntime(disk)
     with headrace.Log(place / "log", host=host) as log:
         log.append_many([b"x"] * 10)
         log.flush()
@@ -652,7 +652,7 @@ def test_a_commit_that_failed_is_not_believed(place: Path) -> None:
     host.close()
 
 
-def test_a_full_disk_keeps_nobody_from_reading(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_full_disk_keeps_nobody_from_reading(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     log = headrace.Log(place / "log", host=host, sync_every=None)
     log.append(b"before")
     log.flush()
@@ -666,7 +666,7 @@ def test_a_full_disk_keeps_nobody_from_reading(place: Path, host: Host, disk: Sm
     log.close()
 
 
-def test_what_found_no_room_is_written_when_there_is_some(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_what_found_no_room_is_written_when_there_is_some(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     """The log tries again by itself, or when it is asked to."""
     log = headrace.Log(place / "log", host=host, sync_every=0.02)
     log.append(b"before")
@@ -691,7 +691,9 @@ def test_what_found_no_room_is_written_when_there_is_some(place: Path, host: Hos
         assert reader.read(end).value == b"after"
 
 
-def test_flush_after_a_full_disk_writes_what_was_appended_since_too(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_flush_after_a_full_disk_writes_what_was_appended_since_too(
+    place: Path, host: StorageRuntime, disk: SmallDisk
+) -> None:
     log = headrace.Log(place / "log", host=host)
     for number in range(10):
         fill(disk)
@@ -708,7 +710,7 @@ def test_flush_after_a_full_disk_writes_what_was_appended_since_too(place: Path,
     log.close()
 
 
-def test_many_messages_find_room_for_some(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_many_messages_find_room_for_some(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     log = headrace.Log(place / "log", host=host, sync_every=None)
     fill(disk, 500_000)
     values = [b"%d" % number * 100 for number in range(5000)]
@@ -723,7 +725,7 @@ def test_many_messages_find_room_for_some(place: Path, host: Host, disk: SmallDi
 
 
 def test_a_log_closed_on_a_full_disk_is_let_go_of_and_says_what_is_lost(
-    place: Path, host: Host, disk: SmallDisk
+    place: Path, host: StorageRuntime, disk: SmallDisk
 ) -> None:
     log = headrace.Log(place / "log", host=host, sync_every=0.01)
     log.append(b"kept")
@@ -758,7 +760,7 @@ def append_until_full(log: headrace.Log) -> int:
     raise AssertionError("the disk is full and nobody noticed")
 
 
-def test_the_block_of_a_log_ends_with_the_full_disk(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_the_block_of_a_log_ends_with_the_full_disk(place: Path, host: StorageRuntime, disk: SmallDisk) -> None:
     def use() -> None:
         with headrace.Log(place / "log", host=host) as log:
             fill(disk)
@@ -770,7 +772,7 @@ def test_the_block_of_a_log_ends_with_the_full_disk(place: Path, host: Host, dis
 
 
 def test_a_writer_dropped_on_a_full_disk_lets_go_and_logs_it(
-    place: Path, host: Host, disk: SmallDisk, caplog: pytest.LogCaptureFixture
+    place: Path, host: StorageRuntime, disk: SmallDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     log: headrace.Log | None = headrace.Log(place / "log", host=host, sync_every=None)
     assert log is not None
@@ -783,7 +785,7 @@ def test_a_writer_dropped_on_a_full_disk_lets_go_and_logs_it(
 
 
 def test_a_disk_that_stays_full_is_logged_once(
-    place: Path, host: Host, disk: SmallDisk, caplog: pytest.LogCaptureFixture
+    place: Path, host: StorageRuntime, disk: SmallDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = headrace.Log(place / "log", host=host, sync_every=0.001)
     for turn in (1, 2):
@@ -800,7 +802,9 @@ def test_a_disk_that_stays_full_is_logged_once(
     log.close()
 
 
-def test_a_log_that_could_not_be_made_for_want_of_room_is_not_in_use(place: Path, host: Host, disk: SmallDisk) -> None:
+def test_a_log_that_could_not_be_made_for_want_of_room_is_not_in_use(
+    place: Path, host: StorageRuntime, disk: SmallDisk
+) -> None:
     fill(disk)
     try:
         headrace.Log(place / "log", host=host)
@@ -814,7 +818,7 @@ def test_a_log_that_could_not_be_made_for_want_of_room_is_not_in_use(place: Path
 def test_a_log_whose_disk_failed_can_be_opened_again(place: Path) -> None:
     """Not for want of room, but its end has to be as clean."""
     disk = FaultyDisk()
-    host = Host(disk, preparer=Idle("idle"))
+    host = StorageRuntime(disk, preparer=Idle("idle"))
     log = headrace.Log(place / "log", host=host, sync_every=None)
     log.append(b"first")
     log.flush()

@@ -8,18 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.faults.hostile_batches import hostile_batch
 
-from headrace.broker.later import Later, WithBody
-from headrace.client.jobs import found_messages, holdings_of, leased_jobs
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.client.leasing.jobs import found_messages, holdings_of, leased_jobs
 from headrace.client.results import ReceivedBatch
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     EditMatching,
     Find,
     Forecast,
     Lease,
+    MessageChange,
     MessageId,
     Redrive,
     Reject,
@@ -29,8 +29,8 @@ from headrace.model.leasing import (
     SubscriptionDescribe,
 )
 from headrace.model.requests import Publish, TopicCreate, TopicDescribe, TransactionBegin, TransactionStage
-from headrace.spark.arrow import Decoder
-from headrace.spark.planning import Range, Window
+from headrace.spark.source.arrow import Decoder
+from headrace.spark.source.planning import Range, Window
 from headrace.testing.workbench import START_US, Workbench
 
 ROUNDS = int(os.environ.get("HEADRACE_FUZZ_ROUNDS", "40"))
@@ -89,11 +89,11 @@ def publish(bench: Workbench, topic: str, batch: bytes) -> None:
         assert after == before
         assert isinstance(staged, HeadraceError)
         assert staged.code == answer.code
-        replaced = bench.begin(Edit(topic, [MessageId(0, 0)], Change(replace=True)), batch)
+        replaced = bench.begin(Edit(topic, [MessageId(0, 0)], MessageChange(replace=True)), batch)
         assert isinstance(replaced, HeadraceError)
     else:
         assert not isinstance(staged, HeadraceError)
-        assert not isinstance(answer, Later) or not isinstance(answer.outcome, HeadraceError)
+        assert not isinstance(answer, PendingAnswer) or not isinstance(answer.outcome, HeadraceError)
         assert after[0].next_offset > before[0].next_offset
 
 
@@ -123,13 +123,13 @@ def use(bench: Workbench, name: str) -> None:
     for status in ("", "waiting", "ready", "leased", "dead"):
         for bounds in ({}, {"due_from_us": START_US, "due_to_us": START_US + 10}):
             answer = bench.ask(Find("orders", Selection(status, **bounds), name))
-            if isinstance(answer, WithBody):
+            if isinstance(answer, AnswerWithBody):
                 found_messages("orders", answer.words, answer.body)
-    for change in (Change(shift_us=-5), Change(priority=-7), Change(due_us=bench.now_us + 1000)):
+    for change in (MessageChange(shift_us=-5), MessageChange(priority=-7), MessageChange(due_us=bench.now_us + 1000)):
         bench.ask(EditMatching("orders", Selection(), change, name))
     for ahead_ms in (0, 60_000):
         answer = bench.ask(Lease("orders", name, 1000, 1 << 20, ahead_ms=ahead_ms))
-        jobs = leased_jobs("orders", name, answer.words, answer.body) if isinstance(answer, WithBody) else []
+        jobs = leased_jobs("orders", name, answer.words, answer.body) if isinstance(answer, AnswerWithBody) else []
         if jobs:
             bench.ask(Reject("orders", holdings_of(jobs[:1]), "no", name))
             bench.ask(Ack("orders", holdings_of(jobs[1:2]), name))
@@ -140,6 +140,6 @@ def compact(bench: Workbench) -> None:
     """Compact the logs, as topics that keep the last message of each key have it done."""
     topics = bench.broker._topics
     for name in ("orders", "orders.dead"):
-        partition = topics.lane(topics.get(name), 0).partition
+        partition = topics.active(topics.get(name), 0).partition
         partition.compact_settled([lambda offset: offset % 3 == 2])
         partition.compact_by_key()

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.commands import Finished, run_command
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
+from tests.faults.fork_server import Nursery
 from tests.unit.test_data_directory import DESTROYED, Destroy, segments
 
 import headrace

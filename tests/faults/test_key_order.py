@@ -12,17 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.faults.key_order_model import Message, Model
 from tests.faults.leased_queue import SECOND_US, Queue, parts
 
-from headrace.broker.later import Later
-from headrace.engines.leased.pending import Pending
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.engines.leased.pending import PendingMessages
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Extend,
     Holding,
     Lease,
     Leased,
+    MessageChange,
     MessageId,
     Reject,
     Release,
@@ -60,7 +60,7 @@ class OrderOfAKey(RuleBasedStateMachine):
         self.queue = Queue(Path(self.directory.name), journal_bytes=journal_bytes, discipline=discipline.value, **given)
         self.model = Model(discipline.value)
         self.count = 0
-        self.waiter: Later[Any] | None = None
+        self.waiter: PendingAnswer[Any] | None = None
 
     def teardown(self) -> None:
         if hasattr(self, "directory"):
@@ -131,7 +131,7 @@ class OrderOfAKey(RuleBasedStateMachine):
     @rule()
     def wait(self) -> None:
         answer = self.queue.bench.begin(Lease("jobs", messages_max=1, wait_ms=600_000))
-        assert isinstance(answer, Later)
+        assert isinstance(answer, PendingAnswer)
         self.queue.bench.run()
         self.waiter = answer
         self.model.pass_time(self.now_us)
@@ -183,15 +183,15 @@ class OrderOfAKey(RuleBasedStateMachine):
             return
         message = free[pick % len(free)]
         if what == "cancel":
-            change = Change(delete=True)
+            change = MessageChange(delete=True)
             self.model.messages.remove(message)
         elif what == "move":
             message.due_us = self.in_seconds(when)
             message.rests_us = 0
-            change = Change(due_us=message.due_us)
+            change = MessageChange(due_us=message.due_us)
         else:
             message.priority = priority
-            change = Change(priority=priority)
+            change = MessageChange(priority=priority)
         answer = self.queue.bench.ask(Edit("jobs", [MessageId(0, message.offset)], change))
         assert answer.outcomes[0].outcome == "applied"
         self.model.pass_time(self.now_us)
@@ -296,8 +296,8 @@ def test_thousands_of_a_busy_key_are_passed_over_together(tmp_path: Path, monkey
     queue.bench.ask(Publish("jobs", 0), encode(columns, queue.bench.now_us).data)
     assert list(queue.lease()) == ["0"]
     looks = []
-    take = Pending.take
-    monkeypatch.setattr(Pending, "take", lambda *given: looks.append(1) or take(*given))
+    take = PendingMessages.take
+    monkeypatch.setattr(PendingMessages, "take", lambda *given: looks.append(1) or take(*given))
     assert list(queue.lease()) == [str(total - 1)]
     assert len(looks) < total / 32
     assert queue.info().ready == total - 2

@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 import pytest
-from tests.faults.broker_nursery import PATIENCE_S, Child, Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
 from tests.faults.broker_records import Book, Pages
+from tests.faults.fork_server import PATIENCE_S, Child, Nursery
 from tests.faults.lease_history import LeaseHistory, Place
 from tests.faults.lease_holders import LEASE_MS, LEASE_US, TOPIC, Holder, now_us, read_history
 from tests.faults.test_broker_kill import Crowd

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from tests.faults.broker_books import MEMORY
+from tests.faults.broker_model import MEMORY
 from tests.faults.lease_interleaving import HOLDERS, LEASE_US, VERBS, Interleaving
 
 Act = Callable[[Interleaving], None]

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from tests.faults.broker_books import MEMORY
+from tests.faults.broker_model import MEMORY
 from tests.faults.leased_queue import SECOND_US, Queue
 
-from headrace.broker.later import Later
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.model.leasing import (
     Ack,
@@ -383,7 +383,7 @@ def test_nobody_gets_a_message_whose_late_ack_is_being_written_down(place: Path)
     acked = queue.bench.begin(Ack("jobs", [holding]))
     assert not queue.lease()
     queue.bench.run()
-    assert isinstance(acked, Later)
+    assert isinstance(acked, PendingAnswer)
     assert acked.outcome.refused == []
     assert not queue.find()
 
@@ -398,7 +398,7 @@ def test_a_holder_who_says_two_things_at_once_is_believed_once(place: Path, firs
     holding, _ = queue.lease()["a"]
     answers = [queue.bench.begin(kind("jobs", [holding])) for kind in (first, second)]
     queue.bench.run()
-    refused = [(one.outcome if isinstance(one, Later) else one).refused for one in answers]
+    refused = [(one.outcome if isinstance(one, PendingAnswer) else one).refused for one in answers]
     assert not refused[0]
     assert refused[1] or first is second
     queue.restart()

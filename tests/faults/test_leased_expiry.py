@@ -6,7 +6,7 @@ import pytest
 from tests.faults.leased_queue import Queue, parts
 from tests.faults.leased_sight import contents
 
-from headrace.broker.later import Later
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.model.leasing import Ack, Lease, Release
 
 
@@ -15,14 +15,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def waiting(queue: Queue, **more: int) -> Later:
+def waiting(queue: Queue, **more: int) -> PendingAnswer:
     answer = queue.bench.begin(Lease("jobs", wait_ms=60_000, **more))
     queue.bench.run()
-    assert isinstance(answer, Later)
+    assert isinstance(answer, PendingAnswer)
     return answer
 
 
-def values(answer: Later) -> list[bytes | None]:
+def values(answer: PendingAnswer) -> list[bytes | None]:
     assert answer.outcome is not None
     return [read.value for read in contents(parts(answer.outcome)[1])]
 

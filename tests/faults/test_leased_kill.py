@@ -8,9 +8,9 @@ from random import Random, SystemRandom
 from typing import NamedTuple
 
 import pytest
-from tests.faults.broker_nursery import PATIENCE_S, Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
 from tests.faults.broker_records import Pages
+from tests.faults.fork_server import PATIENCE_S, Nursery
 from tests.faults.leased_people import LEASE_S, PARTITIONS, TOPIC, parsed
 from tests.faults.test_broker_kill import Crowd
 

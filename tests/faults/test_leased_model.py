@@ -42,7 +42,7 @@ from headrace.model.leasing import (
     SubscriptionDelete,
     SubscriptionDescribe,
 )
-from headrace.model.requests import Commit, GroupDescribe, Place, Publish
+from headrace.model.requests import Commit, GroupDescribe, PartitionOffset, Publish
 from headrace.model.subscription import subscription_settings
 from headrace.testing import PowerLoss, Unsynced
 from headrace.testing.workbench import Workbench
@@ -460,7 +460,7 @@ class LeasedOnALossyTopic(LeasedOnAFaultyDisk):
             self.name(one.id, one.value)
         self.consumed.update(one.id for one in found)
         end = max([position, *(one.id[1] + 1 for one in found)])
-        self.ask(Commit("readers", [Place(TOPIC, number, end)]), lambda _: None)
+        self.ask(Commit("readers", [PartitionOffset(TOPIC, number, end)]), lambda _: None)
 
 
 class LeasedOverPartitions(LeasedOnAFaultyDisk):

@@ -7,20 +7,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from tests.faults.broker_books import MEMORY
+from tests.faults.broker_model import MEMORY
 
-from headrace.broker.later import Later, WithBody
-from headrace.broker.membership import Session
+from headrace.broker.group_coordinator import Session
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Extend,
     Find,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Reject,
     Release,
@@ -69,7 +69,7 @@ class Race:
         answer = self.bench.begin(request, body, self.people[who])
         if what == "lease":
             answer = self.settled(answer)
-            words = answer.words if isinstance(answer, WithBody) else answer
+            words = answer.words if isinstance(answer, AnswerWithBody) else answer
             self.token = words.portions[0].lease if words.portions else 0
         if expected == "message_gone" and ("reject", False) in [(one[0], is_there(one[1])) for one in self.answers]:
             expected = "message_leased or message_gone"  # it is on its way to the dead ones
@@ -85,9 +85,9 @@ class Race:
             "release": lambda: Release("jobs", holdings),
             "extend": lambda: Extend("jobs", holdings, 20_000),
             "reject": lambda: Reject("jobs", holdings),
-            "move": lambda: Edit("jobs", edited, Change(due_us=LATER_US)),
-            "replace": lambda: Edit("jobs", edited, Change(replace=True)),
-            "delete": lambda: Edit("jobs", edited, Change(delete=True)),
+            "move": lambda: Edit("jobs", edited, MessageChange(due_us=LATER_US)),
+            "replace": lambda: Edit("jobs", edited, MessageChange(replace=True)),
+            "delete": lambda: Edit("jobs", edited, MessageChange(delete=True)),
         }
         return requests[what](), new if what == "replace" else b""
 
@@ -140,9 +140,9 @@ class Race:
 
     def settled(self, answer: Any) -> Any:
         """The answer, for which whatever is waiting is done if it is not there yet."""
-        if isinstance(answer, Later) and answer.outcome is None:
+        if isinstance(answer, PendingAnswer) and answer.outcome is None:
             self.bench.run()
-        return answer.outcome if isinstance(answer, Later) else answer
+        return answer.outcome if isinstance(answer, PendingAnswer) else answer
 
     def check(self) -> None:
         """Everyone has the answer they must have, and the message is as it must be, also after the broker's death."""
@@ -158,14 +158,14 @@ class Race:
 
     def check_message(self) -> None:
         found = self.bench.ask(Find("jobs"))
-        words = found.words if isinstance(found, WithBody) else found
+        words = found.words if isinstance(found, AnswerWithBody) else found
         statuses = [(one.status, one.version) for one in words.messages]
         assert statuses == ([] if self.status == "gone" else [(self.status, self.version)])
 
 
 def is_there(answer: Any) -> bool:
     """Whether somebody has an answer by now."""
-    return not isinstance(answer, Later) or answer.outcome is not None
+    return not isinstance(answer, PendingAnswer) or answer.outcome is not None
 
 
 def said(answer: Any) -> str:
@@ -173,7 +173,7 @@ def said(answer: Any) -> str:
     assert answer is not None, "there was never an answer"
     if isinstance(answer, HeadraceError):
         return answer.code
-    words = answer.words if isinstance(answer, WithBody) else answer
+    words = answer.words if isinstance(answer, AnswerWithBody) else answer
     if hasattr(words, "portions"):
         if not words.portions:
             return "nothing"
@@ -220,13 +220,13 @@ def test_somebody_waits_for_a_message_that_is_edited(change: str, slow: bool) ->
     bench.ask(Publish("jobs", 0), encode(Columns([b"old"], dues=[due_us]), START_US).data)
     waiting = bench.begin(Lease("jobs", wait_ms=60_000))
     bench.run()
-    assert isinstance(waiting, Later)
+    assert isinstance(waiting, PendingAnswer)
     assert waiting.outcome is None
     bench.syncing_later = slow
     moved_us = {"later": due_us + 5 * SECOND_US, "sooner": due_us - 5 * SECOND_US}.get(change)
-    edit = bench.begin(Edit("jobs", [MessageId(0, 0)], Change(due_us=moved_us, delete=change == "delete")))
+    edit = bench.begin(Edit("jobs", [MessageId(0, 0)], MessageChange(due_us=moved_us, delete=change == "delete")))
     bench.run()
-    assert said(edit.outcome if isinstance(edit, Later) else edit) == "applied"
+    assert said(edit.outcome if isinstance(edit, PendingAnswer) else edit) == "applied"
     while bench.now_us < START_US + 59 * SECOND_US and waiting.outcome is None:
         bench.now_us = min(max(bench.broker.tick(bench.now_us), bench.now_us + 1), START_US + 59 * SECOND_US)
         bench.tick()

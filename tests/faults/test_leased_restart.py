@@ -7,7 +7,7 @@ import pytest
 from tests.faults.leased_queue import Queue
 
 from headrace.model.batch import Columns, encode
-from headrace.model.leasing import Ack, Change, EditMatching, Redrive, Reject, Selection
+from headrace.model.leasing import Ack, EditMatching, MessageChange, Redrive, Reject, Selection
 from headrace.model.requests import Publish
 
 CHUNK = 4096
@@ -40,7 +40,7 @@ def test_a_cancelled_batch_across_two_chunks_does_not_keep_the_broker_from_start
     publish(queue, CHUNK - 100)
     kept = queue.lease(1, lease_ms=3_600_000)
     selection = Selection(key=b"cancelled")
-    answer = queue.bench.ask(EditMatching("jobs", selection, Change(delete=True), messages_max=1000))
+    answer = queue.bench.ask(EditMatching("jobs", selection, MessageChange(delete=True), messages_max=1000))
     assert len(answer.outcomes) == 200
     assert drain(queue) == 2 * CHUNK - 201
     queue.restart()

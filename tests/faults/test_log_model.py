@@ -15,8 +15,8 @@ from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import LogFailed
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, InlineWorker, PowerLoss, Unsynced
 
@@ -56,7 +56,9 @@ class LogOnAFaultyDisk(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def open(self) -> None:
-        host = Host(self.disk, files_max=2, views_max=2, indexes_max=1, flusher=InlineWorker(), preparer=InlineWorker())
+        host = StorageRuntime(
+            self.disk, files_max=2, views_max=2, indexes_max=1, flusher=InlineWorker(), preparer=InlineWorker()
+        )
         self.log = FileLog(host, f"{self.root}/log", SETTINGS)
 
     @rule(
@@ -195,7 +197,7 @@ test_log_on_a_faulty_disk = LogOnAFaultyDisk.TestCase
 
 
 def opened(disk: FaultyDisk, directory: Path) -> FileLog:
-    host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+    host = StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker())
     return FileLog(host, str(directory), SETTINGS)
 
 

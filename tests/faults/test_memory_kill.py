@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
+from tests.faults.fork_server import Nursery
 
 import headrace
 from headrace import errors

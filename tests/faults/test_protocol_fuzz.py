@@ -24,7 +24,7 @@ from tests.faults.hostile_batches import hostile_batch
 from tests.known import ENVIRONMENT
 from tests.native_client import NativeClient
 
-from headrace.client.jobs import holdings_of, leased_jobs
+from headrace.client.leasing.jobs import holdings_of, leased_jobs
 from headrace.model.batch import Columns, Producer, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError
@@ -37,7 +37,7 @@ from headrace.model.requests import (
     GroupSeek,
     Info,
     Offsets,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -144,7 +144,7 @@ HELLO = request(Hello(client="hostile"))
 
 def valid(dice: Random) -> bytes:
     """Some request as a good client would send it."""
-    place = Place(TOPIC, 0, dice.randrange(3), dice.randrange(3))
+    place = PartitionOffset(TOPIC, 0, dice.randrange(3), dice.randrange(3))
     heads: list[tuple[Answer, bytes]] = [
         (Publish(TOPIC, 0, durability=dice.randrange(3)), batch(dice.randrange(1, 20))),
         (Publish(TOPIC, 0), batch(3, producer=dice.randrange(16, 1000))),

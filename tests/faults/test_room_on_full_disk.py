@@ -16,7 +16,7 @@ from headrace.model.errors import DiskFull
 from headrace.model.leasing import Lease, SubscriptionCreate, SubscriptionDescribe
 from headrace.model.requests import (
     Commit,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -55,7 +55,7 @@ def produced(data: Path, disk: SmallDisk, **settings: Any) -> Workbench:
 def fill(bench: Workbench, disk: SmallDisk) -> None:
     """Take all room, with what was prepared for the journal and the topic."""
     disk.capacity_bytes = disk.used_bytes
-    for request, body in ((Commit("filler", [Place("orders", 0, 1)]), b""), (Publish("orders", 0), None)):
+    for request, body in ((Commit("filler", [PartitionOffset("orders", 0, 1)]), b""), (Publish("orders", 0), None)):
         with suppress(DiskFull):
             for _ in range(100_000):
                 bench.ask(request, bench.batch(LARGE).data if body is None else body)
@@ -181,7 +181,7 @@ def test_a_full_disk_is_logged_once_until_there_is_room(
     for number in range(5):
         bench.ask(TopicCreate(f"other-{number}", {"validity": "until_consumed"}))
         bench.publish(f"other-{number}", LARGE, producer=Producer(99, 0, 0))
-        bench.ask(Commit("readers", [Place(f"other-{number}", 0, 20)]))
+        bench.ask(Commit("readers", [PartitionOffset(f"other-{number}", 0, 20)]))
         bench.ask(TransactionBegin(f"import-{number}", join=True, timeout_ms=1000))
     bench.ask(SubscriptionCreate("jobs", "workers", {"lease_seconds": 1, "deliveries_max": 1}))
     bench.publish("jobs", LARGE)

@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random, SystemRandom
 
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import SMALL_JOURNAL, BrokerProcess
+from tests.faults.fork_server import Nursery
 
 import headrace
 from headrace.model.batch import Columns, encode
@@ -87,7 +87,7 @@ class Job:
     def _commit(self, sequence: int, epoch: int, stages: list[int]) -> None:
         with headrace.connect(self._broker.tcp_url, timeout=_TIMEOUT_S, wait=_TIMEOUT_S) as bus:
             whole = bus.transaction(NAME, sequence=sequence)
-            whole.take_up(epoch, stages)
+            whole.adopt_stages(epoch, stages)
             whole.commit()
 
     def _strike(self) -> None:

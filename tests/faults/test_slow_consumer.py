@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import BrokerProcess
 from tests.faults.broker_raw import RawClient, batch_of
+from tests.faults.fork_server import Nursery
 
 import headrace
-from headrace.gateways.connection import UNANSWERED_MAX
+from headrace.gateways.native.connection import UNANSWERED_MAX
 from headrace.model.requests import Info, Publish, TopicDescribe
 from headrace.wire.frames import frame
 from headrace.wire.native import Fetch, Kind, StreamOpen

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random, SystemRandom
 
-from tests.faults.broker_nursery import Child, Nursery
 from tests.faults.broker_process import PATIENCE_S, SMALL_JOURNAL, BrokerProcess
 from tests.faults.broker_records import Pages, mark
 from tests.faults.broker_transactions import (
@@ -21,6 +20,7 @@ from tests.faults.broker_transactions import (
     input_value,
     output_values,
 )
+from tests.faults.fork_server import Child, Nursery
 
 import headrace
 from headrace.model.errors import GroupNotFound

@@ -8,13 +8,12 @@ from typing import Any
 
 from tests.faults.leased_sight import contents
 
-from headrace.broker.later import Later, WithBody
-from headrace.broker.membership import Session
+from headrace.broker.group_coordinator import Session
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     EditMatching,
     Extend,
@@ -22,6 +21,7 @@ from headrace.model.leasing import (
     Forecast,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Redrive,
     Reject,
@@ -53,7 +53,7 @@ class Stage:
         self.sessions: dict[str, Session] = {}
         self.ids: dict[str, tuple[str, int, int]] = {}
         self.held: dict[tuple[str, str], Held] = {}
-        self.waiting: list[tuple[str, Later[Any]]] = []
+        self.waiting: list[tuple[str, PendingAnswer[Any]]] = []
 
     def __enter__(self) -> "Stage":
         return self
@@ -120,11 +120,11 @@ class Stage:
         times = {field: microseconds(options[word]) // 1000 for word, field in LEASE_TIMES.items() if word in options}
         answer = self.bench.begin(Lease(topic, subscription, int(messages), **times), session=self.session(holder))
         self.bench.run()
-        if isinstance(answer, Later) and answer.outcome is None:
+        if isinstance(answer, PendingAnswer) and answer.outcome is None:
             self.waiting.append((holder, answer))
             yield f"{holder} waits"
         else:
-            yield from self.leased(holder, answer.outcome if isinstance(answer, Later) else answer)
+            yield from self.leased(holder, answer.outcome if isinstance(answer, PendingAnswer) else answer)
 
     def do_ack(self, options: Options, holder: str, *values: str) -> Iterator[str]:
         """`ack alice a b`, under the tokens that she remembers; `with=bob`: under Bob's."""
@@ -191,27 +191,27 @@ class Stage:
 
     def do_move(self, options: Options, value: str, time: str) -> Iterator[str]:
         """`move a 20s version=1 owner=shop`."""
-        yield from self.edit(options, value, Change(due_us=START_US + microseconds(time)))
+        yield from self.edit(options, value, MessageChange(due_us=START_US + microseconds(time)))
 
     def do_priority(self, options: Options, value: str, priority: str) -> Iterator[str]:
         """`priority a 9`."""
-        yield from self.edit(options, value, Change(priority=int(priority)))
+        yield from self.edit(options, value, MessageChange(priority=int(priority)))
 
     def do_replace(self, options: Options, value: str, new: str) -> Iterator[str]:
         """`replace a b`: from now on it says b."""
-        yield from self.edit(options, value, Change(replace=True), new)
+        yield from self.edit(options, value, MessageChange(replace=True), new)
         self.ids[new] = self.ids[value]
 
     def do_delete(self, options: Options, value: str) -> Iterator[str]:
         """`delete a`."""
-        yield from self.edit(options, value, Change(delete=True))
+        yield from self.edit(options, value, MessageChange(delete=True))
 
     def do_shift(self, options: Options, name: str, by: str) -> Iterator[str]:
         """`shift reminders 1h key=k owner=shop status=waiting`: move all that match."""
         topic, subscription = named(name)
         key = options["key"].encode() if "key" in options else None
         selection = Selection(status=options.get("status", ""), key=key, owner=options.get("whose", ""))
-        change = Change(shift_us=microseconds(by))
+        change = MessageChange(shift_us=microseconds(by))
         answer = self.bench.ask(EditMatching(topic, selection, change, subscription, options.get("owner", "")))
         yield from (self.outcome(topic, one) for one in answer.outcomes)
 
@@ -266,7 +266,7 @@ class Stage:
 
     def find(self, topic: str, subscription: str, status: str) -> list[tuple[Any, Message]]:
         answer = self.bench.ask(Find(topic, Selection(status=status), subscription))
-        words, body = answer if isinstance(answer, WithBody) else (answer, b"")
+        words, body = answer if isinstance(answer, AnswerWithBody) else (answer, b"")
         return list(zip(words.messages, contents(body), strict=True))
 
     def answers(self) -> Iterator[str]:
@@ -280,7 +280,7 @@ class Stage:
     def leased(self, holder: str, answer: Any) -> Iterator[str]:
         if isinstance(answer, HeadraceError):
             raise answer
-        words, body = answer if isinstance(answer, WithBody) else (answer, b"")
+        words, body = answer if isinstance(answer, AnswerWithBody) else (answer, b"")
         messages = contents(body)
         for portion in words.portions:
             versions = portion.versions or [1] * len(portion.all_offsets)
@@ -313,7 +313,7 @@ class Stage:
             yield f"{value}: {said}"
         assert not refused, refused
 
-    def edit(self, options: Options, value: str, change: Change, new: str = "") -> Iterator[str]:
+    def edit(self, options: Options, value: str, change: MessageChange, new: str = "") -> Iterator[str]:
         topic, partition, offset = self.ids[value]
         version = int(options["version"]) if "version" in options else None
         body = encode(Columns([new.encode()]), self.bench.now_us).data if new else b""

@@ -17,7 +17,7 @@ from tests.known import ENVIRONMENT, append, content, said
 import headrace
 from headrace.model.errors import LogNotFound, OffsetOutOfRange
 from headrace.storage.disk import Disk, OpenFile
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 
 END = b"the end"
 """The key of the last message."""
@@ -175,7 +175,7 @@ class Surprised(Disk):
 
 def be_surprised(path: str) -> None:
     """Look for the end of a log just when a writer cuts its last segment."""
-    with headrace.Log(path, readonly=True, host=Host(Surprised())) as log:
+    with headrace.Log(path, readonly=True, host=StorageRuntime(Surprised())) as log:
         report(messages=len(list(log)))
 
 

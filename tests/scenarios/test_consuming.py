@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import BrokerProcess
+from tests.faults.fork_server import Nursery
 
 import headrace
 from headrace import errors

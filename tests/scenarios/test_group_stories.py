@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.groups import Assigned, Change, Changes, Group
+from headrace.broker.groups import AssignedPartition, AssignmentChange, Changes, Group
 from headrace.model.errors import HeadraceError
 
 STORIES = sorted((Path(__file__).parent / "groups").glob("*.txt"))
@@ -88,7 +88,7 @@ class Stage:
         self.deaf.discard(member)
         changes = self.group.join(member, "", topics, patterns, session_us, self.available, self.now_us)
         # The answer to a join tells all that the member may read: what it believed before does not matter.
-        held = [one for one in self.group.held(member) if one not in changes.get(member, Change()).assigned]
+        held = [one for one in self.group.held(member) if one not in changes.get(member, AssignmentChange()).assigned]
         self.believed[member] = {one[:2]: one.epoch for one in held}
         if held:
             yield f"{member} keeps {listed(held)}"
@@ -130,7 +130,7 @@ class Stage:
         """`release alice orders/1`, or all that was revoked; `orders/1@7`: of that assignment."""
         revoked = self.revoked.get(member, {})
         released = [assigned_of(place, revoked) for place in places] or [
-            Assigned(*place, epoch) for place, epoch in revoked.items()
+            AssignedPartition(*place, epoch) for place, epoch in revoked.items()
         ]
         for one in released:
             revoked.pop(one[:2], None)
@@ -171,7 +171,7 @@ class Stage:
         if not changes:
             yield "nothing changes"
 
-    def hear(self, member: str, change: Change) -> None:
+    def hear(self, member: str, change: AssignmentChange) -> None:
         believed, revoked = self.believed[member], self.revoked.setdefault(member, {})
         for one in change.lost:
             believed.pop(one[:2], None)
@@ -186,14 +186,14 @@ def microseconds(text: str) -> int:
     return round(float(found[1]) * SECOND_US)
 
 
-def assigned_of(text: str, known: dict[tuple[str, int], int]) -> Assigned:
+def assigned_of(text: str, known: dict[tuple[str, int], int]) -> AssignedPartition:
     """The assignment that `orders/1@7` names; without an epoch, the one that is known."""
     place, _, epoch = text.partition("@")
     topic, _, number = place.rpartition("/")
-    return Assigned(topic, int(number), int(epoch) if epoch else known[topic, int(number)])
+    return AssignedPartition(topic, int(number), int(epoch) if epoch else known[topic, int(number)])
 
 
-def listed(assigned: list[Assigned]) -> str:
+def listed(assigned: list[AssignedPartition]) -> str:
     return " ".join(f"{one.topic}/{one.partition}@{one.epoch}" for one in assigned) or "nothing"
 
 

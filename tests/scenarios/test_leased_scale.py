@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.broker.later import WithBody
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.leasing import Ack, Holding, Lease, SubscriptionCreate, SubscriptionDescribe
 from headrace.model.requests import Publish
@@ -48,7 +48,7 @@ def test_a_month_of_a_million_reminders_each_in_its_hour_and_in_order(tmp_path: 
 def leased_and_acked(bench: Workbench) -> list[int]:
     """What is due by now: the messages' values, which say when."""
     answer = bench.ask(Lease("reminders", messages_max=10_000, bytes_max=1 << 24))
-    if not isinstance(answer, WithBody):
+    if not isinstance(answer, AnswerWithBody):
         return []
     (portion,) = answer.words.portions
     bench.ask(Ack("reminders", [Holding(0, portion.lease, portion.offsets, portion.following)]))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import BrokerProcess
 from tests.faults.broker_raw import RawClient, batch_of
+from tests.faults.fork_server import Nursery
 
 import headrace
 from headrace.model.requests import Publish

@@ -18,7 +18,7 @@ import headrace
 from headrace.model.batch import parse
 from headrace.model.errors import CursorInUse, LogInUse, LogNotFound
 from headrace.storage.disk import Disk, OpenFile
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT
 
 SEED = 7
@@ -192,7 +192,7 @@ def test_two_processes_make_the_same_file_at_the_same_moment(place: Path) -> Non
                 super().open(path, create=True)
             return super().open(path, write=write, create=create)
 
-    host = Host(Late())
+    host = StorageRuntime(Late())
     with headrace.Log(place / "log", host=host) as log:
         log.append(b"x")
         with log.cursor("reader") as cursor:

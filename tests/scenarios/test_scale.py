@@ -14,8 +14,8 @@ from tests.known import quick_place
 import headrace
 from headrace.model.batch import Columns, encode
 from headrace.storage.follower import Follower
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def mappings_of(path: Path) -> int:
 
 def test_ten_thousand_logs_need_no_more_files_than_a_few(place: Path) -> None:
     count = 10_000
-    host = Host()
+    host = StorageRuntime()
     gc.collect()
     resident = resident_bytes()
     logs = [FileLog(host, str(place / f"{number}")) for number in range(count)]
@@ -107,7 +107,7 @@ def test_two_thousand_embedded_logs_in_one_process(place: Path) -> None:
 def test_a_log_much_larger_than_what_may_be_mapped(place: Path) -> None:
     """Hundred segments, two of them mapped at a time, read at random."""
     count, segment_bytes = 12_800, 256 << 10
-    host = Host(views_max=2, files_max=8, indexes_max=4)
+    host = StorageRuntime(views_max=2, files_max=8, indexes_max=4)
     log = FileLog(host, str(place / "log"), LogSettings(segment_bytes=segment_bytes))
     filler = Random(1).randbytes(8000)
     for first in range(0, count, 4):
@@ -140,7 +140,7 @@ def test_a_log_much_larger_than_what_may_be_mapped(place: Path) -> None:
 
 
 def test_an_open_log_of_two_thousand_segments_takes_little_memory(place: Path) -> None:
-    host = Host()
+    host = StorageRuntime()
     path, settings = str(place / "log"), LogSettings(segment_bytes=4096)
     with headrace.Log(place / "log", segment_bytes=4096, host=host, sync_every=None) as log:
         while log.info()["segments"] < 2000:

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.broker_nursery import Nursery
 from tests.faults.broker_process import BrokerProcess
+from tests.faults.fork_server import Nursery
 from tests.spark.pythons import Pythons, forked_pythons
 
 import headrace
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive
 from headrace.spark.pipelines.registry import Registry
-from headrace.spark.pipelines.supervising import supervised
+from headrace.spark.pipelines.supervisor import supervised
 
 pytest.importorskip("pyspark", reason="Spark is not installed: pip install headrace[spark]")
 

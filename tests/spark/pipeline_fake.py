@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.model.errors import HeadraceError, InvalidArgument
-from headrace.spark.pipelines.driving import Post
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.driver import Post
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.records import FINISHED, RUNNING, STOPPED
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from tests.faults.broker_nursery import Nursery
+from tests.faults.fork_server import Nursery
 from tests.spark.conftest import SparkBroker
 
 import headrace
-from headrace.spark.pipelines.building import start_query
-from headrace.spark.pipelines.loading import load, settings_of
+from headrace.spark.pipelines.loader import load, settings_of
+from headrace.spark.pipelines.query_builder import start_query
 from headrace.spark.sessions import for_a_while
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"

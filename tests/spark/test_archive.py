@@ -19,14 +19,14 @@ from tests.spark.conftest import SparkBroker
 from headrace.engines.store import Store
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.topic import topic_settings
-from headrace.spark.archive import bounds, copying, running
+from headrace.spark.archive import archiver, bounds, copier
+from headrace.spark.archive.archiver import Archiver, ArchiveRequest, ArchiveResult
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest
-from headrace.spark.archive.restoring import Restored, Restorer, archived_chunks, chosen_parts
-from headrace.spark.archive.running import Archiver, Outcome, Wishes
+from headrace.spark.archive.restorer import Restored, Restorer, archived_chunks, chosen_parts
 from headrace.spark.archive.status import archive_status
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.origin import Broker
-from headrace.storage.host import Host
+from headrace.spark.source.message_source import BrokerSource
+from headrace.storage.runtime import StorageRuntime
 
 ALL = "topic,partition,offset,timestamp,key,value,headers,due,priority,expires"
 DAY = timedelta(days=1)
@@ -68,9 +68,9 @@ def rows(spark: Any, broker: SparkBroker, topic: str, **options: str) -> list[Ro
     return sorted((tuple(row) for row in found), key=lambda row: row[1:3])
 
 
-def archive(spark: Any, broker: SparkBroker, topic: str, url: str, **wishes: Any) -> Outcome:
+def archive(spark: Any, broker: SparkBroker, topic: str, url: str, **wishes: Any) -> ArchiveResult:
     on_step = wishes.pop("on_step", lambda _step, _topic: None)
-    chosen = Wishes(url, **{"older_than_s": DAY.total_seconds(), **wishes})
+    chosen = ArchiveRequest(url, **{"older_than_s": DAY.total_seconds(), **wishes})
     with Archiver(spark, broker.address, chosen, on_step) as run:
         return run.run(topic)
 
@@ -81,7 +81,7 @@ def firsts(broker: SparkBroker, topic: str) -> list[int]:
 
 def chunks_of(broker: SparkBroker, topic: str) -> list[Chunk]:
     """The archive of the topic that there is now."""
-    origin = Broker(broker.address, SOON_S)
+    origin = BrokerSource(broker.address, SOON_S)
     manifest = Manifest(origin)
     manifest.refresh()
     origin.close()
@@ -121,7 +121,7 @@ def test_reads_are_the_same_when_old_messages_are_files(spark: Any, broker: Spar
 def test_the_files_are_what_the_manifest_says(
     spark: Any, broker: SparkBroker, topic: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "_TASKS_MAX", 2)
+    monkeypatch.setattr(copier, "_TASKS_MAX", 2)
     fill(broker, topic, 100)
     archive(spark, broker, topic, url, keep=True)
     assert firsts(broker, topic) == [0]
@@ -221,7 +221,7 @@ class Killed(BaseException):
 def test_a_run_may_end_at_any_point(
     spark: Any, broker: SparkBroker, topic: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "remove_attempt", lambda _url, _directory: None)
+    monkeypatch.setattr(archiver, "remove_attempt", lambda _url, _directory: None)
     broker.bus.create_topic(topic, partitions=2)
     for step in ("planned", "written", "checked", "committed", "copied", "dropped"):
         for number in range(2):
@@ -274,7 +274,7 @@ def _end_of(path: Path, column: str) -> int:
 def test_two_runs_at_once_archive_everything_once(spark: Any, broker: SparkBroker, topic: str, url: str) -> None:
     fill(broker, topic, 40)
     both = threading.Barrier(2)
-    outcomes: list[Outcome] = []
+    outcomes: list[ArchiveResult] = []
 
     def wait(step: str, _topic: str) -> None:
         if step == "checked":
@@ -299,7 +299,7 @@ def test_a_run_leaves_alone_what_another_has_archived_and_dropped(
     spark: Any, broker: SparkBroker, topic: str, url: str, step: str
 ) -> None:
     fill(broker, topic, 40)
-    others: list[Outcome] = []
+    others: list[ArchiveResult] = []
 
     def overtake(at: str, _topic: str) -> None:
         if at == step and not others:
@@ -331,7 +331,7 @@ def test_a_topic_made_again_has_nothing_to_do_with_the_old_ones_archive(
     archive(spark, broker, topic, url, older_than_s=0)
     assert [row[5] for row in rows(spark, broker, topic)] == [b"new"] * 5
     assert [chunk.number for chunk in chunks_of(broker, topic)] == [0]
-    origin = Broker(broker.address, SOON_S)
+    origin = BrokerSource(broker.address, SOON_S)
     statuses = archive_status(origin, [topic], 0)
     assert [(each.topic_id, each.deleted, each.messages) for each in statuses] == [
         (old[0].topic_id, True, 20),
@@ -354,7 +354,7 @@ def test_there_may_be_nothing_to_archive(spark: Any, broker: SparkBroker, topic:
             archive(spark, broker, refused, url)
     with pytest.raises(InvalidArgument, match="pyarrow"):
         archive(spark, broker, topic, "nowhere://a/b")
-    with Archiver(spark, broker.address, Wishes(url)) as run:
+    with Archiver(spark, broker.address, ArchiveRequest(url)) as run:
         assert topic in run.topics()
         assert f"{topic}-memory" not in run.topics()
         assert MANIFEST_TOPIC not in run.topics()
@@ -379,7 +379,7 @@ def test_a_group_keeps_in_the_log_what_it_has_still_to_read(
 
 
 def restored(spark: Any, broker: SparkBroker, chunks: list[Chunk], target: str, **bounds: Any) -> Restored:
-    origin = Broker(broker.address, SOON_S)
+    origin = BrokerSource(broker.address, SOON_S)
     try:
         parts = chosen_parts(chunks, bounds.get("begin"), bounds.get("until"))
         return Restorer(spark, origin, broker.address, target).restore(chunks, parts)
@@ -421,7 +421,7 @@ def test_what_is_restored_is_what_was_archived(
     own_broker.bus.create_topic("narrow")
     with pytest.raises(InvalidArgument, match="--partitions 2"):
         restored(spark, own_broker, chunks, "narrow")
-    origin = Broker(broker.address, SOON_S)
+    origin = BrokerSource(broker.address, SOON_S)
     copies = archived_chunks(origin, topic, url)
     with pytest.raises(TopicNotFound):
         archived_chunks(origin, topic)
@@ -435,7 +435,7 @@ def _compact(broker: SparkBroker, topic: str) -> None:
     """Have a topic's log compacted, without waiting until the broker does it by itself."""
     settings = topic_settings(broker.bus.describe_topic(topic).settings)
     broker.stop()
-    store = Store(Host(), str(broker.data))
+    store = Store(StorageRuntime(), str(broker.data))
     assert store.data is not None
     for place in list(store.data.partitions()):
         owner = store.data.owner(place.path).owner

@@ -16,15 +16,15 @@ from tests.spark.conftest import SparkBroker
 
 import headrace
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, TopicNotFound
-from headrace.spark.archive import bounds, committing, expiring, running
-from headrace.spark.archive.expiring import Expirer, expired_files, superfluous, without
+from headrace.spark.archive import archiver, bounds, commit, expirer
+from headrace.spark.archive.archived_source import ArchivedSource
+from headrace.spark.archive.expirer import Expirer, expired_files, superfluous, without
 from headrace.spark.archive.manifest import ArchivedFile, Chunk, Manifest, StoredFile
-from headrace.spark.archive.origin import ArchivedOrigin
 from headrace.spark.archive.parquet import COLUMNS, SCHEMA, rows_of, write_file
-from headrace.spark.archive.places import place_of, topic_folder
-from headrace.spark.archive.restoring import archived_chunks
+from headrace.spark.archive.paths import place_of, topic_folder
+from headrace.spark.archive.restorer import archived_chunks
 from headrace.spark.archive.status import archive_status
-from headrace.spark.origin import Broker
+from headrace.spark.source.message_source import BrokerSource
 
 DAY_US = 86_400_000_000
 NOW_US = time.time_ns() // 1000
@@ -38,9 +38,9 @@ class Stage:
         self.bus = bus
         self.root = root / "archive"
         self.url = f"file://{self.root}"
-        committing.make_manifest_topic(bus)
+        commit.make_manifest_topic(bus)
         self.id = bus.create_topic("orders", partitions=2).id
-        self.origin = Broker("unused", 1)
+        self.origin = BrokerSource("unused", 1)
         self.origin._connected = bus
         self.manifest = Manifest(self.origin)
 
@@ -48,7 +48,7 @@ class Stage:
         """Archive ten messages that are so many days old."""
         self.manifest.refresh()
         number = max((one.number for one in self.manifest.chunks(self.id)), default=-1) + 1
-        run = committing.run_name(datetime.now(UTC), f"t-{number}-{partition}-{start}")
+        run = commit.run_name(datetime.now(UTC), f"t-{number}-{partition}-{start}")
         path = f"{topic_folder('orders', 'b', self.id)}/run={run}/date=2026-01-01/part-0.parquet"
         time_us = NOW_US - round(days * DAY_US)
         row = dict.fromkeys(COLUMNS) | {"partition": partition, "timestamp": time_us, "value": b"x"}
@@ -59,9 +59,9 @@ class Stage:
         file = ArchivedFile(path, partition, start, start + COUNT, COUNT, size, size, time_us, time_us, "")
         ranges = {partition: (start, start + COUNT)}
         chunk = Chunk("orders", self.id, "b", number, run, self.url, NOW_US, ranges, (file,))
-        committing.commit(self.bus, self.manifest, chunk, datetime.now(UTC))
+        commit.commit(self.bus, self.manifest, chunk, datetime.now(UTC))
         self.manifest.refresh()
-        committing.write_copies(self.chunks())
+        commit.write_copies(self.chunks())
         return chunk
 
     def chunks(self) -> list[Chunk]:
@@ -75,7 +75,7 @@ class Stage:
         return {file.path for chunk in self.chunks() for file in chunk.files}
 
     def copies(self) -> list[Chunk]:
-        return committing.read_copies(self.url, "orders").get(f"b-{self.id}", [])
+        return commit.read_copies(self.url, "orders").get(f"b-{self.id}", [])
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_files_that_cannot_be_removed(stage: Stage, monkeypatch: pytest.MonkeyPa
         raise PermissionError("not allowed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(expiring, "remove_directory", refuse)
+        patched.setattr(expirer, "remove_directory", refuse)
         with pytest.raises(HeadraceError, match=r"not allowed\. They do not count any more; give the command again"):
             Expirer(stage.origin, "orders").delete()
     Expirer(stage.origin, "orders").delete()
@@ -233,7 +233,7 @@ def test_a_read_that_was_planned_before_is_told(stage: Stage) -> None:
     assert list(reading) == []  # who has a file open reads it to its end
     with pytest.raises(CorruptFile, match=r"is not there.*expired or deleted after the read was planned"):
         list(rows_of(planned, 0, 100, COLUMNS))
-    assert ArchivedOrigin(stage.origin).topic("orders").spans[0].first == 0
+    assert ArchivedSource(stage.origin).topic("orders").spans[0].first == 0
 
 
 # From the shell.
@@ -241,10 +241,10 @@ def test_a_read_that_was_planned_before_is_told(stage: Stage) -> None:
 
 def test_the_commands(stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     from headrace.cli.main import main
-    from headrace.spark import origin
+    from headrace.spark.source import message_source
 
     filled(stage)
-    monkeypatch.setattr(origin, "Broker", lambda *_: _Lent(stage.bus))
+    monkeypatch.setattr(message_source, "BrokerSource", lambda *_: _Lent(stage.bus))
     assert main(["archive", "expire", "orders"]) == 2
     assert "--older-than, --keep-bytes" in capfd.readouterr().err
     assert main(["archive", "expire", "orders", "--older-than", "15d", "--dry-run"]) == 0
@@ -268,7 +268,7 @@ def test_the_commands(stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert main(["archive", "delete", "nothing", "--yes"]) == 1
 
 
-class _Lent(Broker):
+class _Lent(BrokerSource):
     """A broker's client that somebody else closes."""
 
     def __init__(self, bus: headrace.Bus) -> None:
@@ -296,13 +296,13 @@ def test_topics_that_are_not_archived(tmp_path: Path, name: str, settings: dict[
     with headrace.open(tmp_path) as bus:
         info = bus.create_topic(name, exist_ok=True, **settings)
         assert why in (bounds.why_not(info) or "")
-        archiver = running.Archiver(None, "headrace://unused", running.Wishes(str(tmp_path / "archive")))  # type: ignore[arg-type]
-        archiver._origin._connected = bus
-        assert name not in archiver.topics()
+        mover = archiver.Archiver(None, "headrace://unused", archiver.ArchiveRequest(str(tmp_path / "archive")))  # type: ignore[arg-type]
+        mover._origin._connected = bus
+        assert name not in mover.topics()
         with pytest.raises(InvalidArgument, match=f"{name} cannot be archived: .*{why}"):
-            archiver.run(name)
-        origin = _Lent(bus)
-        listed = [each.topic for each in archive_status(origin, [], 0)]
+            mover.run(name)
+        message_source = _Lent(bus)
+        listed = [each.topic for each in archive_status(message_source, [], 0)]
         assert (name in listed) == (why != "system topic")
 
 

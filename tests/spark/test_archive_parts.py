@@ -31,23 +31,23 @@ from headrace.model.errors import (
 from headrace.model.requests import PartitionInfo, TopicInfo
 from headrace.model.topic import TopicSettings
 from headrace.server import EmbeddedServer
-from headrace.spark.archive import bounds, committing, places
+from headrace.spark.archive import bounds, commit, paths
+from headrace.spark.archive.archived_source import ArchivedSource
 from headrace.spark.archive.manifest import (
     MANIFEST_TOPIC,
     ArchivedFile,
     Chunk,
     Manifest,
-    Shelf,
+    PartitionArchive,
     StoredFile,
     chunk_of,
     shelves_of,
 )
-from headrace.spark.archive.origin import ArchivedOrigin
 from headrace.spark.archive.parquet import SCHEMA, Sum, find_time, rows_of
-from headrace.spark.archive.serving import Serving, batches_of, unexpired
+from headrace.spark.archive.query_rows import Serving, batches_of, unexpired
 from headrace.spark.archive.tasks import LogReading, compare
-from headrace.spark.planning import Range, Span, TopicState
-from headrace.spark.values import value_columns
+from headrace.spark.source.planning import OffsetSpan, Range, TopicState
+from headrace.spark.source.values import value_columns
 
 NOW_US = time.time_ns() // 1000
 DAY_US = 86_400_000_000
@@ -98,8 +98,8 @@ class Log:
         if name == MANIFEST_TOPIC:
             if not self.entries:
                 raise TopicNotFound
-            return TopicState(name, 1, {0: Span(0, len(self.entries))})
-        return TopicState(name, self.topic_id, {0: Span(self.first, self.end, 100)})
+            return TopicState(name, 1, {0: OffsetSpan(0, len(self.entries))})
+        return TopicState(name, self.topic_id, {0: OffsetSpan(self.first, self.end, 100)})
 
     def at_time(self, _name: str, time_us: int) -> dict[int, int]:
         return {0: min(max(time_us - NOW_US, self.first), self.end)}
@@ -135,7 +135,7 @@ class Log:
 
 def test_a_shelf_is_the_last_stretch_without_gaps() -> None:
     files = [StoredFile("", ArchivedFile("", 0, at, at + 10, 10, 1, 1, 0, 0, "")) for at in (0, 20, 30)]
-    shelf = Shelf([(0, 10), (20, 30), (30, 45)], files)
+    shelf = PartitionArchive([(0, 10), (20, 30), (30, 45)], files)
     assert (shelf.first, shelf.end) == (20, 45)
     assert [shelf.covers(at) for at in (0, 19, 20, 44, 45)] == [False, False, True, True, False]
     assert [one.file.start for one in shelf.between(25, 31)] == [20, 30]
@@ -257,12 +257,12 @@ def test_archived_messages_as_batches(tmp_path: Path) -> None:
 
 def test_the_archive_comes_before_the_log(tmp_path: Path) -> None:
     log = Log(0, 50)
-    origin = ArchivedOrigin(log)
-    assert origin.topic("orders").spans[0] == Span(0, 50, 100)
+    origin = ArchivedSource(log)
+    assert origin.topic("orders").spans[0] == OffsetSpan(0, 50, 100)
     one, other = stored(tmp_path, table(range(20)), 0, 20), stored(tmp_path, table(range(20, 35)), 20, 35)
     log.entries = [chunk(0, one, start=0, end=20), chunk(1, other, start=20, end=35)]
     log.first = 33
-    assert origin.topic("orders").spans[0] == Span(0, 50, 102)
+    assert origin.topic("orders").spans[0] == OffsetSpan(0, 50, 102)
     assert origin.names() == ["orders"]
     batches = list(origin.batches("orders", 0, 15, 50))
     assert [message.offset for batch in batches for message in batch.messages()] == list(range(15, 50))
@@ -286,12 +286,12 @@ def test_the_archive_comes_before_the_log(tmp_path: Path) -> None:
 def test_a_gap_before_the_log_is_a_beginning(tmp_path: Path) -> None:
     log = Log(30, 50)
     log.entries = [chunk(0, stored(tmp_path, table(range(20)), 0, 20), start=0, end=20)]
-    origin = ArchivedOrigin(log)
+    origin = ArchivedSource(log)
     assert origin.topic("orders").spans[0].first == 30
     assert origin.at_time("orders", NOW_US)[0] == 30
     with pytest.raises(OffsetOutOfRange):
         list(origin.batches("orders", 0, 25, 50))
-    other = ArchivedOrigin(Log(30, 50, topic_id=8))
+    other = ArchivedSource(Log(30, 50, topic_id=8))
     assert other.topic("orders").spans[0].first == 30
 
 
@@ -426,61 +426,59 @@ def test_a_day_is_that_of_its_messages() -> None:
 
 def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert places.archive_url("a b/%20") == f"file://{tmp_path}/a b/%20"
-    assert places.archive_url("file:/a/") == places.archive_url("file:///a") == "file:///a"
-    assert places.archive_url("s3a://bucket/a/") == "s3a://bucket/a"
-    assert places.place_of("file:///a b").path == "/a b"
+    assert paths.archive_url("a b/%20") == f"file://{tmp_path}/a b/%20"
+    assert paths.archive_url("file:/a/") == paths.archive_url("file:///a") == "file:///a"
+    assert paths.archive_url("s3a://bucket/a/") == "s3a://bucket/a"
+    assert paths.place_of("file:///a b").path == "/a b"
     with pytest.raises(InvalidArgument, match="cannot read nothing: URLs"):
-        places.place_of("nothing://a")
+        paths.place_of("nothing://a")
     with pytest.raises(InvalidArgument):
-        places.archive_url("")
-    base = places.place_of(f"file://{tmp_path}")
-    assert places.names_below(base.below("none")) == []
-    places.write_whole(base.below("a", "b.json"), b"content")
-    assert places.read_whole(base.below("a", "b.json")) == b"content"
-    assert places.names_below(base.below("a")) == ["b.json"]
-    assert places.topic_folder("acme/orders", "b", 7) == "topic=acme%2Forders/id=b-7"
+        paths.archive_url("")
+    base = paths.place_of(f"file://{tmp_path}")
+    assert paths.names_below(base.below("none")) == []
+    paths.write_whole(base.below("a", "b.json"), b"content")
+    assert paths.read_whole(base.below("a", "b.json")) == b"content"
+    assert paths.names_below(base.below("a")) == ["b.json"]
+    assert paths.topic_folder("acme/orders", "b", 7) == "topic=acme%2Forders/id=b-7"
 
 
 def test_only_old_leftovers_are_removed(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     names = {
-        "old": committing.run_name(now - timedelta(hours=30), "a"),
-        "new": committing.run_name(now - timedelta(hours=20), "b"),
-        "counting": committing.run_name(now - timedelta(hours=30), "c"),
+        "old": commit.run_name(now - timedelta(hours=30), "a"),
+        "new": commit.run_name(now - timedelta(hours=20), "b"),
+        "counting": commit.run_name(now - timedelta(hours=30), "c"),
         "other": "by-hand",
     }
     for name in names.values():
         (tmp_path / "topic" / f"run={name}" / "date=2026-01-31").mkdir(parents=True)
     (tmp_path / "topic" / "_manifest").mkdir()
     counting = [chunk(0, start=0, end=1, run=names["counting"])]
-    assert committing.remove_leftovers(f"file://{tmp_path}", "topic", counting) == 1
+    assert commit.remove_leftovers(f"file://{tmp_path}", "topic", counting) == 1
     left = {path.name for path in (tmp_path / "topic").iterdir()}
     assert left == {"_manifest", *(f"run={names[which]}" for which in ("new", "counting", "other"))}
 
 
 def test_a_chunk_counts_once_and_only_if_it_continues(tmp_path: Path) -> None:
-    from headrace.spark.origin import Broker
+    from headrace.spark.source.message_source import BrokerSource
 
     with headrace.open(tmp_path) as bus:
-        committing.make_manifest_topic(bus)
+        commit.make_manifest_topic(bus)
         topic_id = bus.create_topic("orders").id
-        origin = Broker("unused", 1)
+        origin = BrokerSource("unused", 1)
         origin._connected = bus
         manifests = [Manifest(origin), Manifest(origin)]
         begun = datetime.now(UTC)
         first = chunk(0, start=0, end=10, topic_id=topic_id)
         for _ in range(2):  # as when the answer was lost
-            committing.commit(bus, manifests[0], first, begun)
-        with pytest.raises(committing.Overtaken, match="another run"):
-            committing.commit(bus, manifests[1], msgspec.structs.replace(first, run="other"), begun)
-        with pytest.raises(committing.Overtaken, match="hours"):
-            committing.commit(
-                bus, manifests[1], chunk(1, start=10, end=20, topic_id=topic_id), begun - timedelta(days=1)
-            )
-        with pytest.raises(committing.Overtaken, match="made again"):
-            committing.commit(bus, manifests[1], chunk(0, start=0, end=20, topic_id=99), begun)
+            commit.commit(bus, manifests[0], first, begun)
+        with pytest.raises(commit.Overtaken, match="another run"):
+            commit.commit(bus, manifests[1], msgspec.structs.replace(first, run="other"), begun)
+        with pytest.raises(commit.Overtaken, match="hours"):
+            commit.commit(bus, manifests[1], chunk(1, start=10, end=20, topic_id=topic_id), begun - timedelta(days=1))
+        with pytest.raises(commit.Overtaken, match="made again"):
+            commit.commit(bus, manifests[1], chunk(0, start=0, end=20, topic_id=99), begun)
         bus.publish(MANIFEST_TOPIC, msgspec.json.encode(chunk(0, start=0, end=1, topic_id=50)), key=b"50/0")
-        committing.commit(bus, manifests[0], chunk(1, start=10, end=20, topic_id=topic_id), begun)
+        commit.commit(bus, manifests[0], chunk(1, start=10, end=20, topic_id=topic_id), begun)
         manifests[1].refresh()
         assert [one.number for one in manifests[1].chunks(topic_id)] == [0, 1]

@@ -14,9 +14,9 @@ from pyarrow import fs
 from tests.spark.conftest import SparkBroker, java_problem
 from tests.spark.test_archive import archive, chunks_of, fill, firsts, rows
 
-from headrace.spark.archive import parquet, places
-from headrace.spark.archive.expiring import Expirer
-from headrace.spark.origin import Broker
+from headrace.spark.archive import parquet, paths
+from headrace.spark.archive.expirer import Expirer
+from headrace.spark.source.message_source import BrokerSource
 
 server = pytest.importorskip("moto.server", reason="the S3 server is not installed: bin/setup test")
 
@@ -36,9 +36,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     address = f"{host}:{port}"
     there = fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1", allow_bucket_creation=True)
     there.create_dir(BUCKET)
-    places.place_of.cache_clear()
+    paths.place_of.cache_clear()
     yield address
-    places.place_of.cache_clear()
+    paths.place_of.cache_clear()
     running.stop()
 
 
@@ -50,27 +50,25 @@ def objects(endpoint: str) -> list[str]:
 
 
 def test_files_are_written_read_and_removed(endpoint: str) -> None:
-    url = places.archive_url(f"s3a://{BUCKET}/an/archive?endpoint_override={endpoint}&scheme=http")
-    base = places.place_of(url)
+    url = paths.archive_url(f"s3a://{BUCKET}/an/archive?endpoint_override={endpoint}&scheme=http")
+    base = paths.place_of(url)
     names = parquet.SCHEMA.names
     rows = [dict.fromkeys(names) | {"partition": 0, "offset": at, "timestamp": at, "value": b"x"} for at in range(5)]
     path = "topic=a/run=1/date=2026-01-01/part-1.zstd.parquet"
     batch = pa.RecordBatch.from_pylist(rows, parquet.SCHEMA)
     assert parquet.write_file(base.below(path), [batch, batch])[0] == 10
-    places.write_whole(base.below("topic=a/_manifest/1.json"), b"{}")
-    assert places.names_below(base) == ["topic=a"]
+    paths.write_whole(base.below("topic=a/_manifest/1.json"), b"{}")
+    assert paths.names_below(base) == ["topic=a"]
     assert sorted(objects(endpoint)) == sorted([f"an/archive/{path}", "an/archive/topic=a/_manifest/1.json"])
-    assert list(places.files_below(base.below(path).parent)) == [
-        (path.split("/")[-1], places.size_of(base.below(path)))
-    ]
+    assert list(paths.files_below(base.below(path).parent)) == [(path.split("/")[-1], paths.size_of(base.below(path)))]
     assert parquet.open_file(base.below(path)).metadata.num_rows == 10
-    places.remove_directory(base.below("topic=a"))
+    paths.remove_directory(base.below("topic=a"))
     assert objects(endpoint) == []
 
 
 def test_nothing_secret_is_kept_in_the_manifest() -> None:
-    with pytest.raises(places.InvalidArgument, match="AWS_ACCESS_KEY_ID"):
-        places.archive_url("s3://key:secret@company/archive")
+    with pytest.raises(paths.InvalidArgument, match="AWS_ACCESS_KEY_ID"):
+        paths.archive_url("s3://key:secret@company/archive")
 
 
 def told(*arguments: str, quickly: dict[str, str], **environment: str) -> list[dict[str, Any]]:
@@ -105,7 +103,7 @@ def test_archived_read_expired_and_deleted(spark: Any, broker: SparkBroker, topi
     assert rows(spark, broker, topic) == before
     (chunk,) = chunks_of(broker, topic)
     assert {f"archive/{file.path}" for file in chunk.files} < set(objects(endpoint))
-    origin = Broker(broker.address, SOON_S)
+    origin = BrokerSource(broker.address, SOON_S)
     expirer = Expirer(origin, topic)
     expirer.expire(expirer.plan(None, max(file.bytes for file in chunk.files)))
     left = rows(spark, broker, topic)

@@ -13,11 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headrace.model.batch import Batch, Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidBatch
-from headrace.spark.arrow import Decoder
 from headrace.spark.datasource import table_schema
-from headrace.spark.options import MORE_COLUMNS, source_options
-from headrace.spark.planning import Range, Span, Window, admitted, divided
-from headrace.spark.values import value_columns
+from headrace.spark.source.arrow import Decoder
+from headrace.spark.source.options import MORE_COLUMNS, source_options
+from headrace.spark.source.planning import OffsetSpan, Range, Window, admitted, divided
+from headrace.spark.source.values import value_columns
 
 TIMES = st.integers(0, 4_000_000_000_000_000)
 LATER = st.integers(3_000_000_000_000_000, 4_000_000_000_000_000)
@@ -131,7 +131,7 @@ class TestPlanning:
     )
     def test_division_keeps_every_offset(self, spans: list[tuple[int, int]], at_least: int | None) -> None:
         ranges = [Range("t", number, start, start + size) for number, (start, size) in enumerate(spans)]
-        known = {("t", one.partition): Span(one.start, one.end, one.size * 100) for one in ranges}
+        known = {("t", one.partition): OffsetSpan(one.start, one.end, one.size * 100) for one in ranges}
         parts = divided(ranges, known, at_least)
         for one in ranges:
             own = sorted(part[2:] for part in parts if part.partition == one.partition)

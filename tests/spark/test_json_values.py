@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 
 from headrace.model.errors import InvalidArgument
 from headrace.spark.datasource import checked_schema
-from headrace.spark.json_inference import all_objects, ddl
-from headrace.spark.json_values import JsonValues, inferred_type
+from headrace.spark.source.json_inference import all_objects, ddl
+from headrace.spark.source.json_values import JsonValues, inferred_type
 
 LEAVES: dict[DataType, st.SearchStrategy[Any]] = {
     LongType(): st.integers(-(2**63), 2**63 - 1),

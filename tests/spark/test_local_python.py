@@ -59,7 +59,7 @@ def test_python_is_forked_from_a_process_that_has_the_modules(tmp_path: Path) ->
         )
         assert done.returncode == 5, done.stderr
         modules, *rest = json.loads(done.stdout)
-        assert {"pyspark.worker", "headrace.spark.streaming", "pyarrow"} <= set(modules)
+        assert {"pyspark.worker", "headrace.spark.source.stream_reader", "pyarrow"} <= set(modules)
         assert rest == [str(tmp_path), ["one", "two"], "a b", "hello", [str(tmp_path), "/nowhere"]]
     finally:
         server.close()

@@ -12,11 +12,11 @@ from tests.spark.conftest import SparkBroker
 
 from headrace.model.errors import ConnectionFailed, InvalidArgument, TopicNotFound
 from headrace.spark.errors import CheckpointIncompatible, QueryFailed, SourceLost
+from headrace.spark.pipelines.application import Application
 from headrace.spark.pipelines.checkpoints import set_aside
 from headrace.spark.pipelines.failures import is_permanent, query_failure
-from headrace.spark.pipelines.loading import load
-from headrace.spark.pipelines.places import Folder
-from headrace.spark.pipelines.running import Application
+from headrace.spark.pipelines.loader import load
+from headrace.spark.pipelines.paths import Folder
 
 SOON_S = 120.0
 KEY = """[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match existing state key schema.

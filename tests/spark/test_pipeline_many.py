@@ -10,7 +10,7 @@ from tests.spark.conftest import SparkBroker, java_problem
 from tests.spark.listening import elsewhere, family, listening
 
 from headrace.cli.main import main
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.registry import Registry
 
 SOON_S = 200.0

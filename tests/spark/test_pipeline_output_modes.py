@@ -16,9 +16,9 @@ from tests.spark.conftest import SparkBroker, java_problem
 import headrace
 from headrace.cli.main import main
 from headrace.model.errors import InvalidArgument
-from headrace.spark.pipelines.loading import load
-from headrace.spark.pipelines.places import Folder
-from headrace.spark.pipelines.running import Application
+from headrace.spark.pipelines.application import Application
+from headrace.spark.pipelines.loader import load
+from headrace.spark.pipelines.paths import Folder
 
 SOON_S = 200.0
 COUNTS = """

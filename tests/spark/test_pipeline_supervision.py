@@ -25,12 +25,12 @@ from tests.spark.pipeline_fake import pipeline_file, write_fake
 from headrace.cli.main import main
 from headrace.spark.pipelines import logs
 from headrace.spark.pipelines.children import command
-from headrace.spark.pipelines.deciding import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive, start_mark
-from headrace.spark.pipelines.records import TOPIC, Record, Wanted
+from headrace.spark.pipelines.records import TOPIC, PipelineRecord, Wanted
 from headrace.spark.pipelines.registry import Registry
-from headrace.spark.pipelines.supervising import host_name, supervised
+from headrace.spark.pipelines.supervisor import host_name, supervised
+from headrace.spark.pipelines.supervisor_decisions import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
 
 SOON_S = 60.0
 SECOND_US = 1_000_000
@@ -57,7 +57,7 @@ class World:
         wanted = Wanted(file="/f.py", sha256="", master="local[2]", host="here")
         definition = {name: changes.pop(name) for name in ("restart", "restarts_max") if name in changes}
         wanted = msgspec.structs.replace(wanted, **definition)
-        self.record = Record(name="p", definition=wanted, **changes)
+        self.record = PipelineRecord(name="p", definition=wanted, **changes)
         self.care = Care()
         self.now_us = 1_000 * SECOND_US
 
@@ -239,7 +239,7 @@ class Stage:
         self.registry.prepare()
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def add(self, name: str, does: str = "run", **changes: Any) -> Record:
+    def add(self, name: str, does: str = "run", **changes: Any) -> PipelineRecord:
         """Want a pipeline to run."""
         file = pipeline_file(self.path / f"{name}.sql", does)
         wanted = Wanted(
@@ -251,7 +251,7 @@ class Stage:
             environment={"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]},
             **changes,
         )
-        record = self.registry.change(name, lambda _: Record(name=name, definition=wanted))
+        record = self.registry.change(name, lambda _: PipelineRecord(name=name, definition=wanted))
         assert record is not None
         return record
 
@@ -267,19 +267,19 @@ class Stage:
         self.started.append(process)
         return process
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> PipelineRecord:
         """A pipeline as the broker knows it."""
         self.registry.look()
         return self.registry.get(name)
 
-    def until(self, name: str, **wanted: Any) -> Record:
+    def until(self, name: str, **wanted: Any) -> PipelineRecord:
         """Wait for a pipeline to be so."""
 
-        def look() -> Record | None:
+        def look() -> PipelineRecord | None:
             record = self.record(name)
             return record if all(getattr(record, each) == value for each, value in wanted.items()) else None
 
-        found: Record = eventually(look, lambda: f"{self.record(name)}\n{self.said()}")
+        found: PipelineRecord = eventually(look, lambda: f"{self.record(name)}\n{self.said()}")
         return found
 
     def diary(self, name: str) -> list[str]:
@@ -520,7 +520,7 @@ def test_a_driver_that_cannot_be_started_is_told_of(stage: Stage) -> None:
     assert supervisor.wait(SOON_S) == 0
 
 
-def _with_python(record: Record, python: str) -> Record:
+def _with_python(record: PipelineRecord, python: str) -> PipelineRecord:
     return msgspec.structs.replace(record, definition=msgspec.structs.replace(record.definition, python=python))
 
 
@@ -541,7 +541,7 @@ def test_a_driver_runs_nothing_that_is_in_the_directory_it_was_started_from(tmp_
     for name in ("re", "json", "msgspec", "headrace"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user ran')")
     wanted = Wanted(file="/no/f.sql", sha256="", master="local[2]", host="here", python=sys.executable)
-    words = command(Record(name="p", definition=wanted), "headrace://127.0.0.1:1", Folder(tmp_path / "p"))
+    words = command(PipelineRecord(name="p", definition=wanted), "headrace://127.0.0.1:1", Folder(tmp_path / "p"))
     done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=SOON_S, check=False)
     assert b"there is no file /no/f.sql" in done.stderr
 
@@ -550,7 +550,7 @@ def test_nobody_undoes_what_another_has_written(broker: SparkBroker) -> None:
     wanted = Wanted(file="/f.py", sha256="", master="local[2]", host="here")
     registries = [Registry(broker.bus) for _ in range(3)]
     registries[0].prepare()
-    registries[0].change("p", lambda _: Record(name="p", definition=wanted))
+    registries[0].change("p", lambda _: PipelineRecord(name="p", definition=wanted))
     for _ in range(10):
         for registry in registries:  # each knows less than there is
             registry.change("p", lambda each: each and msgspec.structs.replace(each, restarts=each.restarts + 1))

@@ -22,18 +22,18 @@ from tests.spark.conftest import SparkBroker
 
 import headrace
 from headrace.cli.main import main
-from headrace.cli.output import Output
-from headrace.cli.pipeline_display import Display
+from headrace.cli.spark.pipeline_display import Display
+from headrace.cli.terminal.output import Output
 from headrace.model.errors import InvalidArgument
 from headrace.spark import pipeline
 from headrace.spark.errors import PipelineInUse, QueryFailed, SparkMissing
-from headrace.spark.pipelines.driving import make_topics
-from headrace.spark.pipelines.loading import load, settings_of
-from headrace.spark.pipelines.opening import need_spark, session_settings
-from headrace.spark.pipelines.places import Folder, home_of
-from headrace.spark.pipelines.progress import Progress, progress_of
+from headrace.spark.pipelines.application import Application
+from headrace.spark.pipelines.driver import make_topics
+from headrace.spark.pipelines.loader import load, settings_of
+from headrace.spark.pipelines.paths import Folder, home_of
+from headrace.spark.pipelines.progress import QueryProgress, progress_of
 from headrace.spark.pipelines.registry import Registry
-from headrace.spark.pipelines.running import Application
+from headrace.spark.pipelines.sessions import need_spark, session_settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -181,7 +181,7 @@ def test_a_file_that_uses_spark_outside_of_its_functions_waits_for_the_session(t
         """,
     )
     code = f"""
-from headrace.spark.pipelines.driving import Order, definitions_of
+from headrace.spark.pipelines.driver import Order, definitions_of
 print(definitions_of(Order("n", {file!r}, "", "local[2]")))
 """
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -275,7 +275,7 @@ def test_progress_is_what_spark_says_in_our_words() -> None:
     assert (bare.rows_out, bare.lag, bare.rows_in_per_s, bare.idle) == (None, None, 0.0, True)
 
 
-def shown(*news: Progress, redrawn: bool = False, as_json: bool = False) -> str:
+def shown(*news: QueryProgress, redrawn: bool = False, as_json: bool = False) -> str:
     """What a display prints."""
     with TemporaryFile("w+", encoding="utf-8") as file:
         with redirect_stdout(file), redirect_stderr(file):
@@ -288,8 +288,8 @@ def shown(*news: Progress, redrawn: bool = False, as_json: bool = False) -> str:
 
 
 def test_progress_is_shown_as_lines_as_json_or_redrawn() -> None:
-    one = Progress("p", "errors", 1_700_000_000_000_000, 7, 10, 1, 1000.0, 20.0, 0.0, 5, 120, {}, 3, 2048)
-    idle = Progress("p", "errors", 1_700_000_000_000_000, 8, idle=True)
+    one = QueryProgress("p", "errors", 1_700_000_000_000_000, 7, 10, 1, 1000.0, 20.0, 0.0, 5, 120, {}, 3, 2048)
+    idle = QueryProgress("p", "errors", 1_700_000_000_000_000, 8, idle=True)
     line = "2023-11-14T22:13:20Z errors batch 7: 1,000 rows/s in, 20 rows/s out, lag 5, took 120ms, state 3 rows, 2 KiB"
     assert shown(one, one) == f"{line}\n"
     assert shown(idle) == "2023-11-14T22:13:20Z errors batch 8: nothing to do\n"
@@ -358,9 +358,9 @@ def test_a_pipeline_has_one_driver(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def application(spark: SparkSession) -> Iterator[tuple[Application, list[Progress]]]:
+def application(spark: SparkSession) -> Iterator[tuple[Application, list[QueryProgress]]]:
     """An application in the session that all tests share."""
-    heard: list[Progress] = []
+    heard: list[QueryProgress] = []
     made = Application(spark, "app", heard.append)
     yield made, heard
     made.close()
@@ -379,7 +379,7 @@ def values(bus: headrace.Bus, topic: str) -> list[bytes]:
 
 
 def test_queries_of_a_file_run_side_by_side(
-    application: tuple[Application, list[Progress]], broker: SparkBroker, topic: str, tmp_path: Path
+    application: tuple[Application, list[QueryProgress]], broker: SparkBroker, topic: str, tmp_path: Path
 ) -> None:
     app, heard = application
     broker.bus.create_topic(topic, partitions=2)
@@ -420,7 +420,7 @@ def test_queries_of_a_file_run_side_by_side(
 
 
 def test_sql_over_a_topic_and_a_table(
-    application: tuple[Application, list[Progress]], broker: SparkBroker, topic: str, tmp_path: Path
+    application: tuple[Application, list[QueryProgress]], broker: SparkBroker, topic: str, tmp_path: Path
 ) -> None:
     app, _ = application
     broker.bus.publish_many(topic, [b'{"who": "ann", "amount": %d}' % amount for amount in (5, 500, 50)])
@@ -443,7 +443,7 @@ def test_sql_over_a_topic_and_a_table(
     assert json.loads(lines[0])["name"] == "Ann"
 
 
-def test_queries_stop_between_two_batches(application: tuple[Application, list[Progress]], tmp_path: Path) -> None:
+def test_queries_stop_between_two_batches(application: tuple[Application, list[QueryProgress]], tmp_path: Path) -> None:
     app, heard = application
     file = written(
         tmp_path / "on.py",
@@ -462,7 +462,7 @@ def test_queries_stop_between_two_batches(application: tuple[Application, list[P
     assert not app.running()
 
 
-def test_a_query_that_fails_says_why(application: tuple[Application, list[Progress]], tmp_path: Path) -> None:
+def test_a_query_that_fails_says_why(application: tuple[Application, list[QueryProgress]], tmp_path: Path) -> None:
     app, _ = application
     file = written(
         tmp_path / "bad.py",

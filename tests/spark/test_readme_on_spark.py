@@ -9,7 +9,7 @@ import pytest
 from tests import pages
 from tests.spark.conftest import java_problem
 
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive
 
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from tests.spark import ready
 from tests.spark.conftest import SparkBroker
 from tests.spark.ready import PIPELINES, START, made, samples
 
-from headrace.spark.pipelines.loading import load
+from headrace.spark.pipelines.loader import load
 
 PAGES = (PIPELINES.parent / "docs" / "how-to" / "stream-processing.md", PIPELINES / "README.md")
 

@@ -12,7 +12,7 @@ from tests.spark.conftest import SparkBroker
 import headrace.spark
 from headrace.model.errors import InvalidArgument, TopicNotFound
 from headrace.spark.sessions import java_version, need_java
-from headrace.spark.tables import register
+from headrace.spark.sql.tables import register
 
 
 @pytest.fixture(scope="module")

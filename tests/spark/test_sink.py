@@ -16,8 +16,8 @@ import headrace
 from headrace.model.errors import InvalidArgument, TransactionFenced
 from headrace.model.message import Message
 from headrace.model.partitioning import by_key
-from headrace.spark.sink_options import checked_columns, sink_options
-from headrace.spark.writing import HeadraceArrowWriter, HeadraceStreamArrowWriter
+from headrace.spark.sink.options import checked_columns, sink_options
+from headrace.spark.sink.writer import HeadraceArrowWriter, HeadraceStreamArrowWriter
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from tests.spark.tables import table
 
 import headrace
 from headrace.model.errors import InvalidArgument
-from headrace.spark.options import source_options
+from headrace.spark.source.options import source_options
 
 BASE_US = 1_760_000_000_000_000
 SECOND_US = 1_000_000

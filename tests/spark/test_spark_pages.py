@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests import pages
 
-from headrace.spark.pipelines.loading import load
+from headrace.spark.pipelines.loader import load
 
 PATIENCE_S = 280
 HOW_TO = pages.ROOT / "docs" / "how-to"

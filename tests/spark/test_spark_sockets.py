@@ -23,7 +23,7 @@ sys.stdin.read()
 """
 DRIVER = """
 import os, sys
-from headrace.spark.pipelines.opening import open_session, session_settings
+from headrace.spark.pipelines.sessions import open_session, session_settings
 
 lock = os.open(sys.argv[2], os.O_CREAT | os.O_RDWR)
 settings = session_settings("driver", "local[2]", {}, quick=False, quiet=True)
@@ -33,7 +33,7 @@ sys.stdin.read()
 """
 QUICK = """
 import sys
-from headrace.spark.quick import QuickSession
+from headrace.spark.ephemeral_session import QuickSession
 
 spark = QuickSession("local[2]", {}).begin()
 print(spark.sparkContext.uiWebUrl, flush=True)

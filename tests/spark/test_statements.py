@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from tests.spark.conftest import SparkBroker
 
 from headrace.spark.errors import QueryFailed
-from headrace.spark.statements import InvalidStatement, PathInUse, Rows, ask, follow, rows_of, write_parquet
-from headrace.spark.tables import register
+from headrace.spark.sql.statements import InvalidStatement, PathInUse, Rows, ask, follow, rows_of, write_parquet
+from headrace.spark.sql.tables import register
 
 PATIENCE_S = 120
 

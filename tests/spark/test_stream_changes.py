@@ -16,8 +16,8 @@ from tests.spark.tables import table
 
 from headrace.model.errors import OffsetOutOfRange
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.planning import SMALL_BYTES, SMALL_OFFSETS, SMALL_TASKS, Range, Span, joined
-from headrace.spark.streaming import HeadraceStreamReader
+from headrace.spark.source.planning import SMALL_BYTES, SMALL_OFFSETS, SMALL_TASKS, OffsetSpan, Range, joined
+from headrace.spark.source.stream_reader import HeadraceStreamReader
 
 ALL = ReadAllAvailable()
 
@@ -171,7 +171,7 @@ class TestManyPartitions:
     )
     def test_every_range_is_read_once(self, sizes: list[int], at_least: int | None) -> None:
         ranges = [Range("t", number, 3, 3 + size) for number, size in enumerate(sizes)]
-        spans = {("t", one.partition): Span(one.start, one.end, one.size) for one in ranges}
+        spans = {("t", one.partition): OffsetSpan(one.start, one.end, one.size) for one in ranges}
         tasks = joined(ranges, spans, at_least)
         assert sorted(one for task in tasks for one in task) == ranges
         assert all(tasks)
@@ -182,5 +182,5 @@ class TestManyPartitions:
 
     def test_large_messages_have_tasks_of_their_own(self) -> None:
         ranges = [Range("t", number, 0, 10) for number in range(40)]
-        spans = {("t", number): Span(0, 10, SMALL_BYTES + 1) for number in range(40)}
+        spans = {("t", number): OffsetSpan(0, 10, SMALL_BYTES + 1) for number in range(40)}
         assert len(joined(ranges, spans, None)) == 40

@@ -210,7 +210,7 @@ def in_time(address: str) -> None:
     bus.publish("in-time", b"parent")
 
     def late() -> None:
-        line: Any = bus._line
+        line: Any = bus._broker
         line._target = line._target._replace(port=1)
         try:
             bus.publish("in-time", b"child")

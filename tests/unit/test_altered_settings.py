@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Release,
     SubscriptionAlter,
@@ -91,7 +91,7 @@ class Open:
         return self.leased(self.bench.ask(Lease("jobs", messages_max=count, **more)))
 
     def leased(self, answer: Any) -> list[tuple[bytes, Holding]]:
-        if not isinstance(answer, WithBody):
+        if not isinstance(answer, AnswerWithBody):
             return []
         values: list[bytes] = []
         view, position = memoryview(answer.body), 0
@@ -102,11 +102,11 @@ class Open:
         held = [Holding(one.partition, one.lease, [at]) for one in answer.words.portions for at in one.all_offsets]
         return list(zip(values, held, strict=True))
 
-    def waiting(self) -> Later[Any]:
+    def waiting(self) -> PendingAnswer[Any]:
         """Somebody who waits for the next message."""
         answer = self.bench.begin(Lease("jobs", messages_max=1, wait_ms=600_000))
         self.bench.run()
-        assert isinstance(answer, Later)
+        assert isinstance(answer, PendingAnswer)
         assert answer.outcome is None
         return answer
 
@@ -259,7 +259,7 @@ def message_bytes_max(data: str) -> None:
     requests: list[Any] = [
         Publish("jobs", 0),
         TransactionStage("move", begun.epoch, "jobs", 0),
-        Edit("jobs", [MessageId(0, 1)], Change(replace=True)),
+        Edit("jobs", [MessageId(0, 1)], MessageChange(replace=True)),
     ]
     for request in requests:
         with pytest.raises(MessageTooLarge):

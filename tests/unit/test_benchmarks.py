@@ -11,7 +11,7 @@ import pytest
 from benchmarks import harness, storage
 
 from headrace.bench import log_processes, processes, run
-from headrace.bench.measure import Benchmark, Figure, Subject, Taken, Unavailable, WrongResult, check, measure, rate
+from headrace.bench.measure import Benchmark, Figure, Sample, Subject, Unavailable, WrongResult, check, measure, rate
 from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.errors import InvalidArgument
@@ -130,9 +130,9 @@ def test_the_module_can_be_run() -> None:
 
 
 def counting(calls: list[str], name: str, seconds: float = 0.1) -> Subject:
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         calls.append(name)
-        return Taken(seconds * count)
+        return Sample(seconds * count)
 
     return Subject(name, sample, {"durability": "none"})
 
@@ -157,7 +157,7 @@ def test_a_sample_gets_as_much_to_do_as_fills_its_time(tmp_path: Path) -> None:
 
 
 def test_a_missing_peer_is_told_without_a_figure(tmp_path: Path) -> None:
-    def sample(_: str, __: int) -> Taken:
+    def sample(_: str, __: int) -> Sample:
         raise Unavailable("it is not installed")
 
     benchmark = Benchmark({"work": rate()}, [counting([], "headrace"), Subject("peer", sample, {})], {})
@@ -183,9 +183,9 @@ def test_the_table_compares_with_headrace() -> None:
 def test_a_wrong_result_is_an_error_that_names_the_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def sample(_: str, __: int) -> Taken:
+    def sample(_: str, __: int) -> Sample:
         check(False, "one message is lost")
-        return Taken(1)
+        return Sample(1)
 
     wrong = Benchmark({"work": Figure("s", False, lambda _, __: 1.0)}, [Subject("headrace", sample, {})], {}, 1)
     monkeypatch.setattr(storage, "benchmarks", lambda: [wrong])
@@ -226,7 +226,7 @@ def test_a_log_that_loses_messages_is_noticed(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_log_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("headrace.storage.receipt.Receipt.wait", lambda *_: None)
+    monkeypatch.setattr("headrace.storage.append_receipt.AppendReceipt.wait", lambda *_: None)
     monkeypatch.setattr("headrace.storage.log.FileLog.request_sync", lambda _: None)
     [(_, benchmark)] = harness.choose(["storage"], ["append_synced"], ["headrace"])
     with pytest.raises(WrongResult, match="only 0 are synced"):

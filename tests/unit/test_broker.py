@@ -36,7 +36,7 @@ from headrace.model.requests import (
     GroupJoin,
     Info,
     Offsets,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -363,7 +363,7 @@ def test_a_stream_ends_when_what_it_would_read_is_removed(data: str) -> None:
     bench.ask(TopicCreate("orders", {"validity": "until_consumed"}))
     bench.publish("orders", LARGE)
     reader = Reader(bench, "orders", 3)
-    bench.ask(Commit("group", [Place("orders", 0, 10)]))
+    bench.ask(Commit("group", [PartitionOffset("orders", 0, 10)]))
     bench.tick(10)
     with pytest.raises(OffsetOutOfRange) as refused:
         reader.read()
@@ -464,7 +464,7 @@ def test_a_broker_that_drains_takes_nothing_new_and_ends_what_was_begun(data: st
     with pytest.raises(Draining):
         bench.publish("orders", [b"d"])
     bench.ask(TransactionCommit("nightly", begun.epoch))
-    bench.ask(Commit("billing", [Place("orders", 0, 1, place.epoch)], "anna"))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1, place.epoch)], "anna"))
     assert waiting.outcome.base_offset == 1
     assert bench.broker.idle
     assert bench.ask(Info()).topics == 1
@@ -475,7 +475,7 @@ def test_a_broker_that_drains_takes_nothing_new_and_ends_what_was_begun(data: st
 def test_what_a_broker_tells_of_itself(data: str) -> None:
     bench = Workbench(data)
     bench.publish("orders", [b"a"])
-    bench.ask(Commit("billing", [Place("orders", 0, 1)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1)]))
     bench.ask(TransactionBegin("nightly"))
     other = bench.connect()
     info = bench.ask(Info())

@@ -14,11 +14,11 @@ from benchmarks import broker, broker_kafka, broker_nats, broker_rabbitmq, harne
 
 from headrace.bench import broker_workloads
 from headrace.bench import measure as measuring
-from headrace.bench.brokers import Comparison, Pace, check_shares
-from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult, duration, measure
+from headrace.bench.brokers import Comparison, PublishPace, check_shares
+from headrace.bench.measure import Benchmark, Sample, Subject, Unavailable, WrongResult, duration, measure
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Receiver
-from headrace.bench.servers import Node, Server, answers
+from headrace.bench.servers import BenchServer, ServerNode, answers
 
 UNITS = {
     "publish_synced": ("msg/s", True),
@@ -194,7 +194,7 @@ def test_a_receiver_that_fails_is_noticed() -> None:
 
 
 def test_a_message_counts_from_when_it_was_due_if_the_call_before_held_it_up() -> None:
-    pace = Pace(1000)
+    pace = PublishPace(1000)
     before = pace.wait()
     time.sleep(0.02)
     assert pace.wait() - before < 5_000_000
@@ -204,7 +204,7 @@ def test_a_message_counts_from_when_it_was_due_if_the_call_before_held_it_up() -
 # Servers are stopped
 
 
-class Sleeping(Node):
+class Sleeping(ServerNode):
     """A server that does nothing, in two processes."""
 
     def find(self) -> None:
@@ -219,7 +219,7 @@ def test_a_server_is_stopped_when_a_sample_is_interrupted(tmp_path: Path) -> Non
     node = Sleeping()
     processes: list[int] = []
 
-    def sample(_: str, __: int) -> Taken:
+    def sample(_: str, __: int) -> Sample:
         processes.extend(node._servers[0]._processes())
         raise KeyboardInterrupt
 
@@ -236,14 +236,14 @@ def test_servers_sleep_while_another_is_measured(tmp_path: Path, monkeypatch: py
     shared, other = Sleeping(), Sleeping()
     seen: list[tuple[str, str, str]] = []
 
-    def states(node: Node) -> str:
+    def states(node: ServerNode) -> str:
         processes = node._servers[0]._processes()
         return "".join(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] for process in processes)
 
-    def subject(name: str, node: Node) -> Subject:
-        def sample(_: str, __: int) -> Taken:
+    def subject(name: str, node: ServerNode) -> Subject:
+        def sample(_: str, __: int) -> Sample:
             seen.append((name, states(shared), states(other)))
-            return Taken(1.0)
+            return Sample(1.0)
 
         return Subject(name, sample, {}, 1, lambda place: node.start(place, synced=False), node.stop)
 
@@ -268,11 +268,11 @@ def test_a_shared_server_stops_with_its_last_user(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
-    server = Server([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], str(tmp_path))
+    server = BenchServer([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], str(tmp_path))
     with pytest.raises(Unavailable, match="it ended with status 3: no room"):
         server.wait_until(lambda: False)
     with pytest.raises(Unavailable, match="does not start"):
-        Server(["/nowhere/server"], str(tmp_path))
+        BenchServer(["/nowhere/server"], str(tmp_path))
 
 
 def test_nobody_answers_at_a_port_that_is_free() -> None:

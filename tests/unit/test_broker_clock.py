@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateways.broker_clock import BrokerClock
 from headrace.model.requests import TopicCreate
+from headrace.runtime.broker_clock import BrokerClock
 from headrace.testing.workbench import Workbench
 
 SECOND_US = 1_000_000

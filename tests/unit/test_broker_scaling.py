@@ -12,15 +12,15 @@ import pytest
 from benchmarks import scaling_broker
 
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.later import WithBody
-from headrace.broker.upkeep import Upkeep
+from headrace.broker.maintenance import Maintenance
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.leasing import Lease, SubscriptionCreate
 from headrace.model.requests import (
     Commit,
     GroupJoin,
     GroupLeave,
     Info,
-    Place,
+    PartitionOffset,
     TopicAlter,
     TopicCreate,
     TopicDelete,
@@ -70,7 +70,7 @@ def peopled(topics: int, **settings: Any) -> Workbench:
         bench.ask(SubscriptionCreate(f"topic-{number}", "workers"))
         bench.publish(f"topic-{number}", [b"message"])
         bench.ask(GroupJoin(f"group-{number}", "alice", [f"topic-{number}"], session_ms=3_600_000))
-        bench.ask(Commit(f"position-{number}", [Place(f"topic-{number}", 0, 0)]))
+        bench.ask(Commit(f"position-{number}", [PartitionOffset(f"topic-{number}", 0, 0)]))
     bench.tick(10)
     return bench
 
@@ -83,7 +83,7 @@ def work_among(topics: int, call: Callable[[Workbench], object]) -> int:
 def leased(bench: Workbench, topic: str) -> bool:
     """Whether there is a message to be had."""
     answer = bench.ask(Lease(topic, "workers"))
-    return bool(answer.words.portions if isinstance(answer, WithBody) else answer.portions)
+    return bool(answer.words.portions if isinstance(answer, AnswerWithBody) else answer.portions)
 
 
 REQUESTS: dict[str, Callable[[Workbench], object]] = {
@@ -94,7 +94,7 @@ REQUESTS: dict[str, Callable[[Workbench], object]] = {
     "subscribe": lambda bench: bench.ask(SubscriptionCreate("topic-0", "others")),
     "join": lambda bench: bench.ask(GroupJoin("group-0", "bob", ["topic-0"])),
     "leave": lambda bench: bench.ask(GroupLeave("group-0", "alice")),
-    "commit": lambda bench: bench.ask(Commit("position-0", [Place("topic-0", 0, 1)])),
+    "commit": lambda bench: bench.ask(Commit("position-0", [PartitionOffset("topic-0", 0, 1)])),
 }
 
 
@@ -163,13 +163,13 @@ class Visits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.topics: list[str] = []
-        maintain = Upkeep._maintain
+        maintain = Maintenance._maintain
 
-        def visited(upkeep: Upkeep, topic: Any, *arguments: Any) -> int:
+        def visited(upkeep: Maintenance, topic: Any, *arguments: Any) -> int:
             self.topics.append(str(topic))
             return maintain(upkeep, topic, *arguments)
 
-        monkeypatch.setattr(Upkeep, "_maintain", visited)
+        monkeypatch.setattr(Maintenance, "_maintain", visited)
 
 
 def with_topics(count: int, data: str | None = None) -> Workbench:
@@ -187,7 +187,7 @@ def test_few_partitions_are_synced_in_one_step(monkeypatch: pytest.MonkeyPatch, 
         bench.ask(TopicCreate(f"topic-{number}", {"durability": "written"}))
         for _ in range(2):
             bench.publish(f"topic-{number}", [b"message"])
-    partitions = [lane.partition for lane in bench.broker._topics.lanes()]
+    partitions = [lane.partition for lane in bench.broker._topics.active_partitions()]
     assert all(partition.synced_offset < partition.next_offset for partition in partitions)
     visits = Visits(monkeypatch)
     bench.now_us += 10_000_000
@@ -270,15 +270,15 @@ def test_one_partition_that_fails_keeps_no_other_from_maintenance(
     for name in ("first", "second"):
         bench.ask(TopicCreate(name, {"validity": "until_consumed"}))
         bench.publish(name, [b"message"] * 20)
-        bench.ask(Commit("group", [Place(name, 0, 20)]))
-    consumed = bench.broker._membership.consumed_offset
+        bench.ask(Commit("group", [PartitionOffset(name, 0, 20)]))
+    consumed = bench.broker._groups.consumed_offset
 
     def failing(topic: Any, partition: int) -> int | None:
         if str(topic) == "first":
             raise RuntimeError("a mistake of ours")
         return consumed(topic, partition)
 
-    monkeypatch.setattr(bench.broker._membership, "consumed_offset", failing)
+    monkeypatch.setattr(bench.broker._groups, "consumed_offset", failing)
     for _ in range(5):
         bench.tick(10)
     assert bench.ask(TopicDescribe("second")).partitions[0].first_offset == 20
@@ -301,7 +301,7 @@ def test_one_component_that_fails_keeps_no_other_from_its_tick(
     def failing(_now_us: int) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr(bench.broker._membership, "tick", failing)
+    monkeypatch.setattr(bench.broker._groups, "tick", failing)
     for _ in range(5):
         bench.tick(1)
     assert leased(bench, "orders"), "the lease has not ended"
@@ -415,7 +415,7 @@ def test_members_expire_at_their_time_whatever_was_heard_of_others() -> None:
         due_us = bench.broker.tick(bench.now_us)
         assert due_us > bench.now_us or second == 10
         bench.run()
-        left = len(bench.broker._membership._groups["readers"].members)
+        left = len(bench.broker._groups._groups["readers"].members)
         assert left == (4 if second < 10 else 1)
 
 
@@ -464,7 +464,7 @@ def test_a_new_topic_is_told_to_groups_whose_patterns_match_it_and_to_no_others(
 
 def test_a_deleted_topic_takes_positions_and_subscriptions_with_it() -> None:
     bench = peopled(3, partitions=3)
-    bench.ask(Commit("position-1", [Place("topic-2", 2, 0)]))
+    bench.ask(Commit("position-1", [PartitionOffset("topic-2", 2, 0)]))
     bench.ask(TopicDelete("topic-1"))
     state = bench.broker._ledger.state
     assert state.groups["position-1"] == {(3, 2): 0}

@@ -12,7 +12,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.client.addresses import parse_address
+from headrace.client.connection.addresses import parse_address
 from headrace.model.arguments import shown
 from headrace.server import ServerSettings
 
@@ -248,11 +248,11 @@ def test_names_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> No
 @pytest.mark.parametrize("bad", [1, None, b"t", [], {}], ids=repr)
 @pytest.mark.parametrize("name", WRONG_TYPES)
 def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
-    link = bus._line.link
+    link = bus._broker.connection
     with pytest.raises(errors.InvalidArgument):
         WRONG_TYPES[name](bus, bad)
     assert bus.describe_topic("t").topic == "t"
-    assert bus._line.link is link
+    assert bus._broker.connection is link
 
 
 @pytest.mark.parametrize("bad", [0, None, "yes", [], {}], ids=repr)
@@ -260,9 +260,9 @@ def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, 
 def test_what_is_neither_true_nor_false_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
     with pytest.raises(errors.InvalidArgument):
         WRONG_FLAGS[name](bus, bad)
-    link = bus._line.link, bus._consuming and bus._consuming.link
+    link = bus._broker.connection, bus._consuming and bus._consuming.connection
     assert bus.describe_topic("t").topic == "t"
-    assert (bus._line.link, bus._consuming and bus._consuming.link) == link
+    assert (bus._broker.connection, bus._consuming and bus._consuming.connection) == link
 
 
 @pytest.mark.parametrize("bad", [5, [5], {"a": 1}, 1.5, object()], ids=lambda bad: type(bad).__name__)

@@ -4,11 +4,11 @@ import asyncio
 import logging
 
 import pytest
-from tests.unit.test_client_settling import Stand, body, run, turns
+from tests.unit.test_client_acknowledging import Stand, body, run, turns
 
 from headrace import errors
-from headrace.client._async.leased import AsyncLeasedBlock
-from headrace.client.jobs import Job
+from headrace.client._async.leasing.leased_block import AsyncLeasedBlock
+from headrace.client.leasing.jobs import Job
 from headrace.model.leasing import Ack, Refusal, Release, Settlement
 from headrace.wire.native import Kind
 
@@ -20,7 +20,7 @@ async def lost_in_a_block(stand: Stand) -> tuple[AsyncLeasedBlock, list[Job]]:
     await turns()
     stand.wire.answer(stand.portion(1, 2, lease_s=0.05), body(1, 2))
     jobs = await entering
-    while stand.settling.hand.holds(jobs[0]):
+    while stand.acknowledger.held_leases.holds(jobs[0]):
         await asyncio.sleep(0.01)
     stand.wire.asked.clear()  # attempts to extend them
     return block, jobs
@@ -49,7 +49,7 @@ def test_a_block_acknowledges_late_and_raises_what_is_refused(
         else:
             with pytest.raises(kind, match=r"not acknowledged: message 2 of t\[0\]"):
                 await leaving
-        assert not stand.settling.hand.knows((0, 1))
+        assert not stand.acknowledger.held_leases.knows((0, 1))
 
     run(story)
 
@@ -85,8 +85,8 @@ def test_a_block_whose_bus_was_closed_says_so() -> None:
         await turns()
         stand.wire.answer(stand.portion(1), body(1))
         await entering
-        stand.settling.close()
-        stand.wire.link, stand.wire.repeat_answer = None, errors.Closed("the bus is closed")
+        stand.acknowledger.close()
+        stand.wire.connection, stand.wire.repeat_answer = None, errors.Closed("the bus is closed")
         with pytest.raises(errors.Closed):
             await block.__aexit__(None, None, None)
 
@@ -102,8 +102,8 @@ def test_jobs_acknowledge_late_and_log_what_is_refused(caplog: pytest.LogCapture
             await turns()
             stand.wire.answer(stand.portion(1), body(1))
             taken = await taking
-            with stand.settling.monitor.guard:
-                assert stand.settling.hand.ended(taken.until) == 1
+            with stand.acknowledger.monitor.guard:
+                assert stand.acknowledger.held_leases.ended(taken.until) == 1
             stand.wire.asked.clear()
             waiting = asyncio.create_task(anext(each))
             await turns()

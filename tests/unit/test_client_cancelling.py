@@ -265,7 +265,7 @@ class Interrupts:
         self.late = False
         self.came = False
         self._waits = 0
-        for kind, name in ((concurrency.Outcome, "_sleep"), (concurrency.Monitor, "wait")):
+        for kind, name in ((concurrency.ResultCell, "_sleep"), (concurrency.Monitor, "wait")):
             monkeypatch.setattr(kind, name, self._interruptible(getattr(kind, name)))
 
     def arm(self, at: int, late: bool) -> None:

@@ -5,32 +5,24 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.unit.test_client_settling import Stand, body, job, turns
+from tests.unit.test_client_acknowledging import Stand, body, job, turns
 
 import headrace
 from headrace import errors
-from headrace.client._async import (
-    administration,
-    catalogue,
-    discovery,
-    jobs,
-    prefetch,
-    scheduled,
-    settling,
-    subscription,
-    taking,
-    transaction,
-)
 from headrace.client._async import bus as bus_module
-from headrace.client._async.administration import AsyncAdministration
-from headrace.client._async.catalogue import AsyncCatalogue
-from headrace.client._async.concurrency import Outcome as Waited
-from headrace.client._async.discovery import AsyncDiscovery
-from headrace.client._async.scheduled import AsyncScheduled
-from headrace.client._async.transaction import AsyncTransaction
-from headrace.client.clock import Clock
-from headrace.client.scheduling import MessageName
-from headrace.model.leasing import Edited, Outcome, Settlement, Subscriptions
+from headrace.client._async.admin import topics_groups
+from headrace.client._async.admin.topics_groups import AsyncTopicGroupAdmin
+from headrace.client._async.concurrency import ResultCell as Waited
+from headrace.client._async.consumer import discovery, subscription
+from headrace.client._async.consumer.discovery import AsyncDiscovery
+from headrace.client._async.leasing import acknowledger, jobs, lease_requester, prefetch, scheduled
+from headrace.client._async.leasing.scheduled import AsyncScheduled
+from headrace.client._async.producer import metadata_cache, transaction
+from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client.connection.clock import Clock
+from headrace.client.leasing.scheduled_times import MessageName
+from headrace.model.leasing import Edited, EditOutcome, Settlement, Subscriptions
 from headrace.model.requests import OffsetsFound, TopicInfo, Topics, TransactionBegun
 from headrace.model.topic import TopicSettings
 from headrace.wire.native import Kind
@@ -43,7 +35,7 @@ TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the client takes for the time."""
     time = [1000.0]
-    for module in (administration, catalogue, discovery, scheduled, settling, taking, transaction):
+    for module in (topics_groups, metadata_cache, discovery, scheduled, acknowledger, lease_requester, transaction):
         monkeypatch.setattr(module, "now", lambda: time[0])
     return time
 
@@ -137,7 +129,7 @@ class Timeouts:
 
     def __init__(self, *answers: Any, clock: list[float] | None = None) -> None:
         self.timeout = TIMEOUT_S
-        self.link = None
+        self.connection = None
         self.given: list[float] = []
         self.heads: list[Any] = []
         self._answers = list(answers)
@@ -165,7 +157,7 @@ def line(clock: list[float], *answers: Any) -> Any:
 def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None:
     async def story() -> None:
         trimmed = line(clock, OffsetsFound({0: 1}), OffsetsFound({0: 1}))
-        await AsyncAdministration(trimmed, AsyncCatalogue(trimmed)).trim_topic("t", before="latest")
+        await AsyncTopicGroupAdmin(trimmed, AsyncMetadataCache(trimmed)).trim_topic("t", before="latest")
         assert trimmed.given == [5, 4]
 
         found = line(clock, TOPIC, OffsetsFound({0: 1}), Topics([TOPIC]), OffsetsFound({0: 1}))
@@ -180,12 +172,12 @@ def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None
             await AsyncScheduled(edited, Clock(), MessageName("t", 0, 0), None, "").update(value=b"new")
         assert edited.given == [5, 4]
 
-        moved = line(clock, Edited([Outcome(0, 0, "applied", 2)]))
+        moved = line(clock, Edited([EditOutcome(0, 0, "applied", 2)]))
         await AsyncScheduled(moved, Clock(), MessageName("t", 0, 0), 1, "").move(in_=5)
         assert moved.given == [5]
 
         committed = line(clock, TransactionBegun(1, 0), TOPIC, errors.ConnectionFailed())
-        work = AsyncTransaction(committed, AsyncCatalogue(committed), "x", None, 60)
+        work = AsyncTransaction(committed, AsyncMetadataCache(committed), "x", None, 60)
         await work.begin()
         await work.publish("t", b"1")
 
@@ -213,7 +205,7 @@ def test_a_transaction_that_cannot_be_committed_is_aborted_within_the_same_time(
     async def story() -> None:
         failed = line(clock, TransactionBegun(1, 0), errors.Timeout(), errors.Timeout())
         with pytest.raises(errors.Timeout):
-            async with AsyncTransaction(failed, AsyncCatalogue(failed), "x", None, 60):
+            async with AsyncTransaction(failed, AsyncMetadataCache(failed), "x", None, 60):
                 pass
         assert failed.given == [5, 5, 4]
 
@@ -250,7 +242,7 @@ def test_all_that_a_bus_closes_shares_its_time(clock: list[float], what: str, mo
         for module in (bus_module, jobs, prefetch, subscription):
             monkeypatch.setattr(module, "now", lambda: clock[0])
         for module in (prefetch, subscription):
-            monkeypatch.setattr(module, "Outcome", stalled(clock))
+            monkeypatch.setattr(module, "ResultCell", stalled(clock))
         began = clock[0]
         await bus.close()
         assert clock[0] - began <= TIMEOUT_S + 0.1

@@ -67,7 +67,17 @@ def use(bus: headrace.Bus) -> list["weakref.ref[Any]"]:
         next(iter(jobs))
     with bus.transaction("x") as transaction:
         transaction.publish("t", b"value")
-    parts = [bus, bus._line, bus._line.link, bus._consuming, bus._catalogue, producer, subscription, jobs, transaction]
+    parts = [
+        bus,
+        bus._broker,
+        bus._broker.connection,
+        bus._consuming,
+        bus._metadata_cache,
+        producer,
+        subscription,
+        jobs,
+        transaction,
+    ]
     return [weakref.ref(part) for part in parts]
 
 
@@ -160,7 +170,17 @@ async def use_async(bus: headrace.AsyncBus) -> list["weakref.ref[Any]"]:
             break
     async with bus.transaction("x") as transaction:
         await transaction.publish("t", b"value")
-    parts = [bus, bus._line, bus._line.link, bus._consuming, bus._catalogue, producer, subscription, jobs, transaction]
+    parts = [
+        bus,
+        bus._broker,
+        bus._broker.connection,
+        bus._consuming,
+        bus._metadata_cache,
+        producer,
+        subscription,
+        jobs,
+        transaction,
+    ]
     return [weakref.ref(part) for part in parts]
 
 

@@ -10,18 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import errors
-from headrace.client.appetite import Appetite
-from headrace.client.clock import DRIFT_PPM, Clock
-from headrace.client.hand import NEVER_US, Hand
-from headrace.client.jobs import Job, found_messages, holdings_of, in_requests, leased_jobs, refusal_error
-from headrace.client.registering import registered
-from headrace.client.scheduling import edit_error, moment_of, parse_id
-from headrace.client.selecting import edition, selection, span_ms, span_us
-from headrace.client.stock import Stock
-from headrace.client.unpacking import Unpacking
-from headrace.client.verdicts import Reject, Retry
+from headrace.client.app.handler_results import Reject, Retry
+from headrace.client.app.registration import registered
+from headrace.client.connection.clock import DRIFT_PPM, Clock
+from headrace.client.leasing.deserializing import JobDeserializer
+from headrace.client.leasing.held_leases import NEVER_US, HeldLeases
+from headrace.client.leasing.jobs import Job, found_messages, holdings_of, in_requests, leased_jobs, refusal_error
+from headrace.client.leasing.message_selection import edition, selection, span_ms, span_us
+from headrace.client.leasing.prefetch_buffer import PrefetchBuffer
+from headrace.client.leasing.prefetch_window import PrefetchWindow
+from headrace.client.leasing.scheduled_times import edit_error, moment_of, parse_id
 from headrace.model.batch import Batch, Columns, encode, received
-from headrace.model.leasing import Found, FoundMessage, Holding, Leased, LeasedPortion, MessageId, Outcome, cut_reason
+from headrace.model.leasing import (
+    EditOutcome,
+    Found,
+    FoundMessage,
+    Holding,
+    Leased,
+    LeasedPortion,
+    MessageId,
+    cut_reason,
+)
 from headrace.model.limits import LEASE_MESSAGES_MAX, REASON_CHARS_MAX
 
 
@@ -133,13 +142,13 @@ def job(offset: int, due: int | None = None, partition: int = 0, lease: int = 1,
 
 
 def test_messages_without_a_time_come_in_their_order() -> None:
-    stock = Stock()
+    stock = PrefetchBuffer()
     assert stock.add([job(3), job(1), job(2)], 0) == 0
     assert [stock.next(0), stock.next(0), stock.next(0), stock.next(0)] == [job(3), job(1), job(2), None]
 
 
 def test_a_message_is_kept_back_until_it_is_due() -> None:
-    stock = Stock()
+    stock = PrefetchBuffer()
     assert stock.add([job(1, due=300), job(2, due=200), job(3), job(4, due=100)], 100) == 2
     assert (stock.ready, stock.kept_back) == (2, 2)
     assert [stock.next(199), stock.next(199), stock.next(199)] == [job(3), job(4, due=100), None]
@@ -152,7 +161,7 @@ def test_a_message_is_kept_back_until_it_is_due() -> None:
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 100)), st.integers(0, 100)), max_size=30))
 def test_nothing_is_early_and_nothing_is_lost(plan: list[tuple[int | None, int]]) -> None:
-    stock, seen = Stock(), []
+    stock, seen = PrefetchBuffer(), []
     for offset, (due, now_us) in enumerate(sorted(plan, key=lambda each: each[1])):
         stock.add([job(offset, due)], now_us)
         while (found := stock.next(now_us)) is not None:
@@ -285,7 +294,7 @@ def test_a_long_reason_loses_its_middle() -> None:
 
 
 def test_leases_are_extended_when_half_of_their_time_is_over() -> None:
-    hand = Hand()
+    hand = HeldLeases()
     assert hand.renew_us == NEVER_US
     hand.take([LeasedPortion(0, 1, 1000, [1, 2]), LeasedPortion(1, 1, 3000, [7])], 500, 0)
     assert (len(hand), hand.renew_us) == (3, 500)
@@ -299,7 +308,7 @@ def test_leases_are_extended_when_half_of_their_time_is_over() -> None:
 
 
 def test_what_is_settled_is_not_extended() -> None:
-    hand = Hand()
+    hand = HeldLeases()
     hand.take([LeasedPortion(0, 1, 1000, [1, 2, 3])], 0, 0)
     hand.drop_one(0, 1, 1)
     hand.drop(0, 1, [2])
@@ -308,19 +317,19 @@ def test_what_is_settled_is_not_extended() -> None:
     assert hand.held([job(1), job(3), job(3, lease=2)]) == [job(3)]
     assert (hand.until_us(job(3)), hand.until_us(job(2))) == (1000, 0)
     hand.drop_one(0, 1, 3)
-    assert hand.grip(0, 1) is None
+    assert hand.held_lease(0, 1) is None
     assert hand.renewable(10_000) == []
 
 
 def test_portions_of_one_partition_and_token_are_one() -> None:
-    hand = Hand()
+    hand = HeldLeases()
     hand.take([LeasedPortion(0, 1, 2000, [1]), LeasedPortion(0, 1, 1000, [5])], 0, 0)
     (grip,) = hand.renewable(500)
     assert (grip.offsets, grip.until_us) == ({1, 5}, 1000)
 
 
 def test_what_could_not_be_extended_in_time_is_lost() -> None:
-    hand = Hand()
+    hand = HeldLeases()
     hand.take([LeasedPortion(0, 1, 1000, [1, 2]), LeasedPortion(0, 2, 5000, [3])], 0, 0)
     assert hand.ended(999) == 0
     assert hand.ended(1000) == 2
@@ -333,7 +342,7 @@ def test_what_could_not_be_extended_in_time_is_lost() -> None:
 
 
 def test_appetite_grows_with_quick_work_and_shrinks_with_slow() -> None:
-    appetite = Appetite(4, 20)
+    appetite = PrefetchWindow(4, 20)
     assert appetite.missing(0, 0.0) == 4
     for expected in (8, 16, 20, 20):
         appetite.served(True, 1.0)
@@ -343,7 +352,7 @@ def test_appetite_grows_with_quick_work_and_shrinks_with_slow() -> None:
     for expected in (10, 5, 4, 4):
         appetite.served(True, 10.0)
         assert appetite.missing(0, 12.0) == expected
-    assert Appetite(7).size == 7
+    assert PrefetchWindow(7).size == 7
 
 
 @given(
@@ -354,7 +363,7 @@ def test_appetite_grows_with_quick_work_and_shrinks_with_slow() -> None:
 def test_a_prefetch_window_asks_for_what_is_missing_and_never_for_nothing(
     least: int, more: int, steps: list[tuple[str, float]]
 ) -> None:
-    appetite, ready, asked, now_s = Appetite(least, least + more), 0, 0, 0.0
+    appetite, ready, asked, now_s = PrefetchWindow(least, least + more), 0, 0, 0.0
     for step, seconds in steps:
         now_s += seconds
         if step == "take":
@@ -434,7 +443,7 @@ def test_a_message_of_another_tenant_has_an_id_too() -> None:
 
 def test_why_an_edit_was_not_made() -> None:
     def why(outcome: str, **fields: object) -> errors.HeadraceError:
-        return edit_error("t/0/1", Outcome(0, 1, outcome, **fields))  # type: ignore[arg-type]
+        return edit_error("t/0/1", EditOutcome(0, 1, outcome, **fields))  # type: ignore[arg-type]
 
     stale = why("stale_version", version=4)
     assert (type(stale), stale.details["version"]) == (errors.StaleVersion, 4)
@@ -449,7 +458,7 @@ def test_why_an_edit_was_not_made() -> None:
 
 
 def test_a_message_that_cannot_be_unpacked_is_told_apart() -> None:
-    unpacking = Unpacking(lambda raw: int(raw))
+    unpacking = JobDeserializer(lambda raw: int(raw))
     assert unpacking.opened(job(4)) == msgspec.structs.replace(job(4), value=4)
     bad = Job(5, b"x", 0, topic="t")
     opened, failed = unpacking.opened_all([job(4), bad, Job(6, None, 0, topic="t")])
@@ -457,7 +466,7 @@ def test_a_message_that_cannot_be_unpacked_is_told_apart() -> None:
     ((message, reason),) = failed
     assert message is bad
     assert "ValueError" in reason
-    assert Unpacking(None).opened_all([bad]) == ([bad], [])
+    assert JobDeserializer(None).opened_all([bad]) == ([bad], [])
 
 
 def test_handlers_may_take_nothing() -> None:

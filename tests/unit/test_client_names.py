@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.client import identity
+from headrace.client.connection import identity
 from headrace.errors import InvalidArgument
-from headrace.model.describing import short
+from headrace.model.representation import short
 from headrace.server import EmbeddedServer
 
 BUS = """
@@ -42,8 +42,8 @@ PUBLIC = {
     "SentMany": "done result",
     "Subscription": "assigned batches begin close commit group lag run seek skipped stop topics",
     "Transaction": """
-        abort already_committed begin commit commit_positions epoch join name outcome publish publish_many sequence
-        shape stage staged take_up
+        abort adopt_stages already_committed begin commit commit_positions epoch join metadata name outcome publish
+        publish_many sequence stage staged
     """,
 }
 
@@ -199,7 +199,7 @@ def test_long_and_awkward_values_are_cut() -> None:
         text = short(value)
         assert len(text) < 500
         assert "\n" not in text
-        assert short(value) in repr(headrace.Outgoing("t", value))
+        assert short(value) in repr(headrace.OutgoingMessage("t", value))
     with headrace.Log(":memory:") as log:
         log.append(b"x")
         log.flush()

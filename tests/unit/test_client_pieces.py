@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
-from headrace.client.addresses import parse_address
-from headrace.client.backoff import Backoff
-from headrace.client.outgoing import Outgoing, Parcel, checked_headers, checked_key
-from headrace.client.partitioning import divided
-from headrace.client.portions import Given, portions
-from headrace.client.reading import Delivered, Reader
+from headrace.client.connection.addresses import parse_address
+from headrace.client.connection.backoff import Backoff
+from headrace.client.consumer.partition_reader import Delivered, PartitionReader
+from headrace.client.producer.batch_split import GivenMessages, portions
+from headrace.client.producer.partitioning import divided
+from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_headers, checked_key
+from headrace.client.producer.serializing import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
+from headrace.client.producer.topic_metadata import codec_of, durability_of
 from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
-from headrace.client.serialising import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
-from headrace.client.shapes import codec_of, durability_of
-from headrace.client.times import Spot, microseconds, spot_at, spot_in_time
+from headrace.client.times import OffsetSpec, microseconds, spot_at, spot_in_time
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, RawColumns, encode, encode_raw, received
 from headrace.model.codec import Codec
 from headrace.model.errors import CorruptBatch, InvalidArgument, MessageTooLarge
@@ -104,10 +104,10 @@ def test_microseconds_are_exact(moment: datetime, hours: int) -> None:
 
 def test_spots() -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
-    assert spot_at("earliest") == spot_in_time("earliest") == Spot("earliest")
-    assert spot_at(5) == Spot("offset", 5)
-    assert spot_in_time(5) == Spot("time", 5)
-    assert spot_at(noon) == spot_in_time(noon) == Spot("time", 1893499200000000)
+    assert spot_at("earliest") == spot_in_time("earliest") == OffsetSpec("earliest")
+    assert spot_at(5) == OffsetSpec("offset", 5)
+    assert spot_in_time(5) == OffsetSpec("time", 5)
+    assert spot_at(noon) == spot_in_time(noon) == OffsetSpec("time", 1893499200000000)
     for wrong in (-1, 1.5, "newest", True, datetime(2030, 1, 1)):
         with pytest.raises(InvalidArgument):
             spot_at(wrong)  # type: ignore[arg-type]
@@ -177,13 +177,13 @@ class Nobody:
 
 
 def test_columns_begin_with_the_first_message_that_needs_them() -> None:
-    parcel = Parcel(Nobody(), 0)
-    parcel.add(Outgoing("t", b"1"), b"1", 100)
+    parcel = PendingBatch(Nobody(), 0)
+    parcel.add(OutgoingMessage("t", b"1"), b"1", 100)
     assert parcel.plain
-    parcel.add(Outgoing("t", b"2", b"k", {"a": "b"}, 7, 8, 9, 10), b"2", 100)
-    parcel.add(Outgoing("t", None), None, 100)
+    parcel.add(OutgoingMessage("t", b"2", b"k", {"a": "b"}, 7, 8, 9, 10), b"2", 100)
+    parcel.add(OutgoingMessage("t", None), None, 100)
     with pytest.raises(MessageTooLarge):
-        parcel.add(Outgoing("t", bytes(99), b"kk"), bytes(99), 100)
+        parcel.add(OutgoingMessage("t", bytes(99), b"kk"), bytes(99), 100)
     parcel.encode(50, Codec.NONE, NO_PRODUCER, None)
     assert parcel.batch is not None
     assert parcel.batch.columns() == Columns(
@@ -205,7 +205,7 @@ def test_portions_hold_everything_in_order(
     values: list[bytes], batch_bytes: int, batch_count: int, keyed: bool
 ) -> None:
     keys = [b"k%d" % (place % 3) for place in range(len(values))] if keyed else None
-    checked = Given(values, keys).checked(to_bytes)
+    checked = GivenMessages(values, keys).checked(to_bytes)
     made = portions(checked, None, batch_bytes, batch_count, 1000, "t")
     assert [value for portion in made for value in portion.columns.values] == values
     if keys is not None:
@@ -217,10 +217,10 @@ def test_portions_hold_everything_in_order(
 
 def test_many_messages_must_fit_their_keys() -> None:
     with pytest.raises(InvalidArgument, match="1 keys for 2 values"):
-        Given([b"a", b"b"], [b"k"]).checked(to_bytes)
+        GivenMessages([b"a", b"b"], [b"k"]).checked(to_bytes)
     with pytest.raises(InvalidArgument):
-        Given([b"a", "b"]).checked(to_bytes)
-    assert Given([b"a", None, memoryview(b"c")]).checked(to_bytes).columns.values == [b"a", None, b"c"]
+        GivenMessages([b"a", "b"]).checked(to_bytes)
+    assert GivenMessages([b"a", None, memoryview(b"c")]).checked(to_bytes).columns.values == [b"a", None, b"c"]
 
 
 # What comes back.
@@ -261,18 +261,18 @@ def test_a_time_that_no_batch_can_hold_is_refused_at_the_door(field: str) -> Non
     many = {"timestamp": "timestamps", "due": "dues", "expires": "expires"}[field]
     first, last = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC))
     for moment in (TIMESTAMP_US_MIN, TIMESTAMP_US_MAX, first, last):
-        parcel = Parcel(Nobody(), 0)
-        parcel.add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+        parcel = PendingBatch(Nobody(), 0)
+        parcel.add(OutgoingMessage("t", b"v", **{field: moment}), b"v", 100)
         parcel.encode(1, Codec.NONE, NO_PRODUCER, None)
         assert parcel.batch is not None
         assert received(bytearray(parcel.batch.data)).count == 1
-        Given([b"v"], **{many: [moment]}).checked(to_bytes)
+        GivenMessages([b"v"], **{many: [moment]}).checked(to_bytes)
     late = datetime.max.replace(tzinfo=UTC)
     for moment in (TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, first - timedelta(microseconds=1), late):
         with pytest.raises(InvalidArgument):
-            Parcel(Nobody(), 0).add(Outgoing("t", b"v", **{field: moment}), b"v", 100)
+            PendingBatch(Nobody(), 0).add(OutgoingMessage("t", b"v", **{field: moment}), b"v", 100)
         with pytest.raises(InvalidArgument):
-            Given([b"v"], **{many: [moment]}).checked(to_bytes)
+            GivenMessages([b"v"], **{many: [moment]}).checked(to_bytes)
 
 
 def test_a_batch_that_cannot_be_decoded_counts_as_damaged() -> None:
@@ -282,7 +282,7 @@ def test_a_batch_that_cannot_be_decoded_counts_as_damaged() -> None:
     for offset, batch in enumerate((encode(Columns([b"a"]), 1), bad, encode(Columns([b"c"]), 1))):
         batch.place(offset, 1, 1)
         bodies.append(bytes(batch.data))
-    delivered = Delivered(Reader(None, "t", 0, 0), b"".join(bodies))  # type: ignore[arg-type]
+    delivered = Delivered(PartitionReader(None, "t", 0, 0), b"".join(bodies))  # type: ignore[arg-type]
     first = delivered.next()
     assert first is not None
     assert list(first.values) == [b"a"]

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker.settings import BrokerSettings
 from headrace.cli.configuration import FIELDS, TOPIC_FIELDS, Configuration, configure
-from headrace.cli.settings import field_explanations
+from headrace.cli.setting_options import field_explanations
 from headrace.model.errors import InvalidArgument
 from headrace.server import ServerSettings, server_settings
 

@@ -10,17 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.broker.later import WithBody
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionNotFound
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Find,
     Forecast,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Redrive,
     Reject,
@@ -95,7 +95,7 @@ class Counts(RuleBasedStateMachine):
 
     def started(self, **more: Any) -> Workbench:
         bench = Workbench(f"{self.directory.name}/data", **more)
-        bench.broker._upkeep._compact_us = 1 << 62  # only when a rule says so
+        bench.broker._maintenance._compact_us = 1 << 62  # only when a rule says so
         return bench
 
     @initialize()
@@ -145,7 +145,7 @@ class Counts(RuleBasedStateMachine):
         if name not in self.model.subscriptions:
             return
         answer = self.bench.ask(Lease("jobs", name, count, lease_ms=LEASE_S * 1000, create=False))
-        if isinstance(answer, WithBody):
+        if isinstance(answer, AnswerWithBody):
             for portion in answer.words.portions:
                 for offset in portion.all_offsets:
                     at = portion.partition, offset
@@ -188,10 +188,10 @@ class Counts(RuleBasedStateMachine):
         at = data.draw(st.sampled_from(sorted(self.model.messages)))
         message, us = self.model.messages[at], seconds * SECOND_US or SECOND_US
         made = {
-            "move": Change(due_us=self.now_us + us),
-            "shift": Change(shift_us=us),
-            "delete": Change(delete=True),
-            "priority": Change(priority=seconds),
+            "move": MessageChange(due_us=self.now_us + us),
+            "shift": MessageChange(shift_us=us),
+            "delete": MessageChange(delete=True),
+            "priority": MessageChange(priority=seconds),
         }[change]
         entries = [every[at] for every in self.model.subscriptions.values() if at in every]
         (outcome,) = self.bench.ask(Edit("jobs", [MessageId(*at)], made)).outcomes
@@ -206,7 +206,7 @@ class Counts(RuleBasedStateMachine):
             message.version += 1
             self.apply(at, message, made, entries)
 
-    def apply(self, at: Id, message: Message, change: Change, entries: list[Entry]) -> None:
+    def apply(self, at: Id, message: Message, change: MessageChange, entries: list[Entry]) -> None:
         if change.delete:
             message.deleted = True
             for every in self.model.subscriptions.values():
@@ -219,7 +219,7 @@ class Counts(RuleBasedStateMachine):
                 entry.rests_us = 0
 
     def published_us(self, at: Id) -> int:
-        for batch in self.bench.batches("jobs", at[0], self.lane(at[0]).partition.first_offset):
+        for batch in self.bench.batches("jobs", at[0], self.active(at[0]).partition.first_offset):
             for message in batch.messages():
                 if message.offset == at[1]:
                     return message.timestamp
@@ -245,12 +245,12 @@ class Counts(RuleBasedStateMachine):
     def redrive(self, name: str, most: int) -> None:
         if name not in self.model.subscriptions:
             return
-        ends = [self.bench.broker._topics.lane(self.topic, number).end_offset for number in (0, 1)]
+        ends = [self.bench.broker._topics.active(self.topic, number).end_offset for number in (0, 1)]
         answer = self.bench.ask(Redrive("jobs", name, messages_max=most))
         assert answer.messages == min(most, self.model.dead.get(name, 0))
         self.model.dead[name] = self.model.dead.get(name, 0) - answer.messages
         for number in (0, 1):
-            for offset in range(ends[number], self.bench.broker._topics.lane(self.topic, number).end_offset):
+            for offset in range(ends[number], self.bench.broker._topics.active(self.topic, number).end_offset):
                 self.add((number, offset), Message(only=name))
 
     @rule(seconds=st.integers(1, 30))
@@ -265,7 +265,7 @@ class Counts(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 1), count=st.integers(1, 10))
     def trim(self, partition: int, count: int) -> None:
-        first = self.lane(partition).partition.first_offset
+        first = self.active(partition).partition.first_offset
         self.bench.ask(TopicTrim("jobs", {partition: first + count}, unread=True))
         self.forget_missing()
 
@@ -274,8 +274,8 @@ class Counts(RuleBasedStateMachine):
     )
     @rule(partition=st.integers(0, 1))
     def compact(self, partition: int) -> None:
-        lane = self.lane(partition)
-        self.bench.broker._upkeep._compact(self.topic, lane, lane.partition.compact_by_key)
+        lane = self.active(partition)
+        self.bench.broker._maintenance._compact(self.topic, lane, lane.partition.compact_by_key)
         self.bench.run()
         self.forget_missing()
 
@@ -284,9 +284,9 @@ class Counts(RuleBasedStateMachine):
         there = {
             (number, message.offset)
             for number in (0, 1)
-            for batch in self.bench.batches("jobs", number, self.lane(number).partition.first_offset)
+            for batch in self.bench.batches("jobs", number, self.active(number).partition.first_offset)
             for message in batch.messages()
-            if message.offset >= self.lane(number).partition.first_offset
+            if message.offset >= self.active(number).partition.first_offset
         }
         for messages in (self.model.messages, *self.model.subscriptions.values()):
             for at in set(messages).difference(there):
@@ -296,8 +296,8 @@ class Counts(RuleBasedStateMachine):
     def topic(self) -> Any:
         return self.bench.broker._topics.get("jobs")
 
-    def lane(self, number: int) -> Any:
-        return self.bench.broker._topics.lane(self.topic, number)
+    def active(self, number: int) -> Any:
+        return self.bench.broker._topics.active(self.topic, number)
 
     # What is told.
 
@@ -305,7 +305,7 @@ class Counts(RuleBasedStateMachine):
         after = ""
         while True:
             answer = self.bench.ask(Find("jobs", Selection(status), name, 7, after))
-            found = answer.words if isinstance(answer, WithBody) else answer
+            found = answer.words if isinstance(answer, AnswerWithBody) else answer
             yield from found.messages
             after = found.after
             if not after:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from headrace.broker.facts import IdsReserved, State, TopicFilesRemoved, TopicGone, TopicSet, encode_fact
+from headrace.broker.facts import BrokerState, IdsReserved, TopicDeleted, TopicFilesRemoved, TopicSet, encode_fact
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import store
 from headrace.engines.data_directory import FORMAT, DataDirectory, DataFormat
@@ -21,16 +21,16 @@ from headrace.model.requests import (
     Commit,
     GroupDescribe,
     Info,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
     TopicDelete,
     TopicDescribe,
 )
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.owner import read_owner
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import Workbench
@@ -52,7 +52,7 @@ def filled(data: str, **more: Any) -> Workbench:
     bench.ask(TopicCreate("orders", {"partitions": 2}))
     bench.publish("orders", [b"a"] * 20, partition=1)
     bench.publish("acme/bills", [b"b"] * 20)
-    bench.ask(Commit("billing", [Place("orders", 1, 7)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 1, 7)]))
     return bench
 
 
@@ -73,16 +73,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_a_directory_knows_whose_it_is_and_how_often_it_was_used(data: str) -> None:
     for start in (1, 2):
         Workbench(data)
-        assert DataDirectory(Host(), data).read_format() == DataFormat(FORMAT, 0, 0, "workbench", start)
+        assert DataDirectory(StorageRuntime(), data).read_format() == DataFormat(FORMAT, 0, 0, "workbench", start)
 
 
 def test_every_partition_says_whose_it_is(data: str) -> None:
     bench = filled(data)
-    owner = read_owner(Host(), f"{data}/topics/1/1").owner
+    owner = read_owner(StorageRuntime(), f"{data}/topics/1/1").owner
     assert owner is not None
     assert (owner.identity, owner.topic_id, owner.topic, owner.partition) == ("workbench", 1, "orders", 1)
     assert owner.settings == bench.ask(TopicDescribe("orders")).settings
-    bills = read_owner(Host(), f"{data}/topics/2/0").owner
+    bills = read_owner(StorageRuntime(), f"{data}/topics/2/0").owner
     assert bills is not None
     assert bills.topic == "acme/bills"
 
@@ -91,7 +91,7 @@ def test_altered_settings_are_stored_with_the_partitions(data: str) -> None:
     bench = filled(data)
     bench.ask(TopicAlter("orders", {"retain_seconds": 60.0, "partitions": 3}))
     altered = bench.ask(TopicDescribe("orders")).settings
-    owners = [read_owner(Host(), f"{data}/topics/1/{number}").owner for number in range(3)]
+    owners = [read_owner(StorageRuntime(), f"{data}/topics/1/{number}").owner for number in range(3)]
     assert [owner and (owner.revision, owner.settings) for owner in owners] == [(1, altered)] * 3
 
 
@@ -113,7 +113,7 @@ def test_altered_settings_are_the_journals_after_a_crash(data: str, operations: 
     after = bench.ask(TopicDescribe("orders")).settings
     assert after["retain_seconds"] in ((60.0,) if answered else (60.0, before["retain_seconds"]))
     assert len(bench.values("orders", 1)) == 20
-    owner = read_owner(Host(disk), f"{data}/topics/1/1").owner
+    owner = read_owner(StorageRuntime(disk), f"{data}/topics/1/1").owner
     assert owner is not None
     assert owner.settings == after
 
@@ -136,7 +136,7 @@ def test_a_log_of_a_topic_with_the_longest_name_can_be_made(data: str) -> None:
     ],
 )
 def test_what_a_newer_headrace_wrote_is_refused(data: str, found: DataFormat, text: str) -> None:
-    DataDirectory(Host(), data).write_format(found)
+    DataDirectory(StorageRuntime(), data).write_format(found)
     before = contents(Path(data))
     with pytest.raises(UnsupportedFormat, match=text):
         Workbench(data)
@@ -146,12 +146,12 @@ def test_what_a_newer_headrace_wrote_is_refused(data: str, found: DataFormat, te
 def test_a_format_with_more_in_it_can_be_read(data: str) -> None:
     """Whoever adds a field that matters also adds a required feature."""
     filled(data).close()
-    directory = DataDirectory(Host(), data)
+    directory = DataDirectory(StorageRuntime(), data)
     found = directory.read_format()
     assert found is not None
     directory.write_format(msgspec.structs.replace(found, optional=1 << 33))
     assert Workbench(data).ask(Info()).topics == 2
-    after = DataDirectory(Host(), data).read_format()
+    after = DataDirectory(StorageRuntime(), data).read_format()
     assert after is not None
     assert after.optional == 1 << 33
 
@@ -171,7 +171,7 @@ def test_other_peoples_files_are_left_alone(data: str) -> None:
 
 
 def test_a_log_is_not_a_brokers_directory(data: str) -> None:
-    FileLog(Host(), data).close()
+    FileLog(StorageRuntime(), data).close()
     with pytest.raises(NotADataDirectory):
         Workbench(data)
 
@@ -271,7 +271,7 @@ def test_a_journal_is_missed_though_there_are_no_partitions(data: str, destroy: 
 def test_a_journal_of_another_broker_is_refused(data: str) -> None:
     other = f"{data}-other"
     filled(other).close()
-    directory = DataDirectory(Host(), other)
+    directory = DataDirectory(StorageRuntime(), other)
     found = directory.read_format()
     assert found is not None
     directory.write_format(msgspec.structs.replace(found, identity="another"))
@@ -327,7 +327,7 @@ def test_flipped_bits_in_the_journal_cost_no_message(data: str, share: float) ->
     disk = FaultyDisk(round(share * 40))
     bench = filled(data, disk=disk)
     for _ in range(10):
-        bench.ask(Commit("billing", [Place("orders", 1, 7)]))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 1, 7)]))
     (path,) = segments(data)
     disk.flip_bit(str(path), round(share * len(path.read_bytes().rstrip(b"\0"))))
     before = {name: len(content) for name, content in contents(Path(data, "topics")).items()}
@@ -345,7 +345,7 @@ def test_flipped_bits_in_the_journal_cost_no_message(data: str, share: float) ->
 def many_snapshots(data: str, disk: FaultyDisk) -> Workbench:
     bench = filled(data, disk=disk, settings=BrokerSettings(journal_bytes=4000))
     for number in range(150):
-        bench.ask(Commit(f"group-{number % 40}", [Place("orders", 1, number % 20)]))
+        bench.ask(Commit(f"group-{number % 40}", [PartitionOffset("orders", 1, number % 20)]))
     return bench
 
 
@@ -354,7 +354,7 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(data: str, caplog: 
     bench = many_snapshots(data, disk)
     before = {number: bench.ask(GroupDescribe(f"group-{number}")).places for number in range(40)}
     bench.close()
-    journal = DataDirectory(Host(disk), data).read_journal()
+    journal = DataDirectory(StorageRuntime(disk), data).read_journal()
     start = journal.survey().start
     (batch,) = journal._log.batches(start + 1, until=start + 2)  # the first part of the snapshot
     content = bytes(batch.data)
@@ -371,7 +371,7 @@ def test_a_journal_is_sound_though_its_beginning_was_forgotten(data: str, caplog
     with patch.object(store, "_JOURNAL_SETTINGS", LogSettings(segment_bytes=4096)):
         disk = FaultyDisk()
         many_snapshots(data, disk)
-        journal = DataDirectory(Host(disk), data).read_journal()
+        journal = DataDirectory(StorageRuntime(disk), data).read_journal()
         survey = journal.survey()
         assert journal._log.first_offset > 0
         assert (survey.lost, survey.harmless) == ([], [])
@@ -385,7 +385,7 @@ def test_a_journal_whose_first_file_is_missing_is_refused(data: str) -> None:
     with patch.object(store, "_JOURNAL_SETTINGS", LogSettings(segment_bytes=4096)):
         bench = filled(data)
         for _ in range(60):
-            bench.ask(Commit("billing", [Place("orders", 1, 7)]))
+            bench.ask(Commit("billing", [PartitionOffset("orders", 1, 7)]))
         bench.close()
         segments(data)[0].unlink()
         with pytest.raises(DataDirectoryDamaged, match="their files are missing"):
@@ -395,15 +395,15 @@ def test_a_journal_whose_first_file_is_missing_is_refused(data: str) -> None:
 # Topics that are deleted.
 
 
-def state_of(*facts: Any) -> State:
-    state = State()
+def state_of(*facts: Any) -> BrokerState:
+    state = BrokerState()
     for fact in facts:
         state.apply_bytes(encode_fact(fact))
     return state
 
 
 def test_a_deleted_topic_is_remembered_until_its_files_are_gone() -> None:
-    state = state_of(TopicSet(1, "orders", 0, {}), TopicGone(1), TopicSet(2, "bills", 0, {}))
+    state = state_of(TopicSet(1, "orders", 0, {}), TopicDeleted(1), TopicSet(2, "bills", 0, {}))
     again = state_of(*state.facts())
     assert (again.gone, list(again.topics)) == ({1}, [2])
     again.apply(TopicFilesRemoved(1))
@@ -457,7 +457,7 @@ def test_a_partition_that_a_power_loss_took_from_the_journal_is_set_aside(
     with caplog.at_level(logging.WARNING):
         bench = Workbench(data, disk=disk)
     assert "set aside: the journal knows no such partition" in caplog.text
-    (aside,) = DataDirectory(Host(), data).aside()
+    (aside,) = DataDirectory(StorageRuntime(), data).aside()
     assert aside == (f"{data}/set-aside/topics-1-0.1", "the journal knows no such partition")
     assert b"never acknowledged" in segments(aside.path, "")[0].read_bytes()
     for _ in range(2):  # nor is its id given out when it is out of sight
@@ -488,8 +488,8 @@ def test_another_brokers_partition_is_not_taken_for_ones_own(data: str) -> None:
     other = f"{data}-other"
     filled(other).close()
     path = f"{other}/topics/1/1"
-    log = FileLog(Host(), path, owned=True)
-    owner = read_owner(Host(), path).owner
+    log = FileLog(StorageRuntime(), path, owned=True)
+    owner = read_owner(StorageRuntime(), path).owner
     assert owner is not None
     log.set_owner(msgspec.structs.replace(owner, identity="another").encoded())
     log.close()
@@ -500,4 +500,4 @@ def test_another_brokers_partition_is_not_taken_for_ones_own(data: str) -> None:
         bench.publish("orders", [b"a"], partition=1)
     assert len(bench.values("acme/bills")) == 20
     bench.ask(TopicDelete("orders"))
-    assert [aside.path for aside in DataDirectory(Host(), data).aside()] == [f"{data}/set-aside/topics-1-1.1"]
+    assert [aside.path for aside in DataDirectory(StorageRuntime(), data).aside()] == [f"{data}/set-aside/topics-1-1.1"]

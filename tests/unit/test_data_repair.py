@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.test_data_directory import DESTROYED, Destroy, contents, filled, remove, remove_own, segments
 
-from headrace.broker.facts import State, encode_fact
+from headrace.broker.facts import BrokerState, encode_fact
 from headrace.broker.repair import Repaired, Verified, repair, verify
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.data_directory import FORMAT, DataDirectory, DataFormat
@@ -22,7 +22,7 @@ from headrace.model.requests import (
     Commit,
     GroupDescribe,
     Info,
-    Place,
+    PartitionOffset,
     TopicAlter,
     TopicCreate,
     TopicDelete,
@@ -32,9 +32,9 @@ from headrace.model.requests import (
     TransactionStage,
 )
 from headrace.storage.disk import Disk
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.owner import read_owner
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk, InlineWorker, Unsynced
 from headrace.testing.workbench import START_US, Workbench
 
@@ -49,8 +49,8 @@ def data() -> Iterator[str]:
         yield f"{directory}/data"
 
 
-def host(disk: Disk | None = None) -> Host:
-    return Host(disk or Disk(), flusher=InlineWorker(), preparer=InlineWorker())
+def host(disk: Disk | None = None) -> StorageRuntime:
+    return StorageRuntime(disk or Disk(), flusher=InlineWorker(), preparer=InlineWorker())
 
 
 def repaired(data: str, disk: Disk | None = None) -> Repaired:
@@ -130,7 +130,7 @@ def test_a_directory_that_is_none_is_left_alone(data: str, what: Any) -> None:
 @pytest.mark.parametrize("what", [verified, repaired])
 def test_what_a_newer_headrace_wrote_is_left_alone(data: str, what: Any) -> None:
     filled(data).close()
-    DataDirectory(Host(), data).write_format(DataFormat(FORMAT, 8, 0, "workbench", 1))
+    DataDirectory(StorageRuntime(), data).write_format(DataFormat(FORMAT, 8, 0, "workbench", 1))
     before = contents(Path(data))
     with pytest.raises(UnsupportedFormat):
         what(data)
@@ -169,7 +169,7 @@ def test_flipped_bits_in_the_journal_can_be_repaired(data: str, share: float) ->
     disk = FaultyDisk(round(share * 60))
     bench = filled(data, disk=disk)
     for offset in range(10):
-        bench.ask(Commit("shipping", [Place("acme/bills", 0, offset)]))
+        bench.ask(Commit("shipping", [PartitionOffset("acme/bills", 0, offset)]))
     (path,) = segments(data)
     disk.flip_bit(str(path), round(share * len(path.read_bytes().rstrip(b"\0"))))
     try:
@@ -188,9 +188,9 @@ def test_what_came_before_and_behind_the_damage_is_kept(data: str) -> None:
     bench = filled(data, disk=disk)
     (path,) = segments(data)
     begin = len(path.read_bytes().rstrip(b"\0"))
-    bench.ask(Commit("billing", [Place("orders", 1, 12)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 1, 12)]))
     end = len(path.read_bytes().rstrip(b"\0"))
-    bench.ask(Commit("shipping", [Place("acme/bills", 0, 9)]))
+    bench.ask(Commit("shipping", [PartitionOffset("acme/bills", 0, 9)]))
     disk.flip_bit(str(path), (begin + end) // 2)
     with pytest.raises(DataDirectoryDamaged, match="facts are lost"):
         Workbench(data, disk=disk)
@@ -218,7 +218,7 @@ def test_acknowledgements_before_and_behind_the_damage_count_and_leases_behind_i
     ack(bench, leased(bench))
     (path,) = segments(data)
     begin = len(path.read_bytes().rstrip(b"\0"))
-    bench.ask(Commit("billing", [Place("jobs", 0, 3)]))
+    bench.ask(Commit("billing", [PartitionOffset("jobs", 0, 3)]))
     disk.flip_bit(str(path), begin + 20)
     ack(bench, leased(bench))
     last = leased(bench)
@@ -244,7 +244,7 @@ def test_a_topic_that_came_in_the_lost_part_is_found_by_its_partitions(data: str
     bench.ask(TopicCreate("late", {"message_bytes_max": 777}))
     bench.publish("late", [b"c"])
     end = len(path.read_bytes().rstrip(b"\0"))
-    bench.ask(Commit("billing", [Place("late", 0, 1)]))
+    bench.ask(Commit("billing", [PartitionOffset("late", 0, 1)]))
     with path.open("r+b") as file:
         file.seek(begin)
         file.write(bytes(end - begin))
@@ -311,9 +311,9 @@ def test_messages_without_a_name_get_one(data: str) -> None:
 def test_settings_that_cannot_be_are_told_and_replaced(data: str) -> None:
     filled(data).close()
     path = f"{data}/topics/2/0"
-    owner = read_owner(Host(), path).owner
+    owner = read_owner(StorageRuntime(), path).owner
     assert owner is not None
-    log = FileLog(Host(), path, owned=True)
+    log = FileLog(StorageRuntime(), path, owned=True)
     log.set_owner(msgspec.structs.replace(owner, topic="//", settings={"storage": "tape"}).encoded())
     log.close()
     remove_own(Path(data))
@@ -393,7 +393,7 @@ def another(data: str, identity: str = "another") -> str:
     bench = Workbench(f"{other}")
     bench.close()
     shutil.rmtree(other)
-    DataDirectory(Host(), other).begin(identity)
+    DataDirectory(StorageRuntime(), other).begin(identity)
     bench = Workbench(other)
     bench.publish("theirs", [b"x"] * 5)
     bench.publish("theirs-too", [b"y"] * 5)
@@ -419,7 +419,7 @@ def test_a_journal_that_is_cut_after_a_snapshot_can_be_repaired(data: str, lengt
     bench = Workbench(data, settings=BrokerSettings(journal_bytes=300))
     bench.publish("orders", [b"a"] * 20, 0)
     for number in range(200):
-        bench.ask(Commit("billing", [Place("orders", 0, number % 20)]))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, number % 20)]))
     for path in segments(data, "broker/journal"):  # of a broker that was killed
         os.truncate(path, min(length, path.stat().st_size))
         path.with_suffix(".idx").unlink(missing_ok=True)
@@ -545,8 +545,8 @@ def test_a_repair_of_a_damaged_journal_keeps_what_it_had_when_it_is_ended(data: 
     disk = FaultyDisk(operations)
     bench = filled(data, disk=disk, settings=BrokerSettings(journal_bytes=2000))
     for offset in range(30):
-        bench.ask(Commit("shipping", [Place("acme/bills", 0, offset % 19)]))
-    bench.ask(Commit("shipping", [Place("acme/bills", 0, 19)]))
+        bench.ask(Commit("shipping", [PartitionOffset("acme/bills", 0, offset % 19)]))
+    bench.ask(Commit("shipping", [PartitionOffset("acme/bills", 0, 19)]))
     os.remove(f"{data}/format")
     disk.crash_after(operations)
     try:
@@ -564,7 +564,7 @@ def test_a_repair_of_a_damaged_journal_keeps_what_it_had_when_it_is_ended(data: 
 def test_a_snapshot_tells_all_of_a_state_that_was_salvaged(data: str) -> None:
     bench = filled(data)
     state = bench.broker._ledger.state
-    again = State()
+    again = BrokerState()
     for fact in state.facts():
         again.apply_bytes(encode_fact(fact))
     assert [encode_fact(fact) for fact in again.facts()] == [encode_fact(fact) for fact in state.facts()]

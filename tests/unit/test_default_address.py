@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.client.addresses import default_address
+from headrace.client.connection.addresses import default_address
 from headrace.server import EmbeddedServer
 
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from headrace.gateways.delivery_queue import SLICE_S, DeliveryQueue
-from headrace.gateways.outgoing import Outgoing
-from headrace.gateways.streams import Sender
-from headrace.gateways.turns import Turns
+from headrace.gateways.native.delivery_queue import SLICE_S, DeliveryQueue
+from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.native.stream_pump import FrameSource
+from headrace.runtime.loop_scheduler import LoopScheduler
 
 
 class Clock:
@@ -56,7 +56,7 @@ def run(make: Callable[[list[int], Clock], list[Connection]], count: int) -> tup
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
         clock = Clock()
-        queue = DeliveryQueue(loop, Turns(loop).soon, lambda: 7, clock)
+        queue = DeliveryQueue(loop, LoopScheduler(loop).soon, lambda: 7, clock)
         for connection in make(served, clock):
             connection.queue = queue
             queue.add(connection)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ class Sink:
         """Gone."""
 
 
-class Brief(Sender):
+class Brief(FrameSource):
     """Sends next to nothing."""
 
     turns = 0
@@ -123,8 +123,8 @@ class Brief(Sender):
 
 
 def test_a_connection_of_very_many_streams_lets_others_go_in_between() -> None:
-    asked: list[Outgoing] = []
-    out = Outgoing(Sink(), asked.append, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
+    asked: list[FrameWriter] = []
+    out = FrameWriter(Sink(), asked.append, lambda _: None, lambda *_: None)  # type: ignore[arg-type]
     for number in range(1000):
         out.queue(Brief(out, number))
     slices = 0

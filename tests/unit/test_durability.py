@@ -8,8 +8,8 @@ import pytest
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, LogFailed
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk
 
@@ -20,7 +20,7 @@ def batch(value: bytes = b"x") -> Batch:
 
 def test_many_waiting_appends_share_a_sync(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    host = Host(disk)
+    host = StorageRuntime(disk)
     logs = [FileLog(host, str(tmp_path / f"log{number}")) for number in range(3)]
     receipts = [log.append(batch(), 1, Durability.SYNCED) for _ in range(200) for log in logs]
     for receipt in receipts:
@@ -33,7 +33,7 @@ def test_many_waiting_appends_share_a_sync(tmp_path: Path) -> None:
 
 
 def test_an_append_returns_before_it_is_synced(tmp_path: Path) -> None:
-    host = Host()
+    host = StorageRuntime()
     log = FileLog(host, str(tmp_path / "log"))
     receipt = log.append(batch(), 1, Durability.WRITTEN)
     assert (receipt.base_offset, receipt.next_offset) == (0, 1)
@@ -45,7 +45,7 @@ def test_an_append_returns_before_it_is_synced(tmp_path: Path) -> None:
 
 
 def test_callbacks_come_when_their_messages_are_synced(tmp_path: Path) -> None:
-    host = Host()
+    host = StorageRuntime()
     log = FileLog(host, str(tmp_path / "log"))
     told: list[tuple[int, HeadraceError | None]] = []
     everything = threading.Event()
@@ -66,7 +66,7 @@ def test_callbacks_come_when_their_messages_are_synced(tmp_path: Path) -> None:
 
 def test_after_a_failed_sync_the_log_only_reads(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    host = Host(disk)
+    host = StorageRuntime(disk)
     log = FileLog(host, str(tmp_path / "log"), LogSettings(ahead_bytes_max=0))
     log.append(batch(b"safe"), 1, Durability.SYNCED).wait(Durability.SYNCED)
     errors: list[HeadraceError | None] = []
@@ -87,13 +87,13 @@ def test_after_a_failed_sync_the_log_only_reads(tmp_path: Path) -> None:
     host.close()
     assert disk.syncs == syncs, "a failed sync must not be tried again"
     assert isinstance(errors[0], LogFailed)
-    again = FileLog(Host(), str(tmp_path / "log"))
+    again = FileLog(StorageRuntime(), str(tmp_path / "log"))
     again.append(batch(b"on"), 1, Durability.SYNCED).wait(Durability.SYNCED)
     again.close()
 
 
 def test_small_syncs_have_room_prepared_for_them(tmp_path: Path) -> None:
-    host = Host()
+    host = StorageRuntime()
     log = FileLog(host, str(tmp_path / "log"), LogSettings(ahead_bytes_max=256 << 10))
     for _ in range(20):
         log.append(batch(), 1, Durability.SYNCED).wait(Durability.SYNCED)

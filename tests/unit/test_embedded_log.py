@@ -25,7 +25,7 @@ from headrace.model.errors import (
     OffsetOutOfRange,
 )
 from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
-from headrace.storage import files
+from headrace.storage import offline_reader
 
 
 @pytest.fixture
@@ -181,11 +181,11 @@ def test_without_sync_every_nothing_is_visible_before_flush(path: Path) -> None:
 
 def test_a_reader_lists_segments_again_when_all_it_saw_are_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer has begun another one and removed the rest, between the reader's listing and opening them."""
-    listed = files.segment_bases
+    listed = offline_reader.segment_bases
 
     def meanwhile(*where: Any) -> list[int]:
         bases = listed(*where)
-        monkeypatch.setattr(files, "segment_bases", listed)
+        monkeypatch.setattr(offline_reader, "segment_bases", listed)
         begin_anew(b"c")
         return bases
 
@@ -198,7 +198,7 @@ def test_a_reader_lists_segments_again_when_all_it_saw_are_gone(path: Path, monk
         begin_anew(b"a")
         with Log(path, readonly=True) as reader:
             begin_anew(b"b")
-            monkeypatch.setattr(files, "segment_bases", meanwhile)
+            monkeypatch.setattr(offline_reader, "segment_bases", meanwhile)
             with pytest.raises(OffsetOutOfRange, match="offset 1 is before the first one, 2"):
                 values(reader.messages(1))
             assert values(reader) == [b"c"]

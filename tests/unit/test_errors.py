@@ -8,8 +8,8 @@ import pkgutil
 import pytest
 
 import headrace
-from headrace.client.failing import Undelivered
-from headrace.client.serialising import CannotDeserialize
+from headrace.client.producer.producer_errors import Undelivered
+from headrace.client.producer.serializing import CannotDeserialize
 from headrace.model import errors
 from headrace.model.errors import CorruptBatch, HeadraceError, OffsetOutOfRange, error_of
 

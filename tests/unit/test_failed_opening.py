@@ -13,16 +13,15 @@ import msgspec
 import pytest
 
 import headrace
-from headrace.broker.facts import CronKept, TopicSet
-from headrace.broker.later import Later
-from headrace.broker.leased_facts import RestKept, SubscriptionSet
+from headrace.broker.facts import ScheduleStored, TopicSet
+from headrace.broker.leased_facts import IndexSnapshotRest, SubscriptionSet
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.api import LeasedIndex, SavedRest
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionFailed, TopicFailed
 from headrace.model.leasing import (
     Ack,
-    Change,
     EditMatching,
     Extend,
     Find,
@@ -30,6 +29,7 @@ from headrace.model.leasing import (
     Holding,
     Lease,
     LeaseStop,
+    MessageChange,
     Redrive,
     Reject,
     Release,
@@ -41,13 +41,12 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.recurring import CronList, CronSet, Recurrence
 from headrace.model.requests import (
     Commit,
     GroupDescribe,
     GroupJoin,
     GroupList,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -55,6 +54,7 @@ from headrace.model.requests import (
     TopicDescribe,
     TopicList,
 )
+from headrace.model.schedule_requests import ScheduleDefinition, ScheduleList, ScheduleSet
 from headrace.testing.workbench import Workbench
 
 MEMORY = Path("/dev/shm")
@@ -91,7 +91,7 @@ def spoil(bench: Workbench) -> None:
     """The journal says something of the subscription that cannot be."""
     [number] = [one.id for one in bench.broker._subscriptions if one.name == "bad"]
     rest = SavedRest(b"12345678", b"", [], {}, {})
-    bench.broker._ledger.record(bench.now_us, RestKept(number, 0, rest))
+    bench.broker._ledger.record(bench.now_us, IndexSnapshotRest(number, 0, rest))
 
 
 def check_refused(bench: Workbench, holding: Holding) -> None:
@@ -101,7 +101,7 @@ def check_refused(bench: Workbench, holding: Holding) -> None:
         *(kind("jobs", [holding], subscription="bad") for kind in (Ack, Extend, Release, Reject)),
         Find("jobs", Selection(), "bad"),
         Forecast("jobs", bench.now_us, 1000, 3, "bad"),
-        EditMatching("jobs", Selection(), Change(delete=True), "bad"),
+        EditMatching("jobs", Selection(), MessageChange(delete=True), "bad"),
         Redrive("jobs", "bad"),
     ]
     for request in requests:
@@ -166,7 +166,7 @@ def test_a_journal_that_cannot_be_followed_breaks_one_subscription_until_it_is_r
 ) -> None:
     bench, holding = filled(data, journal_bytes=journal_bytes)
     waiting = bench.begin(Lease("jobs", "bad", wait_ms=60_000, messages_max=1))
-    assert isinstance(waiting, Later)
+    assert isinstance(waiting, PendingAnswer)
     bench.run()
     waiting = bench.begin(Lease("jobs", "bad", wait_ms=60_000))
     spoil(bench)
@@ -238,13 +238,13 @@ def test_nothing_is_removed_that_a_failed_subscription_has_not_settled(data: str
     assert bench.broker._subscriptions.settled_rules(topic, 0) == []
 
 
-# Topics, groups and recurrences.
+# Topics, groups and schedules.
 
 
 def test_a_topic_with_wrong_settings_stops_nothing_else(data: str) -> None:
     bench, holding = filled(data)
     bench.publish("others", [b"a"])
-    bench.ask(Commit("group", [Place("jobs", 0, 2), Place("others", 0, 1)]))
+    bench.ask(Commit("group", [PartitionOffset("jobs", 0, 2), PartitionOffset("others", 0, 1)]))
     fact = bench.broker._ledger.state.topics[1]
     wrong = {**fact.settings, "retain_seconds": -1.0, "message_bytes_max": 77}
     bench.broker._ledger.record(bench.now_us, TopicSet(1, "jobs", fact.created_us, wrong))
@@ -314,7 +314,7 @@ def test_a_partition_that_cannot_be_opened_hides_no_group(data: str) -> None:
     bench = started(data)
     bench.publish("jobs", [b"0"])
     bench.publish("others", [b"a", b"b"])
-    bench.ask(Commit("group", [Place("jobs", 0, 1), Place("others", 0, 1)]))
+    bench.ask(Commit("group", [PartitionOffset("jobs", 0, 1), PartitionOffset("others", 0, 1)]))
     bench.close()
     rmtree(f"{data}/topics/1/0")
     Path(f"{data}/topics/1/0").write_bytes(b"no directory")
@@ -324,31 +324,34 @@ def test_a_partition_that_cannot_be_opened_hides_no_group(data: str) -> None:
     assert [one.lag for one in bench.ask(GroupList()).groups] == [1]
 
 
-def test_a_recurrence_that_cannot_be_followed_stops_no_other(data: str) -> None:
+def test_a_schedule_that_cannot_be_followed_stops_no_other(data: str) -> None:
     bench = started(data)
     for name in ("bad", "good"):
-        bench.ask(CronSet(Recurrence(name, "jobs", "every 10s", value=name.encode())))
-    kept = bench.broker._ledger.state.crons["bad"]
-    wrong = msgspec.structs.replace(kept.recurrence, when="now and then")
-    bench.broker._ledger.record(bench.now_us, CronKept(wrong, kept.id, kept.created_us, kept.done_us))
+        bench.ask(ScheduleSet(ScheduleDefinition(name, "jobs", "every 10s", value=name.encode())))
+    kept = bench.broker._ledger.state.schedules["bad"]
+    wrong = msgspec.structs.replace(kept.definition, when="now and then")
+    bench.broker._ledger.record(bench.now_us, ScheduleStored(wrong, kept.id, kept.created_us, kept.done_us))
     bench = restarted(bench, data)
     bench.tick(10)
     assert bench.values("jobs") == [b"good"]
-    assert {one.recurrence.name: bool(one.error) for one in bench.ask(CronList()).crons} == {"bad": True, "good": False}
-    bench.ask(CronSet(Recurrence("bad", "jobs", "every 10s", value=b"bad")))
+    assert {one.definition.name: bool(one.error) for one in bench.ask(ScheduleList()).schedules} == {
+        "bad": True,
+        "good": False,
+    }
+    bench.ask(ScheduleSet(ScheduleDefinition("bad", "jobs", "every 10s", value=b"bad")))
     bench.tick(10)
     assert sorted(bench.values("jobs")[1:]) == [b"bad", b"good"]
-    assert not any(one.error for one in bench.ask(CronList()).crons)
+    assert not any(one.error for one in bench.ask(ScheduleList()).schedules)
 
 
-def test_a_mistake_in_one_recurrence_stops_no_other(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_one_schedule_stops_no_other(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = started(data)
     for name in ("bad", "good"):
-        bench.ask(CronSet(Recurrence(name, "jobs", "every 10s", value=name.encode())))
-    monkeypatch.setattr(bench.broker._crons._entries["bad"], "due", lambda *_: 1 / 0)
+        bench.ask(ScheduleSet(ScheduleDefinition(name, "jobs", "every 10s", value=name.encode())))
+    monkeypatch.setattr(bench.broker._schedules._entries["bad"], "due", lambda *_: 1 / 0)
     bench.tick(10)
     assert bench.values("jobs") == [b"good"]
-    assert [one.error for one in bench.ask(CronList()).crons] == ["ZeroDivisionError: division by zero", ""]
+    assert [one.error for one in bench.ask(ScheduleList()).schedules] == ["ZeroDivisionError: division by zero", ""]
 
 
 @pytest.mark.parametrize("kind", [SubscriptionFailed, TopicFailed])

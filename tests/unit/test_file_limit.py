@@ -12,7 +12,7 @@ from tests.known import ENVIRONMENT
 
 import headrace
 from headrace.errors import ConnectionFailed, LimitExceeded
-from headrace.storage.host import FILES_MAX, VIEWS_MAX, shares
+from headrace.storage.runtime import FILES_MAX, VIEWS_MAX, descriptor_shares
 
 SCRIPT = str(Path(__file__).with_name("limited.py"))
 
@@ -56,8 +56,8 @@ def test_a_broker_takes_as_many_connections_as_its_files_allow_and_says_so(tmp_p
 
 
 def test_files_and_mappings_fit_the_limit() -> None:
-    assert shares(1 << 20) == (FILES_MAX, VIEWS_MAX)
+    assert descriptor_shares(1 << 20) == (FILES_MAX, VIEWS_MAX)
     for limit in (64, 128, 256, 1024):
-        files, mappings = shares(limit)
+        files, mappings = descriptor_shares(limit)
         assert files + mappings <= limit // 2
-    assert min(shares(10)) > 0
+    assert min(descriptor_shares(10)) > 0

@@ -302,7 +302,7 @@ def test_page_tells_every_setting(title: str, settings: type[msgspec.Struct]) ->
 
 
 def test_page_tells_the_limits_that_there_are() -> None:
-    from headrace.gateways.connection import UNANSWERED_MAX
+    from headrace.gateways.native.connection import UNANSWERED_MAX
     from headrace.model import limits
 
     for number in (FRAME_BYTES_MAX, limits.BATCH_BYTES_MAX, limits.BATCH_COUNT_MAX, limits.STREAMS_MAX, UNANSWERED_MAX):

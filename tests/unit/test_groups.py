@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.broker.assignment import Partition, divide, wanted_topics
-from headrace.broker.groups import Assigned, Change, Changes, Group
+from headrace.broker.groups import AssignedPartition, AssignmentChange, Changes, Group
 from headrace.model.errors import MemberFenced, UnknownMember
 
 SESSION_US = 10_000_000
@@ -19,7 +19,7 @@ def join(group: Group, member: str, *topics: str, now_us: int = 0, **available: 
     return group.join(member, f"{member}'s", topics or tuple(available), (), SESSION_US, available, now_us)
 
 
-def places(assigned: list[Assigned]) -> list[Partition]:
+def places(assigned: list[AssignedPartition]) -> list[Partition]:
     return [one[:2] for one in assigned]
 
 
@@ -135,7 +135,7 @@ def test_division_depends_on_no_order_but_that_of_members(
 def test_epochs_are_greater_than_the_one_given() -> None:
     group = Group("billing", 7 << 32)
     change = join(group, "alice", orders=1)["alice"]
-    assert change == Change(assigned=[Assigned("orders", 0, (7 << 32) + 1)])
+    assert change == AssignmentChange(assigned=[AssignedPartition("orders", 0, (7 << 32) + 1)])
     assert group.generation == (7 << 32) + 1
     assert Group("billing", 5).generation == 5
 
@@ -146,7 +146,7 @@ def test_a_member_is_remembered_as_it_came() -> None:
     member = group.members["alice"]
     assert (member.id, member.client, member.topics, member.patterns) == ("alice", "worker-1", ("orders",), ("a*",))
     assert (member.session_us, member.seen_us) == (5, 100)
-    assert list(member.owned.values()) == group.held("alice") == [Assigned("orders", 0, 1)]
+    assert list(member.owned.values()) == group.held("alice") == [AssignedPartition("orders", 0, 1)]
     with pytest.raises(TypeError):
         group.members["mallory"] = member  # type: ignore[index]
 
@@ -182,13 +182,15 @@ def test_only_what_is_revoked_can_be_released() -> None:
     group = Group("billing", 0)
     (kept, revoked) = join(group, "alice", orders=2)["alice"].assigned
     assert group.release("alice", [kept, revoked], 0) == {}
-    assert join(group, "bob", orders=2) == {"alice": Change(revoked=[revoked])}
+    assert join(group, "bob", orders=2) == {"alice": AssignmentChange(revoked=[revoked])}
     assert group.held("alice") == [kept]
     assert group.owner("orders", 1) == "alice"
     group.check("alice", *revoked)
     assert group.release("alice", [kept, revoked._replace(epoch=9)], 0) == {}
     assert group.release("bob", [revoked], 0) == {}
-    assert group.release("alice", iter([revoked]), 0) == {"bob": Change(assigned=[Assigned("orders", 1, 3)])}
+    assert group.release("alice", iter([revoked]), 0) == {
+        "bob": AssignmentChange(assigned=[AssignedPartition("orders", 1, 3)])
+    }
     assert group.release("alice", [revoked], 0) == {}
 
 
@@ -212,8 +214,8 @@ def test_the_next_tick_is_the_first_thing_that_can_happen() -> None:
     group.touch("bob", 10)
     assert group.tick(4 + SESSION_US) == {}
     changes = group.tick(5 + SESSION_US)
-    assert changes["alice"] == Change(lost=[Assigned("orders", 1, 1)])
-    assert changes["bob"] == Change(assigned=[Assigned("orders", 1, 3)])
+    assert changes["alice"] == AssignmentChange(lost=[AssignedPartition("orders", 1, 1)])
+    assert changes["bob"] == AssignmentChange(assigned=[AssignedPartition("orders", 1, 3)])
     assert group.next_tick_us() == 10 + SESSION_US
 
 
@@ -231,7 +233,7 @@ def test_one_without_partitions_is_told_that_it_expired() -> None:
     group = shared("alice", "bob", partitions=1)
     generation = group.generation
     group.touch("alice", 1)
-    assert group.tick(SESSION_US) == {"bob": Change(expired=True)}
+    assert group.tick(SESSION_US) == {"bob": AssignmentChange(expired=True)}
     assert group.generation == generation
 
 
@@ -252,7 +254,7 @@ def test_a_deleted_topic_is_lost_even_while_it_is_revoked() -> None:
     group = Group("billing", 0)
     given_out = join(group, "alice", orders=2)["alice"].assigned
     join(group, "bob", orders=2)
-    assert group.topics_changed({}, 0) == {"alice": Change(lost=given_out)}
+    assert group.topics_changed({}, 0) == {"alice": AssignmentChange(lost=given_out)}
     assert group.next_tick_us() == SESSION_US
     assert len(group.topics_changed({"orders": 2}, 0)) == 2
 
@@ -270,7 +272,7 @@ def test_a_seek_ends_the_wait_for_a_release() -> None:
     _, revoked = join(group, "alice", orders=2)["alice"].assigned
     join(group, "bob", orders=2)
     changes = group.restart("orders", [1], 0)
-    assert changes["alice"] == Change(lost=[revoked])
+    assert changes["alice"] == AssignmentChange(lost=[revoked])
     assert places(changes["bob"].assigned) == [("orders", 1)]
     assert group.release("alice", [revoked], 0) == {}
 
@@ -317,10 +319,10 @@ class GroupOfMembers(RuleBasedStateMachine):
         self.available = topics
         self.group, self.twin = Group("billing", 1 << 32), Group("billing", 1 << 32)
         self.now = 0
-        self.held: dict[str, set[Assigned]] = {}  # of the members there are
-        self.revoked: dict[str, set[Assigned]] = {}
+        self.held: dict[str, set[AssignedPartition]] = {}  # of the members there are
+        self.revoked: dict[str, set[AssignedPartition]] = {}
         self.deadlines: dict[str, int] = {}
-        self.given: dict[Assigned, str] = {}  # all that ever was
+        self.given: dict[AssignedPartition, str] = {}  # all that ever was
 
     def do(self, act) -> Changes:
         """The same to both groups: they decide the same. Then members hear of it."""
@@ -333,7 +335,7 @@ class GroupOfMembers(RuleBasedStateMachine):
         new += [one for told in changes.values() for one in told.assigned + told.lost]
         assert self.group.generation == before + bool(new)
         for name, change in changes.items():  # what is taken is taken before anything is given
-            assert change != Change()
+            assert change != AssignmentChange()
             held, revoked = self.held.get(name, set()), self.revoked.get(name, set())
             assert held | revoked >= set(change.lost)
             held -= set(change.lost)
@@ -364,7 +366,7 @@ class GroupOfMembers(RuleBasedStateMachine):
         before = self.held[name] | self.revoked[name]
         changes = self.do(lambda group: group.join(name, "", topics, patterns, session, self.available, self.now))
         self.deadlines[name] = self.now + session
-        assert set(changes.get(name, Change()).revoked) == self.revoked[name]
+        assert set(changes.get(name, AssignmentChange()).revoked) == self.revoked[name]
         assert self.held[name] | self.revoked[name] >= before
         if self.alike:
             moved = sum(len(change.revoked) for other, change in changes.items() if other != name)
@@ -484,7 +486,7 @@ class GroupOfMembers(RuleBasedStateMachine):
                 assert may_commit(self.group, name, one) == mine
 
 
-def may_commit(group: Group, member: str, one: Assigned) -> bool:
+def may_commit(group: Group, member: str, one: AssignedPartition) -> bool:
     try:
         group.check(member, *one)
     except MemberFenced:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.client.handlers import check_returned, checked_handler, is_coroutine_function
+from headrace.client.app.handlers import check_returned, checked_handler, is_coroutine_function
 from headrace.model.errors import InvalidArgument
 
 

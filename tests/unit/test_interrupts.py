@@ -11,7 +11,7 @@ import pytest
 from tests.known import quick_place
 
 import headrace
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
 
 # Python itself swallows an interrupt that comes while a generator is given up, and only warns of it.
@@ -75,7 +75,7 @@ def place() -> Iterator[Path]:
 def live_through(path: Path, interrupts: Interrupts) -> int:
     """Do all steps, those that are interrupted once more, and check what came of it; returns the points passed."""
     # Syncs happen in this thread too: on a thread of their own nobody interrupts them.
-    host = Host(flusher=InlineWorker(), preparer=InlineWorker())
+    host = StorageRuntime(flusher=InlineWorker(), preparer=InlineWorker())
     log = headrace.Log(path, segment_bytes=4096, sync_every=None, host=host)
     promised: dict[int, bytes] = {}
     for number, step in enumerate(STEPS):

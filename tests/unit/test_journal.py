@@ -9,7 +9,16 @@ from unittest.mock import patch
 
 import pytest
 
-from headrace.broker.facts import Committed, Moved, ProducersKept, Settled, State, TopicGone, TopicSet, encode_fact
+from headrace.broker.facts import (
+    BrokerState,
+    Committed,
+    OffsetsCommitted,
+    ProducersCheckpointed,
+    TopicDeleted,
+    TopicSet,
+    TransactionApplied,
+    encode_fact,
+)
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import journal as journals
 from headrace.engines import store
@@ -23,7 +32,7 @@ from headrace.model.requests import (
     GroupJoin,
     GroupList,
     Info,
-    Place,
+    PartitionOffset,
     TopicCreate,
     TopicDelete,
     TopicList,
@@ -31,8 +40,8 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionStage,
 )
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, InlineWorker, Unsynced
 from headrace.testing.workbench import Workbench
@@ -55,7 +64,7 @@ def data() -> Iterator[str]:
 
 
 def opened(data: str, disk: FaultyDisk) -> Journal:
-    return Journal(FileLog(Host(disk, flusher=InlineWorker(), preparer=InlineWorker()), data, SMALL))
+    return Journal(FileLog(StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker()), data, SMALL))
 
 
 def replayed(journal: Journal) -> list[bytes]:
@@ -134,14 +143,14 @@ def test_a_part_of_a_snapshot_is_forgotten_when_facts_follow(data: str, disk: Fa
 # All facts together.
 
 
-def state_of(*facts: Any) -> State:
-    state = State()
+def state_of(*facts: Any) -> BrokerState:
+    state = BrokerState()
     for fact in facts:
         state.apply_bytes(encode_fact(fact))
     return state
 
 
-def snapshot_of(state: State) -> State:
+def snapshot_of(state: BrokerState) -> BrokerState:
     return state_of(*state.facts())
 
 
@@ -156,8 +165,8 @@ def commit(number: int, name: str = "nightly", **more: Any) -> Committed:
 def test_a_snapshot_does_not_move_groups_back() -> None:
     """The group has moved on since the transaction, which is not settled yet."""
     moving = commit(1, group="billing", places=[(1, 0, 5)])
-    state = state_of(ORDERS, moving, Moved("billing", [(1, 0, 9)]))
-    for settled in ([], [Settled(1)]):
+    state = state_of(ORDERS, moving, OffsetsCommitted("billing", [(1, 0, 9)]))
+    for settled in ([], [TransactionApplied(1)]):
         assert snapshot_of(state_of(*state.facts(), *settled)).groups == {"billing": {(1, 0): 9}}
 
 
@@ -165,16 +174,16 @@ def test_a_snapshot_does_not_bring_deleted_groups_back(data: str) -> None:
     bench = Workbench(data, settings=TINY)
     bench.publish("orders", [b"a"])
     begun = bench.ask(TransactionBegin("nightly"))
-    places = [Place("orders", 0, 1)]
+    places = [PartitionOffset("orders", 0, 1)]
     bench.ask(TransactionCommit("nightly", begun.epoch, None, "billing", "", places))
     bench.ask(GroupDelete("billing"))
     for _ in range(20):
-        bench.ask(Commit("other", [Place("orders", 0, 1)]))
+        bench.ask(Commit("other", [PartitionOffset("orders", 0, 1)]))
     assert [group.group for group in Workbench(data, settings=TINY).ask(GroupList()).groups] == ["other"]
 
 
 def test_a_snapshot_has_every_transaction_that_is_not_settled() -> None:
-    state = state_of(ORDERS, commit(1), commit(2), commit(3, "hourly"), Settled(2))
+    state = state_of(ORDERS, commit(1), commit(2), commit(3, "hourly"), TransactionApplied(2))
     state.forget_transactions(10**9)
     again = snapshot_of(state)
     assert {number: fact.stages for number, fact in again.unsettled.items()} == {1: [(1, 1, 0)], 3: [(3, 1, 0)]}
@@ -182,7 +191,7 @@ def test_a_snapshot_has_every_transaction_that_is_not_settled() -> None:
 
 
 def test_a_snapshot_knows_the_number_of_the_last_commit_though_its_name_is_old() -> None:
-    state = state_of(commit(1), commit(2, "hourly"), Settled(1), Settled(2))
+    state = state_of(commit(1), commit(2, "hourly"), TransactionApplied(1), TransactionApplied(2))
     state.forget_transactions(10**9)
     again = snapshot_of(state)
     assert list(again.transactions) == ["hourly"]
@@ -190,14 +199,14 @@ def test_a_snapshot_knows_the_number_of_the_last_commit_though_its_name_is_old()
 
 
 def test_what_is_known_of_producers_goes_with_their_topic() -> None:
-    kept = [ProducersKept(f"1/{number}", b"x") for number in (0, 1)]
-    other = ProducersKept("11/0", b"y")
-    state = state_of(ORDERS, *kept, other, TopicGone(1))
+    kept = [ProducersCheckpointed(f"1/{number}", b"x") for number in (0, 1)]
+    other = ProducersCheckpointed("11/0", b"y")
+    state = state_of(ORDERS, *kept, other, TopicDeleted(1))
     assert state.producers == snapshot_of(state).producers == {"11/0": b"y"}
 
 
 def test_the_last_id_is_known_though_its_topic_is_gone() -> None:
-    state = state_of(ORDERS, TopicSet(2, "acme/bills", 0, {}), TopicGone(2))
+    state = state_of(ORDERS, TopicSet(2, "acme/bills", 0, {}), TopicDeleted(2))
     assert snapshot_of(state).topic_id == 2
     assert list(snapshot_of(state).topics) == [1]
 
@@ -210,7 +219,7 @@ def test_nothing_is_lost_by_snapshots(data: str) -> None:
         bench = Workbench(data, settings=TINY)
         for number in range(40):
             bench.publish(f"topic-{number % 5}", [b"%d" % number], producer=Producer(99, 0, number // 5))
-            bench.ask(Commit(f"group-{number % 3}", [Place(f"topic-{number % 5}", 0, number // 5)]))
+            bench.ask(Commit(f"group-{number % 3}", [PartitionOffset(f"topic-{number % 5}", 0, number // 5)]))
             begun = bench.ask(TransactionBegin(f"name-{number % 4}"))
             body = bench.batch([b"from %d" % number]).data
             bench.ask(TransactionStage(f"name-{number % 4}", begun.epoch, "all", 0), body)
@@ -233,10 +242,10 @@ def test_a_snapshot_comes_only_when_much_was_written_since_the_last(data: str, d
     bench = Workbench(data, disk=disk, settings=BrokerSettings(journal_bytes=2000))
     bench.publish("orders", [b"a"])
     for number in range(50):
-        bench.ask(Commit(f"group-{number}", [Place("orders", 0, 1)]))
+        bench.ask(Commit(f"group-{number}", [PartitionOffset("orders", 0, 1)]))
     before = disk.bytes_written
     for _ in range(20):
-        bench.ask(Commit("group-1", [Place("orders", 0, 1)]))
+        bench.ask(Commit("group-1", [PartitionOffset("orders", 0, 1)]))
     assert disk.bytes_written - before < 20 * 1000
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Extend,
     Find,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Redrive,
     Reject,
@@ -32,7 +32,7 @@ from headrace.model.leasing import (
 from headrace.model.request import Answer
 from headrace.model.requests import Publish, TopicCreate, TopicDelete
 from headrace.storage.disk import Disk, OpenFile
-from headrace.storage.host import VIEWS_MAX
+from headrace.storage.runtime import VIEWS_MAX
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import START_US, Workbench
 
@@ -62,9 +62,9 @@ def token_of(answer: Any) -> int:
 
 
 def words_of(answer: Any) -> Any:
-    outcome = answer.outcome if isinstance(answer, Later) else answer
+    outcome = answer.outcome if isinstance(answer, PendingAnswer) else answer
     assert outcome is not None, "there was never an answer"
-    return outcome.words if isinstance(outcome, WithBody) else outcome
+    return outcome.words if isinstance(outcome, AnswerWithBody) else outcome
 
 
 def said(answer: Any) -> str:
@@ -190,9 +190,11 @@ def test_what_is_named_twice_is_done_once(bench: Workbench, verb: str, twice: st
         assert [(list(one.all_offsets), one.deliveries) for one in again] == [([0], [2])]
 
 
-@pytest.mark.parametrize("change", [Change(delete=True), Change(due_us=START_US + 60_000_000), Change(priority=1)])
+@pytest.mark.parametrize(
+    "change", [MessageChange(delete=True), MessageChange(due_us=START_US + 60_000_000), MessageChange(priority=1)]
+)
 @pytest.mark.parametrize("edit_first", [True, False])
-def test_an_edit_and_a_lease_in_one_turn(bench: Workbench, change: Change, edit_first: bool) -> None:
+def test_an_edit_and_a_lease_in_one_turn(bench: Workbench, change: MessageChange, edit_first: bool) -> None:
     edit = Edit("jobs", [MessageId(0, 0)], change)
     edited = bench.begin(edit) if edit_first else None
     leased = lease(bench)
@@ -308,7 +310,7 @@ def failed(bench: Workbench, disk: FaultyDisk, *requests: Answer) -> list[Any]:
     answers = [bench.begin(request, session=bench.connect("ann")) for request in requests]
     disk.fail_writes(1)
     bench.run()
-    assert all(isinstance(answer.outcome, HeadraceError) for answer in answers if isinstance(answer, Later))
+    assert all(isinstance(answer.outcome, HeadraceError) for answer in answers if isinstance(answer, PendingAnswer))
     return answers
 
 
@@ -381,7 +383,7 @@ def test_a_late_ack_that_could_not_be_written_leaves_a_moved_message_where_it_wa
     bench, disk = full
     mine = held(bench)
     bench.tick(11)
-    bench.ask(Edit("jobs", [MessageId(0, 0)], Change(due_us=START_US + 60_000_000)))
+    bench.ask(Edit("jobs", [MessageId(0, 0)], MessageChange(due_us=START_US + 60_000_000)))
     failed(bench, disk, VERBS["ack"](mine))
     assert not token_of(settled(bench, lease(bench, name="bob")))
     bench.tick(60)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.subscriptions import Subscription
-from headrace.broker.waiters import Waiters, Want
+from headrace.broker.waiters import LeaseWaiters, PendingLease
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import Ack, Holding, Lease, Leased, LeaseStop, SubscriptionCreate
 from headrace.model.requests import Publish, TopicCreate
@@ -33,7 +33,7 @@ def publish(bench: Workbench, partition: int, *values: bytes, **columns: Any) ->
 
 def places(answer: Any) -> list[tuple[int, int]]:
     """Partitions and offsets, in the order in which they were handed out."""
-    words = answer.words if isinstance(answer, WithBody) else answer
+    words = answer.words if isinstance(answer, AnswerWithBody) else answer
     return [(portion.partition, offset) for portion in words.portions for offset in portion.all_offsets]
 
 
@@ -103,16 +103,16 @@ def test_those_who_wait_are_served_in_turn_and_nobody_else_is_looked_at(monkeypa
     ahead = bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000, ahead_ms=500))
     others = [bench.begin(Lease("jobs", messages_max=1, wait_ms=60_000)) for _ in range(1000)]
     bench.run()
-    visited: list[Want] = []
-    look = Waiters.first
+    visited: list[PendingLease] = []
+    look = LeaseWaiters.first
 
-    def counted(waiters: Waiters, beyond_ms: int) -> Want | None:
+    def counted(waiters: LeaseWaiters, beyond_ms: int) -> PendingLease | None:
         found = look(waiters, beyond_ms)
         if found is not None:
             visited.append(found)
         return found
 
-    monkeypatch.setattr(Waiters, "first", counted)
+    monkeypatch.setattr(LeaseWaiters, "first", counted)
     publish(bench, 0, b"a", b"b", b"c")
     assert [places(one.outcome) for one in (first, ahead, others[0])] == [[(0, 0)], [(0, 1)], [(0, 2)]]
     assert others[1].outcome is None
@@ -135,7 +135,7 @@ def test_those_who_have_waited_long_enough_are_told_and_those_who_left_get_nothi
     assert stopped.outcome == Leased([])
     bench.tick(2)
     assert [one.outcome for one in short] == [Leased([])] * 500
-    assert len(subscription(bench).wants) == 1
+    assert len(subscription(bench).pending_leases) == 1
     publish(bench, 1, b"a")
     assert gone.outcome is None
     assert places(long.outcome) == [(1, 0)]
@@ -143,10 +143,10 @@ def test_those_who_have_waited_long_enough_are_told_and_those_who_left_get_nothi
 
 def test_deadlines_of_those_who_were_served_do_not_pile_up() -> None:
     bench = bench_over(1)
-    waiters = Waiters()
+    waiters = LeaseWaiters()
     request = Lease("jobs", wait_ms=60_000)
     for number in range(1000):
-        want = Want(bench.session, request, number, Later())
+        want = PendingLease(bench.session, request, number, PendingAnswer())
         waiters.add(want)
         waiters.remove(want)
     assert len(waiters._deadlines) < 100
@@ -199,5 +199,5 @@ def test_a_connection_that_is_gone_waits_nowhere() -> None:
             bench.begin(Lease(topic, wait_ms=60_000), session=one)
     bench.run()
     bench.broker.disconnect(session, bench.now_us)
-    assert [[want.session for want in one.wants] for one in bench.broker._subscriptions] == [[other], [other]]
+    assert [[want.session for want in one.pending_leases] for one in bench.broker._subscriptions] == [[other], [other]]
     assert list(bench.broker._leasing._waited_at) == [other]

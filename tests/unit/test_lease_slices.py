@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.broker import leasing, ledger, subscriptions
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.subscriptions import Subscription
 from headrace.engines.api import LeasedIndex
@@ -42,7 +42,7 @@ def publish(bench: Workbench, count: int, partition: int = 0, **columns: Any) ->
 
 def leased(answer: Any) -> int:
     """How many messages were handed out."""
-    words = answer.words if isinstance(answer, WithBody) else answer
+    words = answer.words if isinstance(answer, AnswerWithBody) else answer
     return sum(len(portion.all_offsets) for portion in words.portions)
 
 
@@ -170,7 +170,7 @@ def many(partitions: int = 64, messages: int = 2) -> Workbench:
 def test_a_subscription_is_opened_in_slices_and_a_lease_in_between_waits() -> None:
     bench = many()
     creating = bench.begin(SubscriptionCreate("jobs"))
-    assert isinstance(creating, Later)
+    assert isinstance(creating, PendingAnswer)
     assert creating.outcome is None
     assert 0 < len(subscription(bench).indexes) <= subscriptions._SLICE_WORK
     asked = bench.begin(Lease("jobs", messages_max=1000))
@@ -323,7 +323,7 @@ def test_a_snapshot_tells_how_it_was_when_it_began(tmp_path: Any) -> None:
     bench.ask(Ack("jobs", held(answer)))
     bench.tick(2)
     index = subscription(bench).indexes[0]
-    told = [fact for fact in facts if type(fact).__name__ in ("ChunksKept", "RestKept")]
+    told = [fact for fact in facts if type(fact).__name__ in ("IndexSnapshotChunks", "IndexSnapshotRest")]
     chunks = [chunk for fact in told if hasattr(fact, "chunks") for chunk in fact.chunks]
     leases = [lease for fact in told if hasattr(fact, "rest") for lease in fact.rest.leases]
     assert index.statuses.floor == 5000

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from headrace.broker.dead_letters import PREFIX
-from headrace.broker.later import WithBody
-from headrace.client.jobs import Job, found_messages, holdings_of, leased_jobs
+from headrace.broker.pending_answer import AnswerWithBody
+from headrace.client.leasing.jobs import Job, found_messages, holdings_of, leased_jobs
 from headrace.engines.leased.contents import STORED_MIN
 from headrace.model.batch import Batch, Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
@@ -17,11 +17,11 @@ from headrace.model.errors import InvalidArgument, InvalidBatch, MessageTooLarge
 from headrace.model.leasing import (
     OWNER_HEADER,
     Ack,
-    Change,
     Edit,
     Find,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Redrive,
     Reject,
@@ -53,7 +53,7 @@ def filled(*, codec: Codec = Codec.NONE, **settings: object) -> Workbench:
 def leased(bench: Workbench, most: int, bytes_max: int = 1 << 20) -> tuple[list[Job], int]:
     """The messages, and in how many batches they came."""
     answer = bench.ask(Lease("jobs", messages_max=most, bytes_max=bytes_max))
-    if not isinstance(answer, WithBody):
+    if not isinstance(answer, AnswerWithBody):
         return [], 0
     view, batches = memoryview(answer.body), 0
     while view:
@@ -95,7 +95,7 @@ def test_no_more_bytes_than_were_asked_for() -> None:
 def test_an_edited_message_comes_as_it_is_now() -> None:
     bench = filled()
     new = encode(Columns([b"9999"]), bench.now_us)
-    edit = Edit("jobs", [MessageId(0, 5)], Change(replace=True))
+    edit = Edit("jobs", [MessageId(0, 5)], MessageChange(replace=True))
     assert bench.ask(edit, new.data).outcomes[0].outcome == "applied"
     jobs, _ = leased(bench, TOTAL)
     assert [job.value for job in jobs][5] == b"9999"
@@ -212,7 +212,7 @@ def test_a_search_reads_no_more_than_fits_on_its_page(tmp_path: Path) -> None:
 
     def find() -> str:
         answer = bench.ask(Find("jobs", Selection("ready"), messages_max=60, after=after))
-        assert isinstance(answer, WithBody)
+        assert isinstance(answer, AnswerWithBody)
         seen.extend(message.offset for message in answer.words.messages)
         return answer.words.after
 
@@ -267,7 +267,7 @@ def test_a_message_as_large_as_it_may_be_can_be_edited_and_die(edit: bool) -> No
     columns = Columns([b"small" if edit else whole], headers=[{OWNER_HEADER: b"me" * 20}])
     bench.ask(Publish("jobs", 0), encode(columns, bench.now_us).data)
     if edit:
-        change = Edit("jobs", [MessageId(0, 0)], Change(replace=True), "me" * 20)
+        change = Edit("jobs", [MessageId(0, 0)], MessageChange(replace=True), "me" * 20)
         refused = bench.ask(change, encode(Columns([bytes(MESSAGE_BYTES_MAX)]), bench.now_us).data)
         assert refused.outcomes[0].outcome == MessageTooLarge.code  # with the owner, whom it keeps
         assert bench.ask(change, encode(Columns([whole]), bench.now_us).data).outcomes[0].outcome == "applied"
@@ -295,7 +295,7 @@ def strange(values: object, columns: dict[str, object]) -> Batch:
 def store(bench: Workbench, batch: Batch) -> None:
     """Put a batch into the log, as it is."""
     topics = bench.broker._topics
-    topics.lane(topics.get("jobs"), 0).partition.append(batch, bench.now_us)
+    topics.active(topics.get("jobs"), 0).partition.append(batch, bench.now_us)
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "priority", "deadline"])

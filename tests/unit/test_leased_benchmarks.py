@@ -18,7 +18,7 @@ from headrace.bench.measure import Benchmark, Unavailable, WrongResult, measure
 from headrace.bench.payload import Payload
 from headrace.bench.queues import Dated, Receiving, Take, Timeline, Worked, WorkQueue, check_all
 from headrace.bench.receiver import Arrived
-from headrace.bench.servers import Node
+from headrace.bench.servers import ServerNode
 
 UNITS = {
     "enqueue_synced": ("msg/s", True),
@@ -167,7 +167,7 @@ def test_a_missing_peer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 # A wrong result fails loudly
 
 
-class Nothing(Node):
+class Nothing(ServerNode):
     """A server that is not needed."""
 
     def find(self) -> None:

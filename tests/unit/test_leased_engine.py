@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.engines.leased.order import ordered
+from headrace.engines.leased.disciplines import ordered
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.runs import Runs
 from headrace.engines.leased.statuses import LEASED, READY, RESTING, SETTLED, UNKNOWN, WAITING, FrozenStatuses, Statuses

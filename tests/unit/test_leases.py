@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headrace.engines.leased import leases
-from headrace.engines.leased.leases import Held, Leases
+from headrace.engines.leased.leases import LeaseRecord, LeaseTable
 
 END = 12
 ranges = st.builds(lambda start, stop: range(start, max(stop, start + 1)), st.integers(0, END - 1), st.integers(1, END))
@@ -30,7 +30,7 @@ class Known(NamedTuple):
     over: bool
 
 
-def known(held: Held | None) -> Known | None:
+def known(held: LeaseRecord | None) -> Known | None:
     return None if held is None else Known(held.number, held.until_us, held.over)
 
 
@@ -39,11 +39,11 @@ class LeasesAgainstADict(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leases = Leases()
+        self.leases = LeaseTable()
         self.plain: dict[int, Known] = {}
         self.leaving: dict[int, Known] = {}
         self.granted: list[tuple[int, range | Sequence[int]]] = []
-        self.reserved: list[Held] = []
+        self.reserved: list[LeaseRecord] = []
         self.number = 0
         self.now_us = 0
 

@@ -23,7 +23,7 @@ import headrace
 from headrace.embedded.cursor import Position
 from headrace.errors import HeadraceError, InvalidArgument, LogClosed, LogFailed, MessageTooLarge
 from headrace.storage.disk import Disk
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk
 
 
@@ -111,7 +111,7 @@ def test_a_dropped_writer_keeps_its_messages_gives_its_lock_back_and_warns(path:
 
 def test_a_dropped_writer_whose_disk_fails_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk()
-    log: headrace.Log | None = headrace.Log(tmp_path / "log", host=Host(disk), sync_every=None)
+    log: headrace.Log | None = headrace.Log(tmp_path / "log", host=StorageRuntime(disk), sync_every=None)
     assert log is not None
     log.append(b"buffered")
     disk.fail_sync(100)
@@ -371,7 +371,9 @@ def _check(call: Callable[[], object]) -> None:
 
 def test_a_failing_disk_raises_only_errors_of_ours(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    log = headrace.Log(tmp_path / "log", host=Host(disk, files_max=1, views_max=1), segment_bytes=4096, sync_every=None)
+    log = headrace.Log(
+        tmp_path / "log", host=StorageRuntime(disk, files_max=1, views_max=1), segment_bytes=4096, sync_every=None
+    )
     for number in range(50):
         log.append(b"%d" % number * 200)
         log.flush()

@@ -21,11 +21,11 @@ from headrace.model.batch import Batch, Columns, encode
 from headrace.storage import scan
 from headrace.storage.beacon import Beacon
 from headrace.storage.follower import Follower
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
-from headrace.storage.lookups import Lookups, Recent
+from headrace.storage.lookups import Lookups, RecentLookups
 from headrace.storage.memory import SEGMENT_BYTES, MemoryLog
 from headrace.storage.reader import LogReader
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.testing import InlineWorker
 
@@ -33,8 +33,8 @@ MEMORY = Path("/dev/shm")
 DELIVERY_BYTES = 512 << 10
 
 
-def quiet_host(**limits: int) -> Host:
-    return Host(flusher=InlineWorker(), preparer=InlineWorker(), **limits)
+def quiet_host(**limits: int) -> StorageRuntime:
+    return StorageRuntime(flusher=InlineWorker(), preparer=InlineWorker(), **limits)
 
 
 def batch_of(value_bytes: int, count: int = 1) -> Batch:
@@ -61,7 +61,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     positions: list[int] = []
     batch_at = scan.batch_at
 
-    def counted(source: scan.Source, view: memoryview, position: int, offset: int) -> Batch:
+    def counted(source: scan.ByteSource, view: memoryview, position: int, offset: int) -> Batch:
         positions.append(position)
         return batch_at(source, view, position, offset)
 
@@ -222,7 +222,7 @@ def test_segments_that_are_gone_are_not_kept(tmp_path: Path, change: Callable[[S
 
 
 def test_what_is_remembered_is_bounded_and_what_is_used_stays() -> None:
-    recent: Recent[int, str] = Recent(8)
+    recent: RecentLookups[int, str] = RecentLookups(8)
     recent.put(-1, "used")
     for number in range(1000):
         recent.put(number, "once")

@@ -238,7 +238,7 @@ def test_many_readers_get_every_message_and_one_of_them_looks_for_it(
     scanned: list[int] = []
     batch_at = scan.batch_at
 
-    def counted(source: scan.Source, view: memoryview, position: int, offset: int) -> Batch:
+    def counted(source: scan.ByteSource, view: memoryview, position: int, offset: int) -> Batch:
         scanned.append(position)
         return batch_at(source, view, position, offset)
 

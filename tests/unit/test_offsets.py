@@ -11,7 +11,7 @@ import pytest
 import headrace
 from headrace import Log
 from headrace.broker import reservation
-from headrace.broker.later import Later, WithBody
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.reservation import BLOCK_MAX, BLOCK_MIN
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.leased.statuses import LEASED, READY, SETTLED, UNKNOWN, Statuses
@@ -19,10 +19,10 @@ from headrace.model.batch import SPAN_MAX, Producer, parse
 from headrace.model.errors import DiskFull, LogFailed, MessageGone
 from headrace.model.leasing import (
     Ack,
-    Change,
     Edit,
     Holding,
     Lease,
+    MessageChange,
     MessageId,
     Reject,
     SubscriptionCreate,
@@ -32,7 +32,7 @@ from headrace.model.requests import (
     Commit,
     GroupDescribe,
     GroupJoin,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -42,8 +42,8 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionStage,
 )
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk, PowerLoss, Unsynced
 from headrace.testing.inline import InlineWorker
 from headrace.testing.workbench import Workbench
@@ -83,7 +83,7 @@ def values(life: int, count: int = MANY) -> list[bytes]:
 def leased(bench: Workbench, most: int = 1000) -> Answer:
     """The offsets and values that the default subscription hands out, and what is held."""
     answer = bench.ask(Lease("jobs", messages_max=most))
-    if not isinstance(answer, WithBody):
+    if not isinstance(answer, AnswerWithBody):
         return [], []
     found: list[bytes | None] = []
     view, position = memoryview(answer.body), 0
@@ -105,9 +105,9 @@ def use(bench: Workbench) -> int:
     bench.ask(Ack("jobs", [Holding(0, number, offsets[:2])]))
     bench.ask(Reject("jobs", [Holding(0, number, offsets[2:4])], "unfit"))
     changed = bench.batch([b"of another message"]).data
-    bench.ask(Edit("jobs", [MessageId(0, first + 10), MessageId(0, first + 11)], Change(replace=True)), changed)
-    bench.ask(Edit("jobs", [MessageId(0, first + 12)], Change(delete=True)))
-    bench.ask(Edit("jobs", [MessageId(0, first + 13)], Change(due_us=bench.now_us + 10**12)))
+    bench.ask(Edit("jobs", [MessageId(0, first + 10), MessageId(0, first + 11)], MessageChange(replace=True)), changed)
+    bench.ask(Edit("jobs", [MessageId(0, first + 12)], MessageChange(delete=True)))
+    bench.ask(Edit("jobs", [MessageId(0, first + 13)], MessageChange(due_us=bench.now_us + 10**12)))
     return first
 
 
@@ -139,7 +139,7 @@ def test_groups_go_on_behind_what_was_lost(data: str, disk: FaultyDisk, kind: di
     bench.publish("jobs", values(1))
     groups = {"all": 2 * MANY, "some": MANY + 5, "none": MANY}
     for group, offset in groups.items():
-        bench.ask(Commit(group, [Place("jobs", 0, offset)]))
+        bench.ask(Commit(group, [PartitionOffset("jobs", 0, offset)]))
     disk.power_loss(Unsynced.LOST)
     bench = Workbench(data, disk=disk)
     assigned = [bench.ask(GroupJoin(group, "anna", ["jobs"])).assigned[0] for group in groups]
@@ -166,7 +166,7 @@ def test_clients_read_over_the_gap(data: str, disk: FaultyDisk) -> None:
     bench.ask(TopicCreate("jobs", KINDS["written"]))
     bench.publish("jobs", values(0), durability=2)
     bench.publish("jobs", values(1))
-    bench.ask(Commit("ahead", [Place("jobs", 0, MANY + 5)]))
+    bench.ask(Commit("ahead", [PartitionOffset("jobs", 0, MANY + 5)]))
     disk.power_loss(Unsynced.LOST)
     with headrace.open(data) as bus:
         (receipt, *_) = bus.publish_many("jobs", values(2))
@@ -213,12 +213,12 @@ def test_publishing_does_not_wait_while_reserved_offsets_last(data: str, kind: d
     bench.syncing_later = True
     body = bench.batch([b"x"] * 100).data
     for _ in range(BLOCK_MIN // 100):
-        assert not isinstance(bench.begin(Publish("jobs", 0), body), Later)
-    assert isinstance(bench.begin(Publish("jobs", 0), body), Later)
+        assert not isinstance(bench.begin(Publish("jobs", 0), body), PendingAnswer)
+    assert isinstance(bench.begin(Publish("jobs", 0), body), PendingAnswer)
     assert len(bench.values("jobs")) == MANY + BLOCK_MIN // 100 * 100
     bench.run()
     for _ in range(BLOCK_MIN // 100):
-        assert not isinstance(bench.begin(Publish("jobs", 0), body), Later)
+        assert not isinstance(bench.begin(Publish("jobs", 0), body), PendingAnswer)
 
 
 def test_batches_larger_than_what_is_reserved(data: str, disk: FaultyDisk, kind: dict[str, Any]) -> None:
@@ -318,7 +318,7 @@ def test_a_topic_in_memory_goes_on_where_it_was_stopped(data: str) -> None:
 def test_a_broker_in_memory_has_nothing_to_reserve() -> None:
     bench = Workbench()
     bench.syncing_later = True
-    assert not isinstance(bench.begin(Publish("jobs", 0), bench.batch(values(0)).data), Later)
+    assert not isinstance(bench.begin(Publish("jobs", 0), bench.batch(values(0)).data), PendingAnswer)
 
 
 @pytest.mark.parametrize("operations", range(1, 30))
@@ -378,7 +378,7 @@ def test_a_topic_that_is_not_safe_has_no_offsets_yet(data: str, disk: FaultyDisk
     bench.syncing_later = True
     bench.begin(TopicCreate("jobs", kind))
     published = bench.begin(Publish("jobs", 0), bench.batch(values(0)).data)
-    assert isinstance(published, Later)
+    assert isinstance(published, PendingAnswer)
     assert published.outcome is None
     disk.power_loss(Unsynced.LOST)
     bench = Workbench(data, disk=disk)
@@ -465,9 +465,9 @@ def test_files_that_somebody_removed_do_not_bring_offsets_back(data: str) -> Non
     """Not even of a synced topic: whatever the journal refers to is not given out again."""
     bench = Workbench(data)
     bench.publish("jobs", values(0))
-    bench.ask(Commit("group", [Place("jobs", 0, 7)]))
+    bench.ask(Commit("group", [PartitionOffset("jobs", 0, 7)]))
     got, _ = leased(bench, 3)
-    bench.ask(Edit("jobs", [MessageId(0, 11)], Change(priority=3)))
+    bench.ask(Edit("jobs", [MessageId(0, 11)], MessageChange(priority=3)))
     bench.close()
     for files in Path(data, "topics").iterdir():
         shutil.rmtree(files)
@@ -490,7 +490,9 @@ def test_a_subscription_has_settled_the_offsets_of_a_gap(data: str, disk: Faulty
     bench = Workbench(data, disk=disk)
     first = bench.publish("jobs", values(2), durability=2).base_offset
     bench.tick(60)
-    assert bench.ask(Edit("jobs", [MessageId(0, 25)], Change(priority=3))).outcomes[0].outcome == MessageGone.code
+    assert (
+        bench.ask(Edit("jobs", [MessageId(0, 25)], MessageChange(priority=3))).outcomes[0].outcome == MessageGone.code
+    )
     got, held = leased(bench)
     assert [value for _, value in got] == values(0) + values(2)
     bench.ask(Ack("jobs", held))
@@ -529,7 +531,7 @@ def test_offsets_of_which_nothing_is_known_take_hardly_any_memory() -> None:
 
 
 def files_log(data: str, disk: FaultyDisk, floor: int = 0) -> FileLog:
-    return FileLog(Host(disk, flusher=InlineWorker(), preparer=InlineWorker()), data, floor=floor)
+    return FileLog(StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker()), data, floor=floor)
 
 
 def test_a_log_goes_on_at_the_floor_and_not_before(data: str, disk: FaultyDisk) -> None:
@@ -554,7 +556,7 @@ def test_a_log_goes_on_at_the_floor_and_not_before(data: str, disk: FaultyDisk) 
 
 def test_a_cursor_that_passed_lost_messages_passes_over_no_new_ones(data: str, disk: FaultyDisk) -> None:
     def opened() -> Log:
-        host = Host(disk, flusher=InlineWorker(), preparer=InlineWorker())
+        host = StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker())
         return Log(data, host=host, sync_every=None)
 
     log = opened()

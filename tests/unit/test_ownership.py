@@ -11,8 +11,8 @@ import headrace
 from headrace.cli.main import main
 from headrace.embedded.repair import repair
 from headrace.errors import LogInUse, LogNotFound, LogOwned
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.runtime import StorageRuntime
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ WRITES: list[Callable[[Path], object]] = [
     lambda path: headrace.Log(path),
     lambda path: headrace.Log(path, create=False),
     lambda path: headrace.Log(path, until_consumed=True),
-    lambda path: FileLog(Host(), str(path)),
+    lambda path: FileLog(StorageRuntime(), str(path)),
     lambda path: headrace.Log(path, readonly=True).cursor("mine"),
     lambda path: headrace.Log(path, readonly=True).consume(1),
 ]

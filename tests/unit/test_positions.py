@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.later import WithBody
+from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.errors import (
     DiskFull,
     GroupInUse,
@@ -27,7 +27,7 @@ from headrace.model.requests import (
     GroupLeave,
     GroupList,
     GroupSeek,
-    Place,
+    PartitionOffset,
     Publish,
     TopicCreate,
     TopicDelete,
@@ -61,7 +61,7 @@ def test_positions_survive(data: str, disk: FaultyDisk) -> None:
     bench = Workbench(data, disk=disk)
     bench.ask(TopicCreate("orders", {"partitions": 2}))
     bench.publish("orders", LARGE)
-    bench.ask(Commit("billing", [Place("orders", 0, 7), Place("orders", 1, 0)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 7), PartitionOffset("orders", 1, 0)]))
     disk.power_loss(Unsynced.LOST)
     bench = Workbench(data, disk=disk)
     place = bench.ask(GroupDescribe("billing")).places[0]
@@ -71,12 +71,14 @@ def test_positions_survive(data: str, disk: FaultyDisk) -> None:
     assert bench.ask(TopicDescribe("orders")).groups == ["billing"]
 
 
-@pytest.mark.parametrize("place", [Place("orders", 0, -1), Place("orders", 0, 21), Place("orders", 1, 0)])
-def test_positions_that_cannot_be(data: str, place: Place) -> None:
+@pytest.mark.parametrize(
+    "place", [PartitionOffset("orders", 0, -1), PartitionOffset("orders", 0, 21), PartitionOffset("orders", 1, 0)]
+)
+def test_positions_that_cannot_be(data: str, place: PartitionOffset) -> None:
     bench = Workbench(data)
     bench.publish("orders", LARGE)
     with pytest.raises(HeadraceError):
-        bench.ask(Commit("billing", [Place("orders", 0, 1), place]))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1), place]))
     with pytest.raises(GroupNotFound):
         bench.ask(GroupDescribe("billing"))
 
@@ -86,7 +88,7 @@ def test_a_position_is_no_greater_than_what_can_be_read(data: str) -> None:
     bench.publish("orders", [b"a"])
     bench.syncing_later = True
     bench.begin(Publish("orders", 0), bench.batch(LARGE).data)
-    assert isinstance(bench.begin(Commit("billing", [Place("orders", 0, 21)])), InvalidArgument)
+    assert isinstance(bench.begin(Commit("billing", [PartitionOffset("orders", 0, 21)])), InvalidArgument)
 
 
 def test_only_members_commit_and_only_what_they_have(data: str) -> None:
@@ -94,12 +96,12 @@ def test_only_members_commit_and_only_what_they_have(data: str) -> None:
     bench.publish("orders", LARGE)
     (place,) = bench.ask(GroupJoin("billing", "anna", ["orders"])).assigned
     with pytest.raises(GroupInUse):
-        bench.ask(Commit("billing", [Place("orders", 0, 1)]))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1)]))
     with pytest.raises(UnknownMember):
-        bench.ask(Commit("billing", [Place("orders", 0, 1, place.epoch)], "bert"))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1, place.epoch)], "bert"))
     with pytest.raises(MemberFenced):
-        bench.ask(Commit("billing", [Place("orders", 0, 1, place.epoch + 1)], "anna"))
-    bench.ask(Commit("billing", [Place("orders", 0, 1, place.epoch)], "anna"))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1, place.epoch + 1)], "anna"))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1, place.epoch)], "anna"))
     assert position(bench, "billing") == 1
 
 
@@ -162,7 +164,7 @@ def test_a_commit_in_the_turn_in_which_a_group_changes(data: str, change: str, s
     bench.ask(GroupJoin("billing", "bert", ["orders"], session_ms=600_000), session=bert)
     bench.syncing_later = slow
     leased = bench.begin(Lease("orders"))  # which is still to be written
-    before = bench.begin(Commit("billing", [Place("orders", 0, 3, epoch)], "anna"))
+    before = bench.begin(Commit("billing", [PartitionOffset("orders", 0, 3, epoch)], "anna"))
     changes = {
         "seek": GroupSeek("billing", "orders", [0], "offset", 5),
         "leave": GroupLeave("billing", "anna"),
@@ -173,9 +175,9 @@ def test_a_commit_in_the_turn_in_which_a_group_changes(data: str, change: str, s
         bench.broker.tick(bench.now_us)
     else:
         bench.begin(changes[change])
-    after = bench.begin(Commit("billing", [Place("orders", 0, 4, epoch)], "anna"))
+    after = bench.begin(Commit("billing", [PartitionOffset("orders", 0, 4, epoch)], "anna"))
     bench.run()
-    assert isinstance(leased.outcome, WithBody)
+    assert isinstance(leased.outcome, AnswerWithBody)
     assert isinstance(before.outcome, Done)
     assert isinstance(after, HeadraceError)
     if change != "delete the topic":
@@ -197,7 +199,7 @@ def test_groups_are_listed_by_tenant(data: str) -> None:
     bench = Workbench(data)
     bench.publish("orders", [b"a"])
     for group in ("billing", "default/audit", "acme/billing"):
-        bench.ask(Commit(group, [Place("orders", 0, 1)]))
+        bench.ask(Commit(group, [PartitionOffset("orders", 0, 1)]))
     assert [group.group for group in bench.ask(GroupList()).groups] == ["audit", "billing"]
     assert [group.group for group in bench.ask(GroupList("default")).groups] == ["audit", "billing"]
     assert [group.group for group in bench.ask(GroupList("acme")).groups] == ["acme/billing"]
@@ -209,11 +211,11 @@ def test_a_group_may_begin_on_a_full_disk(data: str, disk: FaultyDisk) -> None:
     disk.capacity_bytes = disk.used_bytes
     with contextlib.suppress(DiskFull):
         while True:
-            bench.ask(Commit("somebody", [Place("orders", 0, 0)]))
+            bench.ask(Commit("somebody", [PartitionOffset("orders", 0, 0)]))
     (place,) = bench.ask(GroupJoin("billing", "anna", ["orders"])).assigned
     assert place.offset == 0
     with pytest.raises(DiskFull):
-        bench.ask(Commit("billing", [Place("orders", 0, 1, place.epoch)], "anna"))
+        bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1, place.epoch)], "anna"))
     bench.ask(GroupJoin("billing", "bert", ["orders"]))
     bench.tick(100)
     disk.capacity_bytes = None

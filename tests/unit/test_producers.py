@@ -16,7 +16,7 @@ from headrace.engines.producers import FORGOTTEN, Producers, mark_of, marked
 from headrace.model.batch import Producer
 from headrace.model.errors import DiskFull, InvalidArgument, OutOfOrderSequence, ProducerFenced, UnknownProducer
 from headrace.model.limits import IN_FLIGHT_MAX
-from headrace.model.requests import Commit, Place, Publish, TopicCreate
+from headrace.model.requests import Commit, PartitionOffset, Publish, TopicCreate
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import Workbench
 
@@ -229,7 +229,7 @@ def test_producers_are_known_when_all_of_their_messages_are_gone(data: str) -> N
     publish(bench, ANNA, 0)
     publish(bench, ANNA, 1)
     bench = Workbench(data)
-    bench.ask(Commit("group", [Place("orders", 0, 2)]))
+    bench.ask(Commit("group", [PartitionOffset("orders", 0, 2)]))
     bench.tick(10)
     bench = Workbench(data)
     assert bench.broker.open_stream(bench.session, "orders", 0, 2, lambda: None, 0).first_offset == 2

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 import headrace
-from headrace.broker import applying, staging, transactions
+from headrace.broker import commit_applier, staging, transactions
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import store
 from headrace.model.batch import Columns, encode
@@ -25,7 +25,7 @@ from headrace.model.errors import (
 from headrace.model.requests import (
     Commit,
     Info,
-    Place,
+    PartitionOffset,
     Publish,
     TopicCreate,
     TopicDelete,
@@ -79,7 +79,11 @@ def test_all_who_join_stage_into_one_and_one_of_them_commits(data: str) -> None:
     zombie = stage(bench, join(bench), "orders", b"zombie")
     stages.append(stage(bench, one, "orders", b"c"))
     assert len({*stages, zombie}) == 4
-    assert commit(bench, other, *stages).places == [Place("orders", 0, 0), Place("orders", 1, 0), Place("orders", 0, 1)]
+    assert commit(bench, other, *stages).places == [
+        PartitionOffset("orders", 0, 0),
+        PartitionOffset("orders", 1, 0),
+        PartitionOffset("orders", 0, 1),
+    ]
     assert [bench.values("orders"), bench.values("orders", 1)] == [[b"a", b"c"], [b"b"]]
     with pytest.raises(TransactionNotFound):
         stage(bench, one, "orders", b"late")
@@ -399,7 +403,7 @@ def test_what_memory_has_dropped_cannot_be_committed() -> None:
 
 
 def test_a_large_commit_lets_others_have_their_turn(data: str) -> None:
-    with patch.object(applying, "_TURN_BYTES", 300):
+    with patch.object(commit_applier, "_TURN_BYTES", 300):
         bench = Workbench(data)
         bench.ask(TopicCreate("orders", {"durability": "written"}))  # what can be seen before it is synced
         bench.publish("orders", [b"."])
@@ -428,7 +432,7 @@ def test_a_large_commit_lets_others_have_their_turn(data: str) -> None:
 
 
 def test_a_large_commit_that_is_cut_short_is_finished_after_a_restart(data: str) -> None:
-    with patch.object(applying, "_TURN_BYTES", 300):
+    with patch.object(commit_applier, "_TURN_BYTES", 300):
         bench = Workbench(data)
         bench.ask(TopicCreate("orders", {"durability": "written"}))
         begun = join(bench)
@@ -451,14 +455,14 @@ def test_clients_share_one(data: str) -> None:
         stages: list[int] = []
         for number, part in enumerate(parts):
             part.join()
-            assert (part.already_committed, part.sequence, part.shape("orders").partitions) == (False, 4, 1)
+            assert (part.already_committed, part.sequence, part.metadata("orders").partitions) == (False, 4, 1)
             part.publish("orders", b"%d" % number)
             part.stage("orders", 0, encode(Columns([b"a", b"b"]), 0))
             part.publish_many("orders", [b"c"])
             stages += part.staged()
         assert parts[0].epoch == parts[1].epoch > 0
         whole = bus.transaction(NAME, sequence=4)
-        whole.take_up(parts[0].epoch, stages)
+        whole.adopt_stages(parts[0].epoch, stages)
         whole.commit(timeout=30)
         found = [value for batch in bus.fetch("orders", 0, 0) for value in batch.columns().values]
         assert found == [b"0", b"a", b"b", b"c", b"1", b"a", b"b", b"c"]
@@ -484,7 +488,7 @@ def test_clients_on_an_event_loop_share_one() -> None:
             await bus.alter_topic("orders", partitions=2)
             await first.stage("orders", 1, encode(Columns([b"a"]), 0))  # which it did not know of
             whole = bus.transaction(NAME, sequence=0)
-            whole.take_up(second.epoch, stages)
+            whole.adopt_stages(second.epoch, stages)
             await whole.commit()
             return [value for batch in await bus.fetch("orders", 0, 0) for value in batch.columns().values]
 

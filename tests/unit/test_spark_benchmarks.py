@@ -8,7 +8,7 @@ import pytest
 from benchmarks import installing, spark, spark_connector, spark_reads, spark_rows, spark_session
 from benchmarks.spark_rows import Group, Truth
 
-from headrace.bench.measure import Benchmark, Subject, Taken, Unavailable, WrongResult, measure
+from headrace.bench.measure import Benchmark, Sample, Subject, Unavailable, WrongResult, measure
 
 UNITS = {
     "batch_count": ("rows/s", True),
@@ -61,7 +61,7 @@ def test_slow_subjects_read_fewer_rows_and_say_so() -> None:
     assert fewer == {spark_rows.SLOW_ROWS}
     assert {rows for (_, subject), rows in told.items() if subject != "tuple_source"} == {10_000_000}
     [figure] = many[0].figures.values()
-    assert figure.of(1, Taken(2.0, amount=500)) == 250
+    assert figure.of(1, Sample(2.0, amount=500)) == 250
 
 
 def _subjects(benchmarks: list[Benchmark]) -> list[tuple[str, Subject]]:
@@ -169,14 +169,14 @@ def _breaking(_: str) -> None:
 
 
 def test_others_may_fail_without_ending_the_run(tmp_path: Path) -> None:
-    broken = Subject("kafka", lambda *_: Taken(1), {}, prepare=_breaking)
+    broken = Subject("kafka", lambda *_: Sample(1), {}, prepare=_breaking)
     [line] = measure("made", _benchmark(spark._forgiven(broken)), str(tmp_path), seconds=1, samples=1)
     assert line["median"] is None
     assert "its own way to fail" in line["why"]
 
 
 def test_this_project_may_not(tmp_path: Path) -> None:
-    broken = Subject("headrace", lambda *_: Taken(1), {}, prepare=_breaking)
+    broken = Subject("headrace", lambda *_: Sample(1), {}, prepare=_breaking)
     with pytest.raises(ValueError, match="its own way"):
         list(measure("made", _benchmark(spark._forgiven(broken)), str(tmp_path), seconds=1, samples=1))
 

@@ -9,36 +9,36 @@ from hypothesis import strategies as st
 from headrace.storage import index as indexes
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
-from headrace.storage.index import Index, Summary
+from headrace.storage.index import Index, IndexSummary
 from headrace.storage.pool import Pool
-from headrace.storage.record import Record
+from headrace.storage.record import SlottedRecord
 from headrace.storage.worker import Worker
 
 DISK = Disk()
-SUMMARY = Summary(1, 2, 3, 4_000, 5, 6, 7)
+SUMMARY = IndexSummary(1, 2, 3, 4_000, 5, 6, 7)
 
 
 def test_a_record_keeps_the_last_content(tmp_path: Path) -> None:
     path = str(tmp_path / "record")
-    record = Record(DISK, path, write=True, create=True)
+    record = SlottedRecord(DISK, path, write=True, create=True)
     assert record.load() is None
     for number in range(5):
         record.store(b"%d" % number)
-        assert Record(DISK, path, write=False).load() == b"%d" % number
+        assert SlottedRecord(DISK, path, write=False).load() == b"%d" % number
 
 
 def test_a_damaged_slot_leaves_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "record"
-    record = Record(DISK, str(path), write=True, create=True)
+    record = SlottedRecord(DISK, str(path), write=True, create=True)
     record.store(b"one")
     record.store(b"two")
     content = bytearray(path.read_bytes())
     content[content.index(b"two")] ^= 1
     path.write_bytes(content)
-    assert Record(DISK, str(path), write=False).load() == b"one"
+    assert SlottedRecord(DISK, str(path), write=False).load() == b"one"
     content[content.index(b"one")] ^= 1
     path.write_bytes(content)
-    assert Record(DISK, str(path), write=False).load() is None
+    assert SlottedRecord(DISK, str(path), write=False).load() is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 5_000), st.integers(0, 50)), max_size=30), st.data())

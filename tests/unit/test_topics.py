@@ -27,7 +27,7 @@ from headrace.model.requests import (
     Commit,
     GroupJoin,
     Offsets,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -56,7 +56,7 @@ def use_up_the_journals_room(bench: Workbench, topic: str) -> None:
     """On a full disk there may be a little room left in a file."""
     with contextlib.suppress(DiskFull):
         while True:
-            bench.ask(Commit("somebody", [Place(topic, 0, 0)]))
+            bench.ask(Commit("somebody", [PartitionOffset(topic, 0, 0)]))
 
 
 @pytest.fixture
@@ -404,7 +404,7 @@ def test_a_deleted_topic_is_gone_with_its_messages_and_positions(data: str) -> N
     bench = Workbench(data)
     first = create(bench, "orders", partitions=2)
     bench.publish("orders", [b"a"])
-    bench.ask(Commit("billing", [Place("orders", 0, 1)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1)]))
     bench.ask(TopicDelete("orders"))
     assert names(bench) == []
     assert partition_files(Path(data)) == []

@@ -32,7 +32,7 @@ from headrace.model.requests import (
     GroupJoin,
     GroupLeave,
     GroupSeek,
-    Place,
+    PartitionOffset,
     Publish,
     TopicAlter,
     TopicCreate,
@@ -92,7 +92,11 @@ def test_nobody_sees_anything_before_the_commit_and_everybody_all_of_it_after(da
     assert [bench.values("orders"), bench.values("orders", 1), bench.values("bills")] == [[], [], []]
     committed = commit(bench, begun)
     assert (committed.sequence, committed.repeated) == (0, False)
-    assert committed.places == [Place("orders", 0, 0), Place("orders", 1, 0), Place("bills", 0, 0)]
+    assert committed.places == [
+        PartitionOffset("orders", 0, 0),
+        PartitionOffset("orders", 1, 0),
+        PartitionOffset("bills", 0, 0),
+    ]
     assert [bench.values("orders"), bench.values("orders", 1), bench.values("bills")] == [[b"a", b"b"], [b"c"], [b"d"]]
 
 
@@ -167,7 +171,7 @@ def test_in_memory_too() -> None:
     bench = Workbench()
     begun = begin(bench)
     stage(bench, begun, "orders", b"a")
-    assert commit(bench, begun).places == [Place("orders", 0, 0)]
+    assert commit(bench, begun).places == [PartitionOffset("orders", 0, 0)]
     assert bench.values("orders") == [b"a"]
 
 
@@ -285,12 +289,12 @@ def test_what_cannot_be_staged(data: str) -> None:
 def test_a_group_moves_with_the_transaction(data: str) -> None:
     bench = Workbench(data)
     bench.publish("orders", [b"a", b"b", b"c"])
-    bench.ask(Commit("billing", [Place("orders", 0, 1)]))
+    bench.ask(Commit("billing", [PartitionOffset("orders", 0, 1)]))
     begun = begin(bench)
     stage(bench, begun, "bills", b"bill")
-    move: dict[str, Any] = {"group": "billing", "places": [Place("orders", 0, 3)]}
+    move: dict[str, Any] = {"group": "billing", "places": [PartitionOffset("orders", 0, 3)]}
     with pytest.raises(InvalidArgument):
-        commit(bench, begun, group="billing", places=[Place("orders", 0, 4)])
+        commit(bench, begun, group="billing", places=[PartitionOffset("orders", 0, 4)])
     assert position(bench) == 1
     commit(bench, begun, **move)
     assert position(bench) == 3
@@ -324,7 +328,9 @@ def test_a_member_that_loses_its_partition_while_the_disk_is_slow_cannot_commit(
     stage(bench, begun, "bills", b"another")
     bench.syncing_later = True
     later = bench.begin(
-        TransactionCommit("nightly", begun.epoch, None, "billing", "slow", [Place("orders", 0, 1, place.epoch)])
+        TransactionCommit(
+            "nightly", begun.epoch, None, "billing", "slow", [PartitionOffset("orders", 0, 1, place.epoch)]
+        )
     )
     bench.begin(GroupLeave("billing", "slow"))
     bench.run()
@@ -359,7 +365,7 @@ def test_topics_that_are_deleted_while_the_commit_is_on_its_way(data: str) -> No
     later = bench.begin(TransactionCommit("nightly", begun.epoch))
     bench.begin(TopicDelete("gone"))
     bench.run()
-    assert later.outcome.places == [Place("kept", 0, 0)]
+    assert later.outcome.places == [PartitionOffset("kept", 0, 0)]
     bench = Workbench(data)
     assert bench.values("kept") == [b"b"]
     assert [info.topic for info in bench.ask(TopicList()).topics] == ["kept"]
@@ -389,7 +395,7 @@ def test_a_power_loss_at_any_moment_of_a_commit_leaves_all_or_nothing(data: str,
     disk.crash_after(operations)
     acknowledged = False
     try:
-        commit(bench, begun, group="billing", places=[Place("bills", 0, 1)])
+        commit(bench, begun, group="billing", places=[PartitionOffset("bills", 0, 1)])
         acknowledged = True
         bench.tick(10)
     except Exception:  # noqa: BLE001 the power is off
@@ -450,7 +456,7 @@ def test_a_full_disk_commits_nothing_and_later_it_works(data: str) -> None:
     disk.capacity_bytes = disk.used_bytes
     refused: list[Any] = []
     while not any(isinstance(answer, DiskFull) for answer in refused[-1:]):
-        later = bench.begin(Commit("somebody", [Place("orders", 0, 0)]))
+        later = bench.begin(Commit("somebody", [PartitionOffset("orders", 0, 0)]))
         bench.run()
         refused.append(getattr(later, "outcome", later))
     with pytest.raises(DiskFull):
@@ -472,7 +478,7 @@ def test_what_is_committed_on_a_full_disk_is_seen_when_there_is_room(data: str) 
             bench.publish(topic, [b"."])
             stage(bench, begun[name], topic, b"x" * 1000, name.encode(), name=name)
     fill(bench, disk, "full")
-    for name, places in (("nightly", []), ("hourly", []), ("daily", [Place("third", 0, 1)])):
+    for name, places in (("nightly", []), ("hourly", []), ("daily", [PartitionOffset("third", 0, 1)])):
         assert commit(bench, begun[name], name).places == places
         assert commit(bench, begun[name], name).repeated
     assert bench.values("third")[-1] == b"daily"
@@ -571,7 +577,7 @@ def test_names_that_were_not_used_for_long_are_forgotten(data: str) -> None:
         commit(bench, begun, name)
         bench.now_us += 101_000_000
     for _ in range(20):
-        bench.ask(Commit("somebody", [Place("orders", 0, 0)]))
+        bench.ask(Commit("somebody", [PartitionOffset("orders", 0, 0)]))
     for _ in range(2):
         assert begin(bench, "old", sequence=0).committed is False
         assert begin(bench, "nightly", sequence=0).committed  # the last of all tells how many there were

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from headrace.bench import brokers
-from headrace.bench.brokers import CLIENTS, RATE, Contestant, Footprint, Pace, Take, megabytes
+from headrace.bench.brokers import CLIENTS, RATE, Contestant, Footprint, PublishPace, Take, megabytes
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Benchmark, Unavailable, WrongResult, check, duration, percentile, rate
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Arrived, Receive
-from headrace.bench.servers import HOST, Node, answers, free_port
+from headrace.bench.servers import HOST, ServerNode, answers, free_port
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._sync.bus import Bus, connect
 from headrace.model.durability import Durability
@@ -66,7 +66,7 @@ def benchmarks(payload: Payload, *, latency_s: float = 1.0, clients: int = CLIEN
     }
 
 
-class HeadraceNode(Node):
+class HeadraceNode(ServerNode):
     """One `headrace serve`."""
 
     port = 0
@@ -148,7 +148,7 @@ class Headrace(Contestant):
         """Batch after batch."""
         return run_async(_consume(self.node.address, topic, count, take))
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Receipts come meanwhile."""
         begun = []
         with self._connect() as bus, bus.producer(topic, linger=0) as producer:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from headrace.bench.measure import Figure, Subject, Taken, check
+from headrace.bench.measure import Figure, Sample, Subject, check
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Receive, Receiver
-from headrace.bench.servers import Node
+from headrace.bench.servers import ServerNode
 
 RATE = 1000
 """Messages in a second whose latency is measured."""
@@ -24,7 +24,7 @@ Take = Callable[[Sequence[bytes]], None]
 """Is given the values that were consumed, in order, so many at a time as the client gives."""
 
 
-class Pace:
+class PublishPace:
     """When to publish, at a steady rate, whatever became of what was published before.
 
     A message counts from its call, unless the call before took longer than its turn: then from when it was due.
@@ -70,7 +70,7 @@ class Contestant(abc.ABC):
     api: ClassVar[Mapping[str, str]]
     """What is called to `publish`, `consume`, measure `latency`, publish `single` messages."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ServerNode) -> None:
         self.node = node
 
     @abc.abstractmethod
@@ -100,7 +100,7 @@ class Contestant(abc.ABC):
     keeps_consumed = True
     """Whether messages can be consumed again."""
 
-    def publish_paced(self, topic: str, values: Iterable[bytes], pace: Pace) -> list[int]:
+    def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Publish one by one, not waiting for one to be acknowledged before the next; returns when each began."""
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class _Bench:
         self.payload = payload
         self._synced = synced
 
-    def subject(self, workload: str, sample: Callable[[str, int], Taken], step: int) -> Subject:
+    def subject(self, workload: str, sample: Callable[[str, int], Sample], step: int) -> Subject:
         """What is measured."""
         contestant = self.contestant
         params = {"api": contestant.api[workload], "durability": contestant.words[self._synced]}
@@ -172,12 +172,12 @@ def publishing(contestant: Contestant, payload: Payload, *, synced: bool) -> Sub
     """Batches published one after the other, as many under way as the client does well with."""
     bench = _Bench(contestant, payload, synced=synced)
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         topic = bench.topic()
         seconds = contestant.publish(topic, payload.batches(count))
         bench.verify(topic, count)
         contestant.delete(topic)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("publish", sample, payload.batch)
 
@@ -198,18 +198,18 @@ def consuming(contestant: Contestant, payload: Payload) -> Subject:
         filled[topic] = count
         return topic
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         topic = topic_of(count)
         if not contestant.keeps_consumed:
             comparison = Comparison(payload)
             seconds = contestant.consume(topic, count, comparison.take)
             comparison.finish(count)
-            return Taken(seconds)
+            return Sample(seconds)
         tally = _Tally(payload.size)
         seconds = contestant.consume(topic, count, tally.take)
         check(tally.seen == count, f"{tally.seen} messages came back of {count}")
         bench.verify(topic, count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("consume", sample, payload.batch)
 
@@ -244,16 +244,16 @@ def latency(contestant: Contestant, payload: Payload, *, synced: bool) -> Subjec
             receivers.pop().close()
         contestant.node.stop()
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         topic = bench.topic()
         total = count + WARM_UP
         with receivers[0].receiving(topic, total) as arrived:
-            begun = contestant.publish_paced(topic, payload.values(total), Pace())
+            begun = contestant.publish_paced(topic, payload.values(total), PublishPace())
             times, values = arrived()
         check(list(values) == list(payload.expected(0, total)), "the other process received wrong values")
         contestant.delete(topic)
         latencies = [(after - before) / 1e9 for before, after in zip(begun, times, strict=True)]
-        return Taken((begun[-1] - begun[0]) / 1e9, latencies[WARM_UP:])
+        return Sample((begun[-1] - begun[0]) / 1e9, latencies[WARM_UP:])
 
     subject = bench.subject("latency", sample, 1)
     params = {**subject.params, "warm_up": f"the first {WARM_UP} messages do not count"}
@@ -264,7 +264,7 @@ def publishing_single(contestant: Contestant, payload: Payload, clients: int = C
     """Many clients at once, each of which waits for one message to be acknowledged before it sends the next."""
     bench = _Bench(contestant, payload, synced=True)
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         topic = bench.topic()
         share = count // clients
         values = list(payload.values(count))
@@ -274,7 +274,7 @@ def publishing_single(contestant: Contestant, payload: Payload, clients: int = C
         contestant.consume(topic, count, seen.extend)
         check_shares(seen, shares)
         contestant.delete(topic)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("single", sample, clients)
 
@@ -293,7 +293,7 @@ class Footprint(NamedTuple):
     """A server that is started to see what it needs."""
 
     name: str
-    node: Node
+    node: ServerNode
     params: Mapping[str, Any]
 
 
@@ -301,11 +301,11 @@ def starting(footprint: Footprint) -> Subject:
     """From the start of the process to its first answer, and the memory it has when nothing happens."""
     node = footprint.node
 
-    def sample(place: str, _: int) -> Taken:
+    def sample(place: str, _: int) -> Sample:
         node.start(place, synced=False)
         try:
             time.sleep(_SETTLE_S)
-            return Taken(node.ready_s, amount=node.memory_bytes)
+            return Sample(node.ready_s, amount=node.memory_bytes)
         finally:
             node.stop()
 

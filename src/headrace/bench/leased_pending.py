@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from headrace.bench.broker_workloads import HeadraceNode
-from headrace.bench.leased_workloads import Headrace
-from headrace.bench.measure import Benchmark, Figure, Subject, Taken, check, duration
+from headrace.bench.leased_workloads import HeadraceQueue
+from headrace.bench.measure import Benchmark, Figure, Sample, Subject, check, duration
 from headrace.bench.payload import Payload
 from headrace.bench.queues import BATCH, FAR_S, Dated, scattered
 from headrace.bench.servers import answers
 from headrace.client._sync.bus import connect
-from headrace.client.jobs import Job
+from headrace.client.leasing.jobs import Job
 
 MILLION = 1_000_000
 _SETTLE_S = 1.0
@@ -29,7 +29,7 @@ _QUEUE = "bench"
 def benchmarks(million: int = MILLION) -> list[Benchmark]:
     """All of it; what counts as a million can be less."""
     payload = Payload()
-    told = {**payload.params, "durability": Headrace.words}
+    told = {**payload.params, "durability": HeadraceQueue.words}
     cases = {
         "headrace": (5 * million, _WAITING),
         "headrace_5m_ready": (5 * million, _READY),
@@ -89,7 +89,7 @@ class _KilledNode(HeadraceNode):
 
 def _restarting(payload: Payload, count: int) -> Subject:
     node = _KilledNode()
-    contestant = Headrace(node)
+    contestant = HeadraceQueue(node)
     kept: list[_Restarting] = []
 
     def prepare(place: str) -> None:
@@ -100,8 +100,8 @@ def _restarting(payload: Payload, count: int) -> Subject:
             node.stop()
             raise
 
-    def sample(_: str, __: int) -> Taken:
-        return Taken(kept[0].sample(node))
+    def sample(_: str, __: int) -> Sample:
+        return Sample(kept[0].sample(node))
 
     params = {
         "pending": count,
@@ -115,7 +115,7 @@ def _restarting(payload: Payload, count: int) -> Subject:
 class _Restarting:
     """A queue, and which batches of the payload are ready in it."""
 
-    def __init__(self, contestant: Headrace, payload: Payload, count: int) -> None:
+    def __init__(self, contestant: HeadraceQueue, payload: Payload, count: int) -> None:
         self._contestant = contestant
         self._payload = payload
         self._pending = count // BATCH * BATCH
@@ -173,7 +173,7 @@ class _Memory:
         self._payload = payload
         self._count = count // BATCH * BATCH
         self._kind = kind
-        self._contestant = Headrace()
+        self._contestant = HeadraceQueue()
         self._before = 0
 
     def subject(self) -> Subject:
@@ -214,6 +214,6 @@ class _Memory:
                     producer.send_many(values, priorities=[value[0] for value in values])
                 producer.flush()
 
-    def _sample(self, _: str, __: int) -> Taken:
+    def _sample(self, _: str, __: int) -> Sample:
         time.sleep(_SETTLE_S)
-        return Taken(_SETTLE_S, amount=(self._contestant.node.memory_bytes - self._before) / self._count)
+        return Sample(_SETTLE_S, amount=(self._contestant.node.memory_bytes - self._before) / self._count)

@@ -15,7 +15,7 @@ from headrace.bench.payload import Payload
 from headrace.bench.queues import BATCH, CONSUMERS, Dated, Take, Timeline, Worked, WorkQueue
 from headrace.bench.receiver import Arrived, Receive
 from headrace.client._async.bus import AsyncBus, connect_async
-from headrace.client._async.jobs import AsyncJobs
+from headrace.client._async.leasing.jobs import AsyncJobs
 from headrace.client._sync.bus import Bus, connect
 
 SINGLES_MAX = 60_000
@@ -29,11 +29,11 @@ def benchmarks(
     """What every user can measure, by the first name."""
     batches, most = payload.params, payload.count_max
     one, two = HeadraceNode(), HeadraceNode()  # each shared by those that are measured in turn
-    many = [Headrace(one), HeadraceOverlapped(one)]
-    singly = [Headrace(two), HeadraceOneBus(two), HeadraceJobs(two)]
+    many = [HeadraceQueue(one), HeadraceOverlapped(one)]
+    singly = [HeadraceQueue(two), HeadraceQueueOneBus(two), HeadraceJobs(two)]
     return {
         "enqueue_synced": Benchmark(
-            {"enqueue_synced": rate()}, [queues.enqueueing(Headrace(), payload)], batches, None, most
+            {"enqueue_synced": rate()}, [queues.enqueueing(HeadraceQueue(), payload)], batches, None, most
         ),
         "lease_ack_batch1000": Benchmark(
             {"lease_ack_batch1000": rate()},
@@ -50,12 +50,12 @@ def benchmarks(
             SINGLES_MAX,
         ),
         "timeline": Benchmark(
-            queues.timing(), [queues.keeping_time(Headrace(), payload, timeline or Timeline())], batches, 1
+            queues.timing(), [queues.keeping_time(HeadraceQueue(), payload, timeline or Timeline())], batches, 1
         ),
     }
 
 
-class Headrace(WorkQueue):
+class HeadraceQueue(WorkQueue):
     """The broker and its Python client."""
 
     name = "headrace"
@@ -124,7 +124,7 @@ class Headrace(WorkQueue):
         return functools.partial(_receive, self.node.address)
 
 
-class HeadraceOverlapped(Headrace):
+class HeadraceOverlapped(HeadraceQueue):
     """The next messages are leased while those before are acknowledged."""
 
     name = "headrace_overlapped"
@@ -137,7 +137,7 @@ class HeadraceOverlapped(Headrace):
         return run_async(_lease_overlapped(self.node.address, queue, count, take))
 
 
-class HeadraceOneBus(Headrace):
+class HeadraceQueueOneBus(HeadraceQueue):
     """Consumers of one service: all of them through one bus."""
 
     name = "headrace_one_bus"
@@ -150,7 +150,7 @@ class HeadraceOneBus(Headrace):
         return run_async(_lease_singles(self.node.address, queue, count, consumers, buses=1))
 
 
-class HeadraceJobs(Headrace):
+class HeadraceJobs(HeadraceQueue):
     """Consumers that have the next messages at hand while they work on one."""
 
     name = "headrace_jobs"

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from headrace.bench import processes
-from headrace.bench.measure import Subject, Taken, WrongResult, check
+from headrace.bench.measure import Sample, Subject, WrongResult, check
 from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.batch import Columns, encode
@@ -36,7 +36,7 @@ class _Failure(NamedTuple):
 def visibility(payload: Payload) -> Subject:
     """The time from before an append until another process has the message."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         path = os.path.join(place, "log")
         total = count + _VISIBILITY_WARM_UP
         ours, theirs = processes.spawn.Pipe()
@@ -47,7 +47,7 @@ def visibility(payload: Payload) -> Subject:
         check(wrong is None, f"the other process saw a wrong value at offset {wrong}")
         check(len(came) == total, f"the other process saw {len(came)} messages of {total}")
         latencies = [(after - before) / 1e9 for before, after in zip(sent, came, strict=True)]
-        return Taken((sent[-1] - sent[0]) / 1e9, latencies[_VISIBILITY_WARM_UP:])
+        return Sample((sent[-1] - sent[0]) / 1e9, latencies[_VISIBILITY_WARM_UP:])
 
     params = {
         "api": "Log.append and flush(sync=False) here, Log.tail in another process",
@@ -130,7 +130,7 @@ class KilledLog:
             self._safe_offset = _received(ours)
             time.sleep(_UNSYNCED_S)
 
-    def _sample(self, place: str, _: int, *, indexes: bool = True) -> Taken:
+    def _sample(self, place: str, _: int, *, indexes: bool = True) -> Sample:
         path = os.path.join(place, "log")
         shutil.copytree(self._source, path)
         self._tear(path)
@@ -149,9 +149,9 @@ class KilledLog:
             check(not log.recovery.lost, f"recovery lost messages: {log.recovery.lost}")
             check(count >= self._safe_offset, f"{self._safe_offset - count} flushed messages are gone")
             self._payload.check((batch.columns().values for batch in log.batches()), count)
-        return Taken(seconds)
+        return Sample(seconds)
 
-    def _sample_without_indexes(self, place: str, count: int) -> Taken:
+    def _sample_without_indexes(self, place: str, count: int) -> Sample:
         return self._sample(place, count, indexes=False)
 
     def _tear(self, path: str) -> None:

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from headrace.bench.log_processes import VISIBILITY_RATE, KilledLog, visibility
-from headrace.bench.measure import Benchmark, Subject, Taken, check, duration, each_us, percentile, rate
+from headrace.bench.measure import Benchmark, Sample, Subject, check, duration, each_us, percentile, rate
 from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.batch import HEADER_BYTES, Columns, encode, parse, received
 from headrace.model.durability import Durability
-from headrace.storage.host import Host
+from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.log import FileLog
-from headrace.storage.receipt import Receipt
+from headrace.storage.runtime import StorageRuntime
 
 IN_FLIGHT_MAX = 64
 """Batches that are appended and not known to be synced."""
@@ -66,8 +66,8 @@ def more_benchmarks(payload: Payload, *, log_bytes: int, segment_bytes: int | No
 def _appending(payload: Payload, durability: Durability) -> Subject:
     """Batches encoded and appended to the storage engine's log."""
 
-    def sample(place: str, count: int) -> Taken:
-        host = Host()
+    def sample(place: str, count: int) -> Sample:
+        host = StorageRuntime()
         path = os.path.join(place, "log")
         log = FileLog(host, path)
         append = _append_synced if durability is Durability.SYNCED else _append_written
@@ -78,7 +78,7 @@ def _appending(payload: Payload, durability: Durability) -> Subject:
         payload.check((batch.columns().values for batch in log.batches(0)), count)
         log.close()
         host.close()
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = {
         Durability.WRITTEN: "written: each batch is with the operating system when append returns; never synced",
@@ -97,7 +97,7 @@ def _append_written(log: FileLog, batches: Iterable[list[bytes]]) -> None:
 
 def _append_synced(log: FileLog, batches: Iterable[list[bytes]]) -> None:
     data = bytearray(HEADER_BYTES)
-    in_flight: deque[Receipt] = deque()
+    in_flight: deque[AppendReceipt] = deque()
     for values in batches:
         now_us = time.time_ns() // 1000
         in_flight.append(log.append(encode(Columns(values), now_us, buffer=data), now_us, Durability.SYNCED))
@@ -111,14 +111,14 @@ def _embedded(payload: Payload, durability: Durability) -> Subject:
     """The same through the embedded log, which gathers its own batches."""
     synced = durability is Durability.SYNCED
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         path = os.path.join(place, "log")
         with Log(path, sync_every=0.1 if synced else None) as log:
             begin = time.perf_counter()
             _append_many(log, payload.batches(count), sync=synced)
             seconds = time.perf_counter() - begin
             payload.check_log(path, count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = "written: flush(sync=False) at the end; sync_every=None"
     if synced:
@@ -137,14 +137,14 @@ def _append_many(log: Log, batches: Iterable[list[bytes]], *, sync: bool) -> Non
 def _single(payload: Payload) -> Subject:
     """One call for each message."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         path = os.path.join(place, "log")
         with Log(path) as log:
             begin = time.perf_counter()
             _append_each(log, payload.batches(count))
             seconds = time.perf_counter() - begin
             payload.check_log(path, count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     words = "synced: flush() at the end, and every 0.1 s before (the default)"
     return Subject("headrace", sample, {"api": "Log.append, buffered", "durability": words}, payload.batch)
@@ -160,14 +160,14 @@ def _append_each(log: Log, batches: Iterable[list[bytes]]) -> None:
 def _latency(payload: Payload) -> Subject:
     """One message appended and synced, then the next."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         path = os.path.join(place, "log")
         with Log(path) as log:
             begin = time.perf_counter()
             latencies = _append_and_flush(log, payload.values(count))
             seconds = time.perf_counter() - begin
             payload.check_log(path, count)
-        return Taken(seconds, latencies)
+        return Sample(seconds, latencies)
 
     return Subject("headrace", sample, {"api": "Log.append, then flush()", "durability": "synced: each message"})
 
@@ -185,7 +185,7 @@ def _append_and_flush(log: Log, values: Iterable[bytes]) -> list[float]:
 def _reading(payload: Payload, read: Callable[[Log], list[tuple[int, bytes | None]]]) -> Subject:
     """All of a log, from beginning to end."""
 
-    def sample(place: str, count: int) -> Taken:
+    def sample(place: str, count: int) -> Sample:
         path = os.path.join(place, "log")
         payload.fill(path, count)
         with Log(path, readonly=True) as log:
@@ -196,7 +196,7 @@ def _reading(payload: Payload, read: Callable[[Log], list[tuple[int, bytes | Non
             check([value] == payload.expected(offset, 1), f"the value at offset {offset} is wrong")
         check(seen[-1][0] == count - 1, f"the last message is {seen[-1][0]}, not {count - 1}")
         payload.check_log(path, count)
-        return Taken(seconds)
+        return Sample(seconds)
 
     params = {
         "api": "Log.batches, each batch.columns().values" if read is _read_lists else "for message in log",
@@ -226,7 +226,7 @@ def _iterate(log: Log) -> list[tuple[int, bytes | None]]:
 def _encoding(payload: Payload) -> Subject:
     """A batch of one message made."""
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         value = payload.pool[0][0]
         begin = time.perf_counter()
         data = _encode_each([value], count)
@@ -234,7 +234,7 @@ def _encoding(payload: Payload) -> Subject:
         batch = parse(memoryview(_placed(bytearray(data))))
         batch.verify()
         check(batch.columns().values == [value], "the batch holds another value")
-        return Taken(seconds)
+        return Sample(seconds)
 
     return Subject("headrace", sample, {"api": "encode(Columns([value]), time)", "durability": "none: in memory"}, 1000)
 
@@ -248,7 +248,7 @@ def _encode_each(values: list[bytes], count: int) -> bytes | bytearray | memoryv
 def _decoding(payload: Payload) -> Subject:
     """A stored batch of one message checked and read."""
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         value = payload.pool[0][0]
         batch = encode(Columns([value]), _TIME_US)
         view = memoryview(_placed(bytearray(batch.data)))
@@ -256,7 +256,7 @@ def _decoding(payload: Payload) -> Subject:
         seen = _decode_each(view, count)
         seconds = time.perf_counter() - begin
         check(seen == value, "the batch came back with another value")
-        return Taken(seconds)
+        return Sample(seconds)
 
     params = {"api": "parse, verify, columns().values[0]", "durability": "none: in memory"}
     return Subject("headrace", sample, params, 1000)

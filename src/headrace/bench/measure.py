@@ -26,7 +26,7 @@ class Unavailable(Exception):
     """A subject cannot be measured here, and why."""
 
 
-class Taken(NamedTuple):
+class Sample(NamedTuple):
     """What one sample took."""
 
     seconds: float
@@ -41,7 +41,7 @@ class Figure(NamedTuple):
 
     unit: str
     higher_is_better: bool
-    of: Callable[[int, Taken], float]
+    of: Callable[[int, Sample], float]
     """Makes it of the count of operations and what they took."""
 
 
@@ -49,7 +49,7 @@ class Subject(NamedTuple):
     """One of those compared."""
 
     name: str
-    sample: Callable[[str, int], Taken]
+    sample: Callable[[str, int], Sample]
     """Does so many operations in a directory, checks its work outside of the time it tells, and tells the time."""
     params: Mapping[str, Any]
     step: int = 1
@@ -110,7 +110,7 @@ def percentile(percent: float, unit: str) -> Figure:
     """The latency, in µs or ms, that this percentage of the operations did not exceed."""
     scale = {"µs": 1e6, "ms": 1e3}[unit]
 
-    def of(_: int, taken: Taken) -> float:
+    def of(_: int, taken: Sample) -> float:
         ordered = sorted(taken.latencies_s)
         return ordered[max(math.ceil(len(ordered) * percent / 100) - 1, 0)] * scale
 
@@ -164,7 +164,7 @@ class _Run:
         self._benchmark = benchmark
         self._root = root
         self._count = benchmark.operations or 0
-        self._taken: list[Taken] = []
+        self._taken: list[Sample] = []
 
     def begin(self, seconds: float, kept: contextlib.ExitStack) -> None:
         """Prepare, and find out how much to do in a sample."""
@@ -211,7 +211,7 @@ class _Run:
         }
         return line if self.why_not is None else {**line, "why": self.why_not}
 
-    def _value(self, figure: Figure, taken: Taken) -> float:
+    def _value(self, figure: Figure, taken: Sample) -> float:
         return _rounded(figure.of(self._count, taken))
 
     def _calibrated(self, seconds: float) -> int:
@@ -241,7 +241,7 @@ def _asleep(sleepers: Iterable[Sleeper]) -> Iterator[None]:
             sleeper.wake()
 
 
-def _sample(subject: Subject, root: str, count: int) -> Taken:
+def _sample(subject: Subject, root: str, count: int) -> Sample:
     with _directory(root) as place:
         gc.collect()
         try:

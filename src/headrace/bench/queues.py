@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from headrace.bench.measure import Figure, Subject, Taken, Unavailable, check, percentile
+from headrace.bench.measure import Figure, Sample, Subject, Unavailable, check, percentile
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Arrived, Receive, Receiver
-from headrace.bench.servers import Node
+from headrace.bench.servers import ServerNode
 
 BATCH = 1000
 """Messages that a batch of leases has."""
@@ -92,7 +92,7 @@ class WorkQueue(abc.ABC):
     api: ClassVar[Mapping[str, str]]
     """What is called to `enqueue`, lease in `batches` or as `singles`, and to keep the `timeline`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ServerNode) -> None:
         self.node = node
 
     @abc.abstractmethod
@@ -155,7 +155,7 @@ class _Bench:
     def __init__(self, contestant: WorkQueue) -> None:
         self.contestant = contestant
 
-    def subject(self, workload: str, sample: Callable[[str, int], Taken], step: int) -> Subject:
+    def subject(self, workload: str, sample: Callable[[str, int], Sample], step: int) -> Subject:
         """What is measured."""
         contestant = self.contestant
         params = {"api": contestant.api[workload], "durability": contestant.words}
@@ -187,12 +187,12 @@ def enqueueing(contestant: WorkQueue, payload: Payload) -> Subject:
     """Batches one after the other, as many under way as the client does well with."""
     bench = _Bench(contestant)
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         queue = bench.queue()
         seconds = contestant.enqueue(queue, payload.batches(count))
         contestant.drained(queue, count, payload)
         bench.done(queue)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("enqueue", sample, payload.batch)
 
@@ -201,14 +201,14 @@ def leasing_batches(contestant: WorkQueue, payload: Payload) -> Subject:
     """One consumer that leases many at once and acknowledges them at once."""
     bench = _Bench(contestant)
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         queue = bench.queue()
         contestant.fill(queue, payload.batches(count))
         kept: list[Sequence[bytes]] = []
         seconds = contestant.lease_batches(queue, count, kept.append)
         payload.check(kept, count)
         bench.done(queue)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("batches", sample, payload.batch)
 
@@ -217,13 +217,13 @@ def leasing_singles(contestant: WorkQueue, payload: Payload, consumers: int = CO
     """Many consumers at once, each of which leases one message and acknowledges it before it leases the next."""
     bench = _Bench(contestant)
 
-    def sample(_: str, count: int) -> Taken:
+    def sample(_: str, count: int) -> Sample:
         queue = bench.queue()
         contestant.fill(queue, payload.batches(count))
         seconds, values = contestant.lease_singles(queue, count, consumers)
         check_all(values, payload.expected(0, count))
         bench.done(queue)
-        return Taken(seconds)
+        return Sample(seconds)
 
     return bench.subject("singles", sample, payload.batch)
 
@@ -262,7 +262,7 @@ def keeping_time(contestant: WorkQueue, payload: Payload, whole: Timeline) -> Su
             kept.pop().receiver.close()
         contestant.node.stop()
 
-    def sample(_: str, __: int) -> Taken:
+    def sample(_: str, __: int) -> Sample:
         return kept[0].sample()
 
     subject = bench.subject("timeline", sample, 1)
@@ -292,7 +292,7 @@ class _Kept:
         self._pending = count
         return count / (time.perf_counter() - begin)
 
-    def sample(self) -> Taken:
+    def sample(self) -> Sample:
         count = max(round(self._wanted.per_second * self._wanted.seconds), 1)
         lead_s = _LEAD_S + 2 * count / self._per_s
         for _ in range(_LEAD_TRIES):
@@ -306,7 +306,7 @@ class _Kept:
             if scheduled_us < dues[0]:
                 arrivals = zip(times_ns, handed, strict=True)
                 late = [(at_ns - _DUE.unpack_from(value)[0] * 1000) / 1e9 for at_ns, value in arrivals]
-                return Taken(self._wanted.seconds, late)
+                return Sample(self._wanted.seconds, late)
             lead_s *= 2
         raise Unavailable(f"{count} messages could not be scheduled in {lead_s / 2:.1f} s, before the first was due")
 

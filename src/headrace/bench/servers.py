@@ -39,7 +39,7 @@ def answers(port: int, question: bytes, answer: bytes) -> bool:
     return False
 
 
-class Server:
+class BenchServer:
     """A server process and those that it starts."""
 
     def __init__(self, command: Sequence[str], place: str, *, environment: Mapping[str, str] | None = None) -> None:
@@ -153,13 +153,13 @@ def _resident_bytes(process: int) -> int:
     return 0
 
 
-class Node(abc.ABC):
+class ServerNode(abc.ABC):
     """A server that several subjects of a benchmark may share: it starts with the first and stops with the last."""
 
     def __init__(self) -> None:
         self.ready_s = 0.0
         """What it took from the start of the process to the first answer."""
-        self._servers: list[Server] = []
+        self._servers: list[BenchServer] = []
         self._users = 0
 
     def start(self, place: str, *, synced: bool) -> None:
@@ -217,7 +217,7 @@ class Node(abc.ABC):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         begin = time.perf_counter()
-        server = Server(command, place, environment=environment)
+        server = BenchServer(command, place, environment=environment)
         self._servers.append(server)
         server.wait_until(ready)
         self.ready_s = time.perf_counter() - begin

@@ -4,24 +4,24 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from headrace.broker.crons import Crons
 from headrace.broker.dead_letters import DeadLetters
-from headrace.broker.editing import Editing
-from headrace.broker.finding import Finding
-from headrace.broker.later import Later, WithBody
-from headrace.broker.leasing import Leasing
+from headrace.broker.group_coordinator import GroupCoordinator, Session, find_offsets
+from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import Membership, Session, find_offsets
+from headrace.broker.maintenance import Maintenance
+from headrace.broker.message_editor import MessageEditor
+from headrace.broker.message_queries import MessageQueries
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import Stream
 from headrace.broker.subscriptions import SubscriptionRegistry
-from headrace.broker.topics import Topic, Topics
+from headrace.broker.topic_trimmer import TopicTrimmer
+from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.broker.trimming import Trimming
-from headrace.broker.upkeep import Upkeep
-from headrace.engines.api import PRODUCER_MIN, Store, explained
+from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
 from headrace.model.leasing import (
@@ -43,7 +43,6 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.recurring import CronList, CronNext, CronPause, CronRemove, CronRun, CronSet
 from headrace.model.request import Answer, Request
 from headrace.model.requests import (
     Assignment,
@@ -74,8 +73,16 @@ from headrace.model.requests import (
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
+from headrace.model.schedule_requests import (
+    ScheduleList,
+    ScheduleNext,
+    SchedulePause,
+    ScheduleRemove,
+    ScheduleRun,
+    ScheduleSet,
+)
 
-Handler = Callable[[Session, Any, memoryview, int], "Answer | WithBody | Later[Any]"]
+Handler = Callable[[Session, Any, memoryview, int], "Answer | AnswerWithBody | PendingAnswer[Any]"]
 
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
@@ -96,23 +103,27 @@ class Broker:
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
-        self._topics = Topics(store, self._ledger, ports, settings)
-        self._membership = Membership(self._topics, self._ledger, ports)
+        self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._groups = GroupCoordinator(self._topics, self._ledger, ports)
         self._topics.on_change = self._topic_changed
         self._transactions = Transactions(
-            store.open_staging("staging"), self._topics, self._membership, self._ledger, ports, settings, now_us
+            store.open_staging("staging"), self._topics, self._groups, self._ledger, ports, settings, now_us
         )
         dead_letters = DeadLetters(self._topics, self._transactions, ports)
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
         dead_letters.registry, dead_letters.failures = self._subscriptions, self._ledger.failures
         self._topics.on_alter = self._subscriptions.topic_altered
-        self._leasing = Leasing(self._subscriptions, dead_letters, self._ledger, ports)
-        self._editing = Editing(self._topics, self._subscriptions, self._ledger, ports)
-        self._finding = Finding(self._topics, self._subscriptions, dead_letters, self._editing, self._ledger, ports)
-        self._crons = Crons(self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us)
-        self._trimming = Trimming(self._topics, self._membership, self._subscriptions, ports)
-        self._upkeep = Upkeep(self._topics, self._membership, self._subscriptions, self._ledger, ports, settings)
-        self._upkeep.learn = dead_letters.learn
+        self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports)
+        self._editor = MessageEditor(self._topics, self._subscriptions, self._ledger, ports)
+        self._queries = MessageQueries(
+            self._topics, self._subscriptions, dead_letters, self._editor, self._ledger, ports
+        )
+        self._schedules = ScheduleRunner(
+            self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
+        )
+        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
+        self._maintenance = Maintenance(self._topics, self._groups, self._subscriptions, self._ledger, ports, settings)
+        self._maintenance.learn = dead_letters.learn
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -134,8 +145,8 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
-        at_rest = self._ledger.idle and self._transactions.idle and self._trimming.idle
-        return at_rest and all(lane.idle for lane in self._topics.lanes())
+        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle
+        return at_rest and all(active.idle for active in self._topics.active_partitions())
 
     def connect(self, push: Callable[[Assignment], None], name: str, now_us: int) -> Session:  # noqa: ARG002
         """Somebody is there; what the broker has to tell unasked goes to `push`."""
@@ -145,17 +156,17 @@ class Broker:
 
     def touch(self, session: Session, now_us: int) -> None:
         """A sign of life."""
-        self._membership.touch(session, now_us)
+        self._groups.touch(session, now_us)
 
     def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
-        self._membership.disconnect(session)
+        self._groups.disconnect(session)
         self._leasing.disconnect(session)
 
     def ask(
         self, session: Session, request: Request[Any], body: memoryview, now_us: int
-    ) -> Answer | WithBody | Later[Any]:
+    ) -> Answer | AnswerWithBody | PendingAnswer[Any]:
         """The answer to a request, or an answer to come. The body is not used any more when this returns."""
         self._subscriptions.now_us = now_us
         handler = self._handlers.get(type(request))
@@ -166,7 +177,7 @@ class Broker:
         try:
             return handler(session, request, body, now_us)
         except OSError as error:
-            raise explained(error) from error
+            raise as_headrace_error(error) from error
 
     def open_stream(
         self,
@@ -181,24 +192,24 @@ class Broker:
     ) -> Stream:
         """Read a partition from an offset on; with `verify` the first batch is checked whole."""
         found = self._topics.get(topic)
-        lane = self._topics.lane(found, partition)
-        stream = Stream(lane, found.id, offset, on_ready)
-        if verify and offset < lane.end_offset:
-            lane.partition.batch_at(offset)
+        active = self._topics.active(found, partition)
+        stream = Stream(active, found.id, offset, on_ready)
+        if verify and offset < active.end_offset:
+            active.partition.batch_at(offset)
         return stream
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
-        self._tick("groups", self._membership.tick, now_us)
+        self._tick("groups", self._groups.tick, now_us)
         self._tick("transactions", self._transactions.tick, now_us)
-        self._tick("maintenance", self._upkeep.tick, now_us)
+        self._tick("maintenance", self._maintenance.tick, now_us)
         self._tick("leasing", self._leasing.tick, now_us)
-        self._tick("queries", self._finding.tick, now_us)
+        self._tick("queries", self._queries.tick, now_us)
         if not self._draining:
-            self._tick("schedules", self._crons.tick, now_us + self.wall_offset_us)  # about the time of day
-        cron_us = None if self._draining else self._crons.next_tick_us()
+            self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
+        cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
-        times = [self._upkeep.next_tick_us, self._leasing.next_tick_us, self._membership.next_tick_us(), cron_us]
+        times = [self._maintenance.next_tick_us, self._leasing.next_tick_us, self._groups.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -218,7 +229,7 @@ class Broker:
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
-        self._upkeep.close()
+        self._maintenance.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
@@ -230,18 +241,18 @@ class Broker:
         return {**self._plain_requests(), **self._leased_requests(), **self._cron_requests()}
 
     def _cron_requests(self) -> dict[type[Request[Any]], Handler]:
-        crons = self._crons
+        schedules = self._schedules
         return {
-            CronSet: lambda _, ask, __, now: crons.set(ask, now + self.wall_offset_us),
-            CronRemove: lambda _, ask, __, now: crons.remove(ask, now + self.wall_offset_us),
-            CronList: lambda _, ask, __, ___: crons.listed(ask),
-            CronPause: lambda _, ask, __, now: crons.pause(ask, now + self.wall_offset_us),
-            CronRun: lambda _, ask, __, now: crons.run(ask, now + self.wall_offset_us),
-            CronNext: lambda _, ask, __, now: crons.next_runs(ask, now + self.wall_offset_us),
+            ScheduleSet: lambda _, ask, __, now: schedules.set(ask, now + self.wall_offset_us),
+            ScheduleRemove: lambda _, ask, __, now: schedules.remove(ask, now + self.wall_offset_us),
+            ScheduleList: lambda _, ask, __, ___: schedules.listed(ask),
+            SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
+            ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
+            ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
-        registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editing, self._finding
+        registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editor, self._queries
         return {
             SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
             SubscriptionAlter: lambda _, ask, __, now: registry.alter(ask, now),
@@ -263,7 +274,7 @@ class Broker:
         }
 
     def _plain_requests(self) -> dict[type[Request[Any]], Handler]:
-        groups, transactions = self._membership, self._transactions
+        groups, transactions = self._groups, self._transactions
         return {
             Publish: self._publish,
             TransactionStage: self._stage,
@@ -284,7 +295,7 @@ class Broker:
             TopicDelete: self._delete_topic,
             TopicDescribe: self._describe_topic,
             TopicList: self._list_topics,
-            TopicTrim: lambda _, ask, __, now: self._trimming.trim(ask, now),
+            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
             Info: self._info,
         }
 
@@ -296,55 +307,57 @@ class Broker:
         return any(not one.is_settled(partition, offset) for one in leased)
 
     def _topic_changed(self, topic: Topic, now_us: int) -> None:
-        self._membership.topic_changed(topic, now_us)
+        self._groups.topic_changed(topic, now_us)
         self._subscriptions.topic_changed(topic, now_us)
 
-    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | Later[Any]:
+    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | PendingAnswer[Any]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
-        lane = topics.lane(topic, request.partition)
-        if self._ballast.dropped and lane.partition.in_files:
+        active = topics.active(topic, request.partition)
+        if self._ballast.dropped and active.partition.in_files:
             raise DiskFull(_FULL_DISK)
-        return lane.publish(request, batch, now_us)
+        return active.publish(request, batch, now_us)
 
     def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Answer:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         return self._transactions.stage(request, received(body), now_us)
 
-    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> Later[Answer]:
+    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
         new = self._topics.find(request.topic) is None
         topic = self._topics.create(request, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
-    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> Later[Answer]:
+    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
         before = self._topics.known(request.topic)
         if not before.failure:
-            self._topics.all_lanes(before)  # first what may go wrong
+            self._topics.all_active(before)  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> Later[Answer]:
+    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
         self._topics.delete(request.topic, now_us)
         return self._ledger.durably(Done())
 
     def _describe_topic(
         self, _: Session, request: TopicDescribe, __: memoryview, now_us: int
-    ) -> Answer | Later[Answer]:
+    ) -> Answer | PendingAnswer[Answer]:
         if not request.create or self._topics.find(request.topic) is not None:
             return self._topics.info(self._topics.known(request.topic), partitions=True)
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Answer | Later[Answer]:
+    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Answer | PendingAnswer[Answer]:
         def steps() -> Steps:
             return TopicsFound((yield from self._topics.matching(request)))
 
-        later: Later[Answer] = in_slices(self._ports, steps())
-        return later.outcome if isinstance(later.outcome, TopicsFound) else later  # few are there at once
+        pending_answer: PendingAnswer[Answer] = in_slices(self._ports, steps())
+        return (
+            pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
+        )  # few are there at once
 
     def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Answer:
         return BrokerInfo(
@@ -353,10 +366,10 @@ class Broker:
             started_us=self._started_us,
             time_us=now_us,
             topics=len(self._topics),
-            partitions_open=sum(len(topic.lanes) for topic in self._topics),
-            groups=len(self._membership),
+            partitions_open=sum(len(topic.active_partitions) for topic in self._topics),
+            groups=len(self._groups),
             subscriptions=len(self._subscriptions),
-            crons=len(self._crons),
+            schedules=len(self._schedules),
             connections=len(self._sessions),
             transactions_open=len(self._transactions),
             data=self._store.directory or ":memory:",

@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.failures import Failures
-from headrace.broker.later import Later
-from headrace.broker.leased_facts import Finished
+from headrace.broker.failure_log import FailureLog
+from headrace.broker.leased_facts import MessagesSettled
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.slices import Steps
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
-from headrace.broker.topics import Topic, Topics
+from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.engines.api import LeasedIndex, Note, explained, outlook, packed
+from headrace.engines.api import LeasedIndex, ReleaseNote, as_headrace_error, inspection, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.request import Answer
-from headrace.model.requests import Done, Place, TopicCreate
+from headrace.model.requests import Done, PartitionOffset, TopicCreate
 from headrace.model.subscription import SubscriptionSettings
 
 REDRIVE = "redrive"
@@ -42,12 +42,12 @@ _LOOKED_AT_TOGETHER = 1000
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
-    def __init__(self, topics: Topics, transactions: Transactions, ports: Ports) -> None:
+    def __init__(self, topics: TopicRegistry, transactions: Transactions, ports: Ports) -> None:
         self._topics = topics
         self._ports = ports
         self._transactions = transactions
         self.registry: SubscriptionRegistry
-        self.failures = Failures()
+        self.failures = FailureLog()
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
@@ -89,7 +89,7 @@ class DeadLetters:
             if origins is None or index.edits:
                 origins = self._origins[dead.id, number] = _Origins()
             while origins.end < index.statuses.end:
-                offsets = list(islice(outlook.offsets(index.pending, "", origins.end), _LEARNT_TOGETHER))
+                offsets = list(islice(inspection.offsets(index.pending, "", origins.end), _LEARNT_TOGETHER))
                 for columns, there in index.parts(offsets):
                     for offset, headers in zip(there, columns.headers or (), strict=False):
                         given = headers or {}
@@ -118,7 +118,7 @@ class DeadLetters:
         now_us: int,
         *,
         counted: bool,
-    ) -> Later[Answer]:
+    ) -> PendingAnswer[Answer]:
         """Send messages to the dead letter topic; settles when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
@@ -127,20 +127,20 @@ class DeadLetters:
         holders = [held.holder if (held := index.leases.get(offset)) is not None else "" for offset in offsets]
         index.leave(offsets)
         about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
-        burial = _Burial(subscription, partition, index, about, now_us, Later())
+        burial = _Burial(subscription, partition, index, about, now_us, PendingAnswer())
         self._bury(burial, offsets)
-        return burial.later
+        return burial.pending_answer
 
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
         """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
         if not offsets:
-            burial.later.settle(Done())
+            burial.pending_answer.settle(Done())
             self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
             return
         try:
             carried, rest = self._carried(burial, offsets)
         except (HeadraceError, OSError) as error:
-            self._stay(burial, offsets, error if isinstance(error, HeadraceError) else explained(error))
+            self._stay(burial, offsets, error if isinstance(error, HeadraceError) else as_headrace_error(error))
             return
         carried.then(partial(self._go_on, burial, offsets, rest))
 
@@ -153,19 +153,21 @@ class DeadLetters:
         else:
             self._bury(burial, ())
 
-    def _carried(self, burial: "_Burial", offsets: Sequence[int]) -> tuple[Later[list[Place]], Sequence[int]]:
+    def _carried(
+        self, burial: "_Burial", offsets: Sequence[int]
+    ) -> tuple[PendingAnswer[list[PartitionOffset]], Sequence[int]]:
         """Send the first of them; returns what becomes of that, and which are left."""
         subscription, partition, index, about, now_us, _ = burial
         topic = self._dead_topic(subscription, now_us)
-        offsets, later = offsets[:_BURIED_TOGETHER], offsets[_BURIED_TOGETHER:]
+        offsets, pending_answer = offsets[:_BURIED_TOGETHER], offsets[_BURIED_TOGETHER:]
         columns, there, rest = index.read_some(offsets, _BURIED_BYTES)
         batches = self._letters(subscription, partition, index, columns, there, about, now_us)
         for damaged in index.damaged_among([one for one in offsets if one not in {*there, *rest}]):
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
-        finished = Finished(subscription.id, partition, packed([one for one in offsets if one not in left]))
+        finished = MessagesSettled(subscription.id, partition, packed([one for one in offsets if one not in left]))
         carried = self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us)
-        return carried, [*rest, *later]
+        return carried, [*rest, *pending_answer]
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -181,11 +183,11 @@ class DeadLetters:
         try:
             topic = self._dead_topic(subscription, now_us)
             letter = self._lost_letter(subscription, partition, damaged, now_us)
-            finished = Finished(subscription.id, partition, packed(damaged))
+            finished = MessagesSettled(subscription.id, partition, packed(damaged))
             place = topic, partition % topic.settings.partitions
             self._transactions.carry([(*place, letter)], [finished], now_us).then(sent)
         except (HeadraceError, OSError) as error:
-            sent(error if isinstance(error, HeadraceError) else explained(error))
+            sent(error if isinstance(error, HeadraceError) else as_headrace_error(error))
 
     def _lost_letter(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> Batch:
         """A message without a value that tells which others are lost."""
@@ -200,7 +202,7 @@ class DeadLetters:
             self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
-        burial.later.settle(error)
+        burial.pending_answer.settle(error)
 
     def _is_there(self, subscription: Subscription) -> bool:
         """Whether it was not deleted since."""
@@ -208,7 +210,7 @@ class DeadLetters:
 
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
-    ) -> Generator[None, None, Later[Answer]]:
+    ) -> Generator[None, None, PendingAnswer[Answer]]:
         """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
@@ -227,18 +229,18 @@ class DeadLetters:
         except (HeadraceError, OSError):
             self._stay_dead(indexes, found, now_us)
             raise
-        later: Later[Answer] = Later()
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 self._stay_dead(indexes, found, now_us)
-                later.settle(outcome)
+                pending_answer.settle(outcome)
             else:
-                later.settle(Redriven(sum(map(len, found.values()))))
+                pending_answer.settle(Redriven(sum(map(len, found.values()))))
 
-        facts = [Finished(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
+        facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
         self._transactions.carry(batches, list(facts), now_us).then(done)
-        return later
+        return pending_answer
 
     def _stay_dead(self, indexes: dict[int, LeasedIndex], found: dict[int, list[int]], now_us: int) -> None:
         """These could not be put back."""
@@ -295,7 +297,7 @@ class DeadLetters:
             own = dict((columns.headers[place] if columns.headers is not None else None) or {})
             own.pop(SUBSCRIPTION_HEADER, None)  # it was redriven before, and is for everybody who looks after the dead
             reason, holder, counted = about[offset]
-            notes = [*index.notes.get(offset, []), Note(now_us, holder, reason)]
+            notes = [*index.notes.get(offset, []), ReleaseNote(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
             headers.append({**own, **_about(subscription, partition, offset, reason, deliveries, notes, now_us)})
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
@@ -326,7 +328,7 @@ class _Burial(NamedTuple):
     leased: LeasedIndex
     about: dict[int, _About]
     now_us: int
-    later: Later[Answer]
+    pending_answer: PendingAnswer[Answer]
 
 
 def dead_topic(subscription: Subscription) -> str:
@@ -340,7 +342,7 @@ def _about(
     offset: int,
     reason: str,
     deliveries: int,
-    notes: list[Note],
+    notes: list[ReleaseNote],
     now_us: int,
 ) -> dict[str, bytes]:
     """The headers that tell what happened to a message."""
@@ -361,7 +363,7 @@ def offsets_text(offsets: range) -> str:
     return f"message {offsets.start}" if len(offsets) == 1 else f"messages {offsets.start} to {offsets.stop - 1}"
 
 
-def _history(notes: list[Note]) -> bytes:
+def _history(notes: list[ReleaseNote]) -> bytes:
     return msgspec.json.encode(
         [{"time": note.time_us, "holder": note.holder, "reason": note.reason[-200:]} for note in notes]
     )

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from headrace.broker.fact import Fact
-from headrace.broker.leased_facts import LeasedFact, LeasedState
+from headrace.broker.leased_facts import LeasedFact, LeasedSubscriptionsState
 from headrace.model.errors import UnsupportedFormat
 from headrace.model.limits import PARTITIONS_MAX
-from headrace.model.recurring import Recurrence
+from headrace.model.schedule_requests import ScheduleDefinition
 
 
-class Began(Fact, tag=1):
+class BrokerStarted(Fact, tag=1):
     """The broker was started, for the so-and-so-many-th time."""
 
     broker_id: str
@@ -31,26 +31,26 @@ class TopicSet(Fact, tag=2):
     """How often the settings were changed."""
 
 
-class TopicGone(Fact, tag=3):
+class TopicDeleted(Fact, tag=3):
     """A topic was deleted; its files are to be removed."""
 
     id: int
 
 
-class Moved(Fact, tag=4):
+class OffsetsCommitted(Fact, tag=4):
     """A group has come so far: topic id, partition and offset."""
 
     group: str
     places: list[tuple[int, int, int]]
 
 
-class GroupGone(Fact, tag=5):
+class GroupDeleted(Fact, tag=5):
     """A group was deleted."""
 
     group: str
 
 
-class ProducersKept(Fact, tag=6):
+class ProducersCheckpointed(Fact, tag=6):
     """What a partition knows of its producers; its log tells the rest."""
 
     partition: str
@@ -71,7 +71,7 @@ class Committed(Fact, tag=7):
     places: list[tuple[int, int, int]]
 
 
-class Settled(Fact, tag=8):
+class TransactionApplied(Fact, tag=8):
     """All batches of a committed transaction are synced in their partitions."""
 
     number: int
@@ -93,18 +93,18 @@ class TransactionUnshared(Fact, tag=10):
     epoch: int
 
 
-class CronPlace(msgspec.Struct, array_like=True, frozen=True):
-    """Where to look for the message of a recurrence's last run."""
+class ScheduleRunLocation(msgspec.Struct, array_like=True, frozen=True):
+    """Where to look for the message of a schedule's last run."""
 
     topic_id: int
     partition: int
     published_us: int
 
 
-class CronKept(Fact, tag=30):
-    """A recurrence was made or changed, and has come so far."""
+class ScheduleStored(Fact, tag=30):
+    """A schedule was made or changed, and has come so far."""
 
-    recurrence: Recurrence
+    definition: ScheduleDefinition
     id: int
     """Another one when it begins anew."""
     created_us: int
@@ -112,22 +112,22 @@ class CronKept(Fact, tag=30):
     """What was to be done up to this time is done, or left out."""
     runs: int = 0
     last_us: int = 0
-    place: CronPlace | None = None
+    place: ScheduleRunLocation | None = None
 
 
-class CronRan(Fact, tag=31):
-    """A recurrence has come as far as this, with so many runs more, none perhaps."""
+class ScheduleAdvanced(Fact, tag=31):
+    """A schedule has come as far as this, with so many runs more, none perhaps."""
 
     name: str
     id: int
     done_us: int
     runs: int
     last_us: int = 0
-    place: CronPlace | None = None
+    place: ScheduleRunLocation | None = None
 
 
-class CronGone(Fact, tag=32):
-    """A recurrence was removed."""
+class ScheduleDeleted(Fact, tag=32):
+    """A schedule was removed."""
 
     name: str
 
@@ -157,19 +157,19 @@ class OffsetsReserved(Fact, tag=70):
 
 
 AnyFact = (
-    Began
+    BrokerStarted
     | TopicSet
-    | TopicGone
-    | Moved
-    | GroupGone
-    | ProducersKept
+    | TopicDeleted
+    | OffsetsCommitted
+    | GroupDeleted
+    | ProducersCheckpointed
     | Committed
-    | Settled
+    | TransactionApplied
     | TransactionShared
     | TransactionUnshared
-    | CronKept
-    | CronRan
-    | CronGone
+    | ScheduleStored
+    | ScheduleAdvanced
+    | ScheduleDeleted
     | TopicFilesRemoved
     | IdsReserved
     | OffsetsReserved
@@ -206,7 +206,7 @@ def _numbers(topic: TopicSet | None) -> range:
     return range(count if isinstance(count, int) and count <= PARTITIONS_MAX else PARTITIONS_MAX)
 
 
-class State:
+class BrokerState:
     """All facts together, in memory."""
 
     def __init__(self) -> None:
@@ -229,10 +229,10 @@ class State:
         self.unsettled: dict[int, Committed] = {}
         self.shared: dict[str, TransactionShared] = {}
         """Open transactions that processes share, by name."""
-        self.crons: dict[str, CronKept] = {}
+        self.schedules: dict[str, ScheduleStored] = {}
         self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
         """By topic id and partition, of partitions that may lose messages which somebody has seen."""
-        self.leased = LeasedState()
+        self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
         """Take in a fact as the journal has it."""
@@ -244,12 +244,12 @@ class State:
             self.leased.apply(fact)
             return
         match fact:
-            case Began():
+            case BrokerStarted():
                 self.broker_id, self.session = fact.broker_id, fact.session
             case TopicSet():
                 self.topics[fact.id] = fact
                 self.topic_id = max(self.topic_id, fact.id)
-            case TopicGone():
+            case TopicDeleted():
                 self.forget_topic(fact.id)
                 self.topic_id = max(self.topic_id, fact.id)
                 self.gone.add(fact.id)
@@ -259,27 +259,27 @@ class State:
                 self.topic_id = max(self.topic_id, fact.topic_id)
                 self.commits = max(self.commits, fact.commits)
                 self.leased.subscription_id = max(self.leased.subscription_id, fact.subscription_id)
-            case Moved():
+            case OffsetsCommitted():
                 self._move(fact.group, fact.places)
-            case GroupGone():
+            case GroupDeleted():
                 for topic_id, _ in self.groups.pop(fact.group, ()):
                     self._readers[topic_id].discard(fact.group)
-            case ProducersKept():
+            case ProducersCheckpointed():
                 self.producers[fact.partition] = fact.saved
             case Committed():
                 self._commit(fact)
-            case Settled():
+            case TransactionApplied():
                 self.unsettled.pop(fact.number, None)
             case TransactionShared():
                 self.shared[fact.transaction] = fact
             case TransactionUnshared():
                 self._unshare(fact.transaction, fact.epoch)
-            case CronKept():
-                self.crons[fact.recurrence.name] = fact
-            case CronRan():
+            case ScheduleStored():
+                self.schedules[fact.definition.name] = fact
+            case ScheduleAdvanced():
                 self._ran(fact)
-            case CronGone():
-                self.crons.pop(fact.name, None)
+            case ScheduleDeleted():
+                self.schedules.pop(fact.name, None)
             case OffsetsReserved():
                 if fact.topic_id in self.topics:
                     self.reserved[fact.topic_id, fact.partition] = fact
@@ -298,25 +298,27 @@ class State:
 
     def _plain_facts(self) -> Iterator[Fact]:
         """What is not about leased subscriptions."""
-        yield Began(self.broker_id, self.session)
+        yield BrokerStarted(self.broker_id, self.session)
         # Who had the last ones may be gone, but they must not be given out again.
         yield IdsReserved(self.topic_id, self.leased.subscription_id, self.commits)
         for topic_id in sorted(self.gone):
-            yield TopicGone(topic_id)
+            yield TopicDeleted(topic_id)
         yield from self.topics.values()
         for group, positions in self.groups.items():
-            yield Moved(group, [(topic, partition, offset) for (topic, partition), offset in positions.items()])
+            yield OffsetsCommitted(
+                group, [(topic, partition, offset) for (topic, partition), offset in positions.items()]
+            )
         for partition, saved in self.producers.items():
-            yield ProducersKept(partition, saved)
+            yield ProducersCheckpointed(partition, saved)
         for commit in sorted(self.transactions.values(), key=lambda commit: commit.number):
             if commit.number not in self.unsettled:
                 yield commit
-                yield Settled(commit.number)
+                yield TransactionApplied(commit.number)
         for _, commit in sorted(self.unsettled.items()):
             # Groups have moved on since: what they were moved by does not count again.
             yield msgspec.structs.replace(commit, group="", places=[])
         yield from self.shared.values()
-        yield from self.crons.values()
+        yield from self.schedules.values()
         yield from self.reserved.values()
 
     def groups_of(self, topic_id: int) -> list[str]:
@@ -372,10 +374,10 @@ class State:
         if shared is not None and shared.epoch == epoch:
             del self.shared[transaction]
 
-    def _ran(self, fact: CronRan) -> None:
-        kept = self.crons.get(fact.name)
+    def _ran(self, fact: ScheduleAdvanced) -> None:
+        kept = self.schedules.get(fact.name)
         if kept is not None and kept.id == fact.id:  # else it began anew while this was on its way
-            self.crons[fact.name] = msgspec.structs.replace(
+            self.schedules[fact.name] = msgspec.structs.replace(
                 kept,
                 done_us=max(kept.done_us, fact.done_us),
                 runs=kept.runs + fact.runs,

@@ -16,7 +16,7 @@ from headrace.broker.deadlines import Deadlines
 from headrace.model.errors import MemberFenced, UnknownMember
 
 
-class Assigned(NamedTuple):
+class AssignedPartition(NamedTuple):
     """A partition in a member's hands; the epoch tells this assignment from all others of the partition."""
 
     topic: str
@@ -25,20 +25,20 @@ class Assigned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Change:
+class AssignmentChange:
     """What changes for a member."""
 
-    assigned: list[Assigned] = field(default_factory=list)
+    assigned: list[AssignedPartition] = field(default_factory=list)
     """It begins to read these."""
-    revoked: list[Assigned] = field(default_factory=list)
+    revoked: list[AssignedPartition] = field(default_factory=list)
     """It finishes with these and releases them; until then it may commit."""
-    lost: list[Assigned] = field(default_factory=list)
+    lost: list[AssignedPartition] = field(default_factory=list)
     """These are no longer its own, as of now."""
     expired: bool = False
     """It was out of touch for too long and is no member any more."""
 
 
-Changes = dict[str, Change]
+Changes = dict[str, AssignmentChange]
 """By member; members for whom nothing changes are not in it."""
 
 
@@ -53,7 +53,7 @@ class Member:
     session_us: int
     """How long it may be out of touch, or take to release what is revoked."""
     seen_us: int
-    owned: dict[Partition, Assigned] = field(default_factory=dict)
+    owned: dict[Partition, AssignedPartition] = field(default_factory=dict)
     """What it reads, with what is being revoked from it."""
 
     @property
@@ -110,24 +110,24 @@ class Group:
         self._expiries.set(member, seen_us + session_us)
         changes = self.topics_changed(available, now_us)
         if revoked := sorted(one for place, one in owned.items() if place in self._release_by_us):
-            changes.setdefault(member, Change()).revoked = revoked
+            changes.setdefault(member, AssignmentChange()).revoked = revoked
         return dict(sorted(changes.items(), key=lambda entry: entry[0]))
 
     def leave(self, member: str, now_us: int) -> Changes:
         """A member goes; it has finished with all that it had."""
         self._remove(self._known(member))
-        changes: Changes = defaultdict(Change)
+        changes: Changes = defaultdict(AssignmentChange)
         self._divide(changes, now_us)
         return self._concluded(changes)
 
-    def release(self, member: str, partitions: Iterable[Assigned], now_us: int) -> Changes:
+    def release(self, member: str, partitions: Iterable[AssignedPartition], now_us: int) -> Changes:
         """A member has finished with partitions that were revoked; others, and what it no longer has, do not matter."""
         self.touch(member, now_us)
         known = self._known(member)
         released = {(one.topic, one.partition) for one in partitions if self._is_revoked(known, one)}
         for place in released:
             self._free(place)
-        changes: Changes = defaultdict(Change)
+        changes: Changes = defaultdict(AssignmentChange)
         self._settle(released, changes, now_us)
         return self._concluded(changes)
 
@@ -142,7 +142,7 @@ class Group:
         due_us = self.next_tick_us()
         if due_us is None or due_us > now_us:
             return {}
-        changes: Changes = defaultdict(Change)
+        changes: Changes = defaultdict(AssignmentChange)
         expired = [member for member in self._members.values() if member.expires_us <= now_us]
         for member in expired:
             changes[member.id].expired = True
@@ -165,7 +165,7 @@ class Group:
         """Topics came, went or grew: these are there now, with so many partitions."""
         wishes = self._wishes_among(available)
         counts = {topic: available[topic] for topic in frozenset[str]().union(*wishes.values())}
-        changes: Changes = defaultdict(Change)
+        changes: Changes = defaultdict(AssignmentChange)
         gone = [place for place in self._owners if place[1] >= available.get(place[0], 0)]
         if gone or wishes != self._wishes or counts != self._counts:
             self._lose(gone, changes)
@@ -176,14 +176,14 @@ class Group:
     def restart(self, topic: str, partitions: Iterable[int], now_us: int) -> Changes:
         """The group was moved in these partitions: reading begins anew, and what was read before is not committed."""
         places = [(topic, number) for number in sorted(set(partitions)) if (topic, number) in self._owners]
-        changes: Changes = defaultdict(Change)
+        changes: Changes = defaultdict(AssignmentChange)
         self._lose(places, changes)
         self._settle(places, changes, now_us)
         return self._concluded(changes)
 
     # Questions.
 
-    def held(self, member: str) -> list[Assigned]:
+    def held(self, member: str) -> list[AssignedPartition]:
         """What a member may read now, without what is being revoked from it."""
         owned = self._known(member).owned
         return sorted(one for place, one in owned.items() if place not in self._release_by_us)
@@ -244,7 +244,7 @@ class Group:
         if self._release_by_us.pop(place, None) is not None:
             self._releases.remove(place)
 
-    def _is_revoked(self, member: Member, one: Assigned) -> bool:
+    def _is_revoked(self, member: Member, one: AssignedPartition) -> bool:
         place = (one.topic, one.partition)
         return member.owned.get(place) == one and place in self._release_by_us
 
@@ -260,7 +260,7 @@ class Group:
         for place in places:
             owner, target = self._owners.get(place), self._targets.get(place)
             if owner is None and target is not None:
-                one = Assigned(*place, self._generation + 1)
+                one = AssignedPartition(*place, self._generation + 1)
                 self._owners[place] = target
                 self._members[target].owned[place] = one
                 changes[target].assigned.append(one)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.broker.facts import State, partition_name
+from headrace.broker.facts import BrokerState, partition_name
 from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath
 from headrace.model.errors import DiskFailed, TooManyFiles, UnsupportedFormat
 
@@ -22,7 +22,7 @@ class Inspection:
     """What was found."""
 
     format: DataFormat | None = None
-    state: State | None = None
+    state: BrokerState | None = None
     """What the journal tells; None when it cannot be read at all."""
     problems: list[Problem] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -77,13 +77,13 @@ def _set_foreign_format_apart(data: DataDirectory, found: Inspection) -> None:
         found.format = data.format = None
 
 
-def knows(state: State, place: PartitionPath) -> bool:
+def knows(state: BrokerState, place: PartitionPath) -> bool:
     """Whether the journal knows of a partition."""
     topic = state.topics.get(place.topic_id)
     return topic is not None and place.number < topic.settings.get("partitions", 1)
 
 
-def proof_of_loss(data: DataDirectory, state: State, place: PartitionPath) -> str | None:
+def proof_of_loss(data: DataDirectory, state: BrokerState, place: PartitionPath) -> str | None:
     """What a partition that the journal does not know proves: that the journal is not whole, or nothing.
 
     It says that the journal had it; or it has messages, and the machine was not started again since, so that no power
@@ -100,7 +100,7 @@ def proof_of_loss(data: DataDirectory, state: State, place: PartitionPath) -> st
 
 def _read_journal(data: DataDirectory, found: Inspection) -> None:
     trouble: str | None = None
-    state = State()
+    state = BrokerState()
     try:
         if data.holds_files(data.journal_path):
             journal = data.read_journal()
@@ -120,11 +120,11 @@ def _read_journal(data: DataDirectory, found: Inspection) -> None:
         found.problems.append(Problem(data.journal_path, trouble))
 
 
-def _added_up(facts: Iterator[bytes | None]) -> State:
-    state = State()
+def _added_up(facts: Iterator[bytes | None]) -> BrokerState:
+    state = BrokerState()
     for content in facts:
         if content is None:
-            state = State()
+            state = BrokerState()
         else:
             state.apply_bytes(content)
     return state
@@ -146,7 +146,7 @@ def _look_at(data: DataDirectory, found: Inspection, place: PartitionPath, owner
         found.notes.append(Problem(place.path, "the journal knows no such partition; a broker sets it aside"))
 
 
-def _look_for_missing(data: DataDirectory, found: Inspection, state: State) -> None:
+def _look_for_missing(data: DataDirectory, found: Inspection, state: BrokerState) -> None:
     """Note partitions that producers have written to and that have no files."""
     names = {partition_name(place.topic_id, place.number) for place in found.owners}
     for name in sorted(state.producers.keys() - names):

@@ -8,12 +8,12 @@ from headrace.broker.fact import Fact
 from headrace.engines.api import (
     EditRecord,
     LeasedIndex,
-    Note,
     PackedEdits,
+    ReleaseNote,
     SavedChunk,
     SavedRest,
+    index_snapshot,
     pack_edits,
-    saving,
     unpacked,
     whole,
 )
@@ -35,13 +35,13 @@ class SubscriptionSet(Fact, tag=20):
     """Where it begins in which partition; elsewhere it has all messages."""
 
 
-class SubscriptionGone(Fact, tag=21):
+class SubscriptionDeleted(Fact, tag=21):
     """A leased subscription was deleted."""
 
     id: int
 
 
-class HandedOut(Fact, tag=22):
+class MessagesLeased(Fact, tag=22):
     """Messages were leased."""
 
     subscription: int
@@ -52,7 +52,7 @@ class HandedOut(Fact, tag=22):
     offsets: bytes
 
 
-class KeptLonger(Fact, tag=23):
+class LeaseExtended(Fact, tag=23):
     """A lease was extended."""
 
     subscription: int
@@ -62,7 +62,7 @@ class KeptLonger(Fact, tag=23):
     offsets: bytes
 
 
-class Finished(Fact, tag=24):
+class MessagesSettled(Fact, tag=24):
     """Messages were acknowledged, or went elsewhere."""
 
     subscription: int
@@ -70,7 +70,7 @@ class Finished(Fact, tag=24):
     offsets: bytes
 
 
-class GivenBack(Fact, tag=25):
+class MessagesReleased(Fact, tag=25):
     """Messages were released."""
 
     subscription: int
@@ -84,7 +84,7 @@ class GivenBack(Fact, tag=25):
     states: dict[int, bytes] = {}  # noqa: RUF012 msgspec copies it
 
 
-class Edited(Fact, tag=26):
+class MessageEdited(Fact, tag=26):
     """A message was changed."""
 
     topic_id: int
@@ -95,7 +95,7 @@ class Edited(Fact, tag=26):
     time_us: int
 
 
-class IndexKept(Fact, tag=27):
+class IndexSnapshotBegun(Fact, tag=27):
     """How a subscription stands in a partition: chunks and the rest follow."""
 
     subscription: int
@@ -103,7 +103,7 @@ class IndexKept(Fact, tag=27):
     end: int
 
 
-class ChunksKept(Fact, tag=28):
+class IndexSnapshotChunks(Fact, tag=28):
     """What has become of some messages of a partition."""
 
     subscription: int
@@ -111,7 +111,7 @@ class ChunksKept(Fact, tag=28):
     chunks: list[SavedChunk]
 
 
-class RestKept(Fact, tag=29):
+class IndexSnapshotRest(Fact, tag=29):
     """What else there is to remember."""
 
     subscription: int
@@ -119,7 +119,7 @@ class RestKept(Fact, tag=29):
     rest: SavedRest
 
 
-class SubscriptionReset(Fact, tag=80):
+class SubscriptionStateReset(Fact, tag=80):
     """What was known of a subscription's messages is forgotten: what follows tells it anew."""
 
     id: int
@@ -142,22 +142,22 @@ class SettledEdits(Fact, tag=90):
 
 LeasedFact = (
     SubscriptionSet
-    | SubscriptionGone
-    | HandedOut
-    | KeptLonger
-    | Finished
-    | GivenBack
-    | Edited
-    | IndexKept
-    | ChunksKept
-    | RestKept
-    | SubscriptionReset
+    | SubscriptionDeleted
+    | MessagesLeased
+    | LeaseExtended
+    | MessagesSettled
+    | MessagesReleased
+    | MessageEdited
+    | IndexSnapshotBegun
+    | IndexSnapshotChunks
+    | IndexSnapshotRest
+    | SubscriptionStateReset
     | SubscriptionBroken
     | SettledEdits
 )
 
 
-class LeasedState:
+class LeasedSubscriptionsState:
     """All of that together, in memory."""
 
     def __init__(self) -> None:
@@ -225,7 +225,15 @@ class LeasedState:
     def apply(self, fact: LeasedFact) -> None:
         """Take in a fact."""
         match fact:
-            case HandedOut() | Finished() | KeptLonger() | GivenBack() | IndexKept() | ChunksKept() | RestKept():
+            case (
+                MessagesLeased()
+                | MessagesSettled()
+                | LeaseExtended()
+                | MessagesReleased()
+                | IndexSnapshotBegun()
+                | IndexSnapshotChunks()
+                | IndexSnapshotRest()
+            ):
                 if fact.subscription in self.subscriptions and fact.subscription not in self.broken:
                     try:
                         self._apply_to(self.index(fact.subscription, fact.partition), fact)
@@ -237,16 +245,16 @@ class LeasedState:
                     self.recall_edits(fact.topic_id)
                 self.subscriptions[fact.id] = fact
                 self.subscription_id = max(self.subscription_id, fact.id)
-            case SubscriptionGone():
+            case SubscriptionDeleted():
                 gone = self.subscriptions.pop(fact.id, None)
                 if gone is not None:
                     self._by_topic[gone.topic_id].remove(fact.id)
                 self._forget_indexes(fact.id)
-            case SubscriptionReset():
+            case SubscriptionStateReset():
                 self._forget_indexes(fact.id)
             case SubscriptionBroken():
                 self.broken[fact.id] = fact.reason
-            case Edited():
+            case MessageEdited():
                 self._edit(fact)
             case SettledEdits():
                 self._keep_packed((fact.topic_id, fact.partition), fact.edits)
@@ -263,24 +271,24 @@ class LeasedState:
 
     def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
         match fact:
-            case HandedOut():
+            case MessagesLeased():
                 index.apply_leased(fact.number, fact.holder, fact.until_us, unpacked(fact.offsets))
-            case Finished():
+            case MessagesSettled():
                 index.apply_settled(unpacked(fact.offsets))
-            case KeptLonger():
+            case LeaseExtended():
                 index.apply_extended(fact.number, fact.until_us, unpacked(fact.offsets))
-            case GivenBack():
-                note = Note(fact.time_us, fact.holder, fact.reason) if fact.reason else None
+            case MessagesReleased():
+                note = ReleaseNote(fact.time_us, fact.holder, fact.reason) if fact.reason else None
                 offsets = unpacked(fact.offsets)
                 index.apply_returned(offsets, fact.ready_us, fact.counted, note, fact.states, fact.time_us)
-            case IndexKept():
-                saving.begin(index, fact.end)
-            case ChunksKept():
-                saving.load_chunks(index, fact.chunks)
-            case RestKept():
-                saving.load_rest(index, fact.rest)
+            case IndexSnapshotBegun():
+                index_snapshot.begin(index, fact.end)
+            case IndexSnapshotChunks():
+                index_snapshot.load_chunks(index, fact.chunks)
+            case IndexSnapshotRest():
+                index_snapshot.load_rest(index, fact.rest)
 
-    def _edit(self, fact: Edited) -> None:
+    def _edit(self, fact: MessageEdited) -> None:
         edits = self.edits_of(fact.topic_id, fact.partition)
         edit = edits[fact.offset] = whole(fact.edit)
         for number in self._by_topic.get(fact.topic_id, ()):
@@ -297,10 +305,12 @@ class LeasedState:
         """The fewest facts that tell all of it as it is now, however late they are asked for."""
         edits = [(place, dict(edits)) for place, edits in self.edits.items()]
         settled = [(place, list(packs)) for place, packs in self._settled_edits.items()]
-        frozen: list[tuple[int, int, saving.FrozenIndex]] = []
+        frozen: list[tuple[int, int, index_snapshot.FrozenIndex]] = []
         for subscription, indexes in list(self._indexes.items()):
             try:
-                frozen += [(subscription, partition, saving.FrozenIndex(index)) for partition, index in indexes.items()]
+                frozen += [
+                    (subscription, partition, index_snapshot.FrozenIndex(index)) for partition, index in indexes.items()
+                ]
             except Exception as error:  # noqa: BLE001 it is told
                 self._break(subscription, error)
         return self._told(edits, list(self.subscriptions.values()), settled, frozen)
@@ -310,11 +320,11 @@ class LeasedState:
         edits: list[tuple[tuple[int, int], dict[int, EditRecord]]],
         subscriptions: list[SubscriptionSet],
         settled: list[tuple[tuple[int, int], list[PackedEdits]]],
-        frozen: list[tuple[int, int, saving.FrozenIndex]],
+        frozen: list[tuple[int, int, index_snapshot.FrozenIndex]],
     ) -> Iterator[Fact]:
         for (topic_id, partition), edited in edits:
             for offset, edit in edited.items():
-                yield Edited(topic_id, partition, offset, edit, moved=False, time_us=0)
+                yield MessageEdited(topic_id, partition, offset, edit, moved=False, time_us=0)
         yield from subscriptions
         for (topic_id, partition), packs in settled:
             for packed in packs:  # after the subscriptions, each of which would recall them
@@ -322,11 +332,11 @@ class LeasedState:
         broken = dict(self.broken)
         for subscription, partition, index in frozen:
             try:
-                yield IndexKept(subscription, partition, index.statuses.end)
+                yield IndexSnapshotBegun(subscription, partition, index.statuses.end)
                 for chunks in index.chunks():
-                    yield ChunksKept(subscription, partition, chunks)
+                    yield IndexSnapshotChunks(subscription, partition, chunks)
                 for rest in index.rest():
-                    yield RestKept(subscription, partition, rest)
+                    yield IndexSnapshotRest(subscription, partition, rest)
             except Exception as error:  # noqa: BLE001 it is told
                 self._break(subscription, error)
                 broken[subscription] = self.broken[subscription]
@@ -338,22 +348,22 @@ class LeasedState:
 
         They are found in slices, and tell how it is in the end, when `flush` has let all count that was decided.
         """
-        saved: dict[int, saving.SettledChunks] = {}
+        saved: dict[int, index_snapshot.SettledChunks] = {}
         for partition, index in list(self._indexes.get(subscription, {}).items()):
-            saved[partition] = saving.SettledChunks(index)
+            saved[partition] = index_snapshot.SettledChunks(index)
             yield from saved[partition].steps()
         flush()
         facts: list[Fact] = []
         for partition, index in self._indexes.get(subscription, {}).items():
-            end, groups = (saved[partition] if partition in saved else saving.SettledChunks(index)).finish()
-            facts.append(IndexKept(subscription, partition, end))
-            facts += [ChunksKept(subscription, partition, chunks) for chunks in groups]
+            end, groups = (saved[partition] if partition in saved else index_snapshot.SettledChunks(index)).finish()
+            facts.append(IndexSnapshotBegun(subscription, partition, end))
+            facts += [IndexSnapshotChunks(subscription, partition, chunks) for chunks in groups]
         return facts
 
     def forget_topic(self, topic_id: int, partitions: Iterable[int]) -> None:
         """A topic with these partitions is gone, and its subscriptions with it."""
         for subscription in list(self._by_topic.get(topic_id, ())):
-            self.apply(SubscriptionGone(subscription))
+            self.apply(SubscriptionDeleted(subscription))
         for partition in partitions:
             for table in (self.edits, self._settled_edits, self._settled_ends, self.unsubscribed):
                 table.pop((topic_id, partition), None)

@@ -11,15 +11,15 @@ from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.later import Later, WithBody, sealed
+from headrace.broker.group_coordinator import Session
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
-from headrace.broker.leased_facts import Finished, GivenBack, HandedOut, KeptLonger
+from headrace.broker.leased_facts import LeaseExtended, MessagesLeased, MessagesReleased, MessagesSettled
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import Session
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
-from headrace.broker.waiters import Want
-from headrace.engines.api import LeasedIndex, Taken, explained, packed
+from headrace.broker.waiters import PendingLease
+from headrace.engines.api import LeasedIndex, TakenMessages, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -60,13 +60,13 @@ _LOOKED_AFTER_TOGETHER = 32
 _LATE_TOGETHER = 200
 """Consumers that are told at a time that there was nothing."""
 
-Portion = tuple[int, Taken]
-SettlementFact = Finished | GivenBack | KeptLonger
+Portion = tuple[int, TakenMessages]
+SettlementFact = MessagesSettled | MessagesReleased | LeaseExtended
 Undo = Callable[[], None]
 """Takes back what was decided about messages, because it could not be written down."""
 
 
-class Leasing:
+class LeaseDispatcher:
     """Hands out messages of leased subscriptions, and hears what became of them."""
 
     def __init__(self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports) -> None:
@@ -95,40 +95,40 @@ class Leasing:
 
     # Handing out.
 
-    def lease(self, session: Session, request: Lease, now_us: int) -> Answer | Later[Any]:
+    def lease(self, session: Session, request: Lease, now_us: int) -> Answer | PendingAnswer[Any]:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
         self._registry.catch_up(subscription)
         self._end_what_is_over(subscription, now_us)
-        want = Want(session, request, now_us + request.wait_ms * 1000, Later())
+        pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
-        if not over and not subscription.wants and self._grant(subscription, want, now_us):
-            return want.later
+        if not over and not subscription.pending_leases and self._grant(subscription, pending_lease, now_us):
+            return pending_lease.pending_answer
         behind = self._is_behind(subscription, now_us, wanted=True)
         if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
-        subscription.wants.add(want)
+        subscription.pending_leases.add(pending_lease)
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
             self._go_on_soon(subscription)
-        self._plan(subscription, min(want.deadline_us, self._due_us(subscription)))
-        return want.later
+        self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription)))
+        return pending_lease.pending_answer
 
     def stop(self, session: Session, request: LeaseStop) -> Answer:
         """Whoever waits on this connection need not; what was granted is told before this is answered."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
-        for want in subscription.wants.of(session):
-            subscription.wants.remove(want)
-            want.later.settle(Leased([]))
+        for pending_lease in subscription.pending_leases.of(session):
+            subscription.pending_leases.remove(pending_lease)
+            pending_lease.pending_answer.settle(Leased([]))
         return Done()
 
     def disconnect(self, session: Session) -> None:
         """A connection is gone: nothing is handed out to it any more."""
         for subscription in self._waited_at.pop(session, ()):
-            for want in subscription.wants.of(session):
-                subscription.wants.remove(want)
+            for pending_lease in subscription.pending_leases.of(session):
+                subscription.pending_leases.remove(pending_lease)
 
     def tick(self, now_us: int) -> None:
         """Do what is due, for some subscriptions at a time: the others have their turn at the next tick."""
@@ -142,8 +142,8 @@ class Leasing:
     def drain(self) -> None:
         """Nothing is handed out any more: whoever waits need not."""
         for subscription in self._registry:
-            for want in subscription.wants.clear():
-                want.later.settle(Leased([]))
+            for pending_lease in subscription.pending_leases.clear():
+                pending_lease.pending_answer.settle(Leased([]))
 
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
@@ -151,35 +151,37 @@ class Leasing:
         self._end_what_is_over(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
             return  # nobody gets what has expired: it goes on when the rest of that is dealt with
-        wants = subscription.wants
-        while (want := wants.first(tried_ms)) is not None:
+        pending_leases = subscription.pending_leases
+        while (pending_lease := pending_leases.first(tried_ms)) is not None:
             if not left:
                 self._go_on_soon(subscription)
                 break
             try:
-                if not self._grant(subscription, want, now_us):
-                    tried_ms = want.request.ahead_ms
+                if not self._grant(subscription, pending_lease, now_us):
+                    tried_ms = pending_lease.request.ahead_ms
                     continue
             except (HeadraceError, OSError) as error:
-                wants.remove(want)
-                want.later.settle(error if isinstance(error, HeadraceError) else explained(error))
+                pending_leases.remove(pending_lease)
+                pending_lease.pending_answer.settle(
+                    error if isinstance(error, HeadraceError) else as_headrace_error(error)
+                )
             else:
-                wants.remove(want)
+                pending_leases.remove(pending_lease)
             left -= 1
         self._plan(subscription, self._due_us(subscription))
 
-    def _grant(self, subscription: Subscription, want: Want, now_us: int) -> bool:
+    def _grant(self, subscription: Subscription, pending_lease: PendingLease, now_us: int) -> bool:
         """Hand out what there is; whether there was anything."""
         if subscription.settings.paused or subscription.preparing:
             return False
-        request = want.request
+        request = pending_lease.request
         portions = self._take(subscription, request, now_us)
         if not portions:
             return False
         self._number += 1
-        number, holder = self._number, want.session.name
+        number, holder = self._number, pending_lease.session.name
         lease_us = request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6)
-        facts: list[HandedOut] = []
+        facts: list[MessagesLeased] = []
         told: list[LeasedPortion] = []
         bodies: list[bytes | bytearray | memoryview] = []
         ends_us = _NEVER_US
@@ -187,23 +189,23 @@ class Leasing:
             until_us = taken.begins_us + lease_us
             ends_us = min(ends_us, until_us)
             offsets, following = gathered(taken.offsets)
-            facts.append(HandedOut(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
+            facts.append(MessagesLeased(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
             about = taken.deliveries, taken.versions, taken.states
             told.append(LeasedPortion(partition, number, until_us, offsets, *about, following))
             bodies += [batch.data for batch in taken.stored]
             if taken.columns.values:
-                bodies.append(sealed(taken.columns, now_us))
+                bodies.append(encode_detached_batch(taken.columns, now_us))
             subscription.delivered += len(taken.offsets)
-        answer = WithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        answer = AnswerWithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
-                want.later.settle(answer)
+                pending_lease.pending_answer.settle(answer)
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
             self._give_back(subscription, portions, now_us)
             self._undone(subscription)
-            want.later.settle(error)
+            pending_lease.pending_answer.settle(error)
 
         self._ledger.gather(now_us, facts, written)
         return True
@@ -271,14 +273,14 @@ class Leasing:
 
     # What holders say.
 
-    def ack(self, request: Ack, now_us: int) -> Answer | Later[Any]:
+    def ack(self, request: Ack, now_us: int) -> Answer | PendingAnswer[Any]:
         """These are done."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=True):
-            facts.append(Finished(subscription.id, holding.partition, packed(accepted)))
+            facts.append(MessagesSettled(subscription.id, holding.partition, packed(accepted)))
             undo.append(partial(index.restore, index.reserve(accepted), now_us))
             subscription.acked += len(accepted)
         for late_us in request.late_us:
@@ -288,7 +290,7 @@ class Leasing:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
         return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
-    def extend(self, request: Extend, now_us: int) -> Answer | Later[Any]:
+    def extend(self, request: Extend, now_us: int) -> Answer | PendingAnswer[Any]:
         """Keep these for longer."""
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
@@ -298,18 +300,18 @@ class Leasing:
         undo: list[Undo] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
             undo.append(partial(index.shorten, index.extend(accepted, until_us)))
-            facts.append(KeptLonger(subscription.id, holding.partition, holding.lease, until_us, packed(accepted)))
+            facts.append(LeaseExtended(subscription.id, holding.partition, holding.lease, until_us, packed(accepted)))
         if facts:
             self._plan(subscription, until_us)
         return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
-    def release(self, session: Session, request: Release, now_us: int) -> Answer | Later[Any]:
+    def release(self, session: Session, request: Release, now_us: int) -> Answer | PendingAnswer[Any]:
         """Take these back."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
-        buried: list[Later[Any]] = []
+        buried: list[PendingAnswer[Any]] = []
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
         for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
@@ -325,12 +327,14 @@ class Leasing:
                 undo.append(partial(index.restore, index.reserve(back), now_us))
                 about = (session.name, reason, states) if reason else ("", "", states)
                 facts.append(
-                    GivenBack(subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about)
+                    MessagesReleased(
+                        subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about
+                    )
                 )
             subscription.released += len(accepted)
         return _all(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
-    def reject(self, request: Reject, now_us: int) -> Answer | Later[Any]:
+    def reject(self, request: Reject, now_us: int) -> Answer | PendingAnswer[Any]:
         """These go to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
@@ -377,33 +381,33 @@ class Leasing:
         undo: list[Undo],
         *,
         durably: bool = True,
-    ) -> Answer | Later[Any]:
+    ) -> Answer | PendingAnswer[Any]:
         """Write down what was decided, and answer when that is safe."""
         if not facts:
             return answer
-        later: Later[Any] = Later()
+        pending_answer: PendingAnswer[Any] = PendingAnswer()
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
                 for take_back in reversed(undo):
                     take_back()
                 self._undone(subscription)
-                later.settle(error)
+                pending_answer.settle(error)
                 return
-            if subscription.wants or subscription.schedule.is_over(now_us):
+            if subscription.pending_leases or subscription.schedule.is_over(now_us):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
-                self._ledger.durably(answer).then(later.settle)
+                self._ledger.durably(answer).then(pending_answer.settle)
             else:
-                later.settle(answer)
+                pending_answer.settle(answer)
 
         self._ledger.gather(now_us, facts, written)
-        return later
+        return pending_answer
 
     def _undone(self, subscription: Subscription) -> None:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
         self._plan(subscription, self._due_us(subscription))
-        if subscription.wants:
+        if subscription.pending_leases:
             self._ports.soon(partial(self._serve, subscription))
 
     def _divided(
@@ -442,12 +446,12 @@ class Leasing:
         self._serve(subscription)
         if subscription.preparing:
             pass  # whoever waits is told when that is done
-        elif self._is_behind(subscription, now_us, wanted=bool(subscription.wants)):
+        elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
             self._go_on_soon(subscription)  # there may be something yet for those who have waited long enough
         else:
-            late = subscription.wants.take_late(now_us, _LATE_TOGETHER)
-            for want in late:
-                want.later.settle(Leased([]))
+            late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
+            for pending_lease in late:
+                pending_lease.pending_answer.settle(Leased([]))
             if len(late) == _LATE_TOGETHER:
                 self._go_on_soon(subscription)
         self._plan(subscription, self._due_us(subscription))
@@ -504,7 +508,7 @@ class Leasing:
         if expired and subscription.settings.expired is Expired.DEAD:
             self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
         elif expired:
-            facts = [Finished(subscription.id, partition, packed(expired))]
+            facts = [MessagesSettled(subscription.id, partition, packed(expired))]
             self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
         if expired and subscription.settings.ordered_by_key:
             self._registry.serve_soon(subscription)  # the next ones of their keys can be had
@@ -530,10 +534,13 @@ class Leasing:
 
     def _due_us(self, subscription: Subscription) -> int:
         """When there is something to do for a subscription."""
-        wants = subscription.wants
-        wanted = bool(wants) and not subscription.settings.paused
-        times = [wants.deadline_us, subscription.schedule.next_us(wanted=wanted, ahead_us=wants.ahead_us)]
-        if subscription.stale and wants:
+        pending_leases = subscription.pending_leases
+        wanted = bool(pending_leases) and not subscription.settings.paused
+        times = [
+            pending_leases.deadline_us,
+            subscription.schedule.next_us(wanted=wanted, ahead_us=pending_leases.ahead_us),
+        ]
+        if subscription.stale and pending_leases:
             times.append(self._registry.now_us + _UNREAD_US)
         return min((time for time in times if time is not None), default=_NEVER_US)
 
@@ -549,21 +556,21 @@ class Leasing:
             self._ports.wake_at(time_us)
 
 
-def _all(answer: Answer | Later[Any], others: list[Later[Any]]) -> Answer | Later[Any]:
+def _all(answer: Answer | PendingAnswer[Any], others: list[PendingAnswer[Any]]) -> Answer | PendingAnswer[Any]:
     """The answer, when the others are there too."""
     for other in others:
         answer = _both(answer, other)
     return answer
 
 
-def _both(first: Answer | Later[Any], second: Later[Any]) -> Later[Any]:
+def _both(first: Answer | PendingAnswer[Any], second: PendingAnswer[Any]) -> PendingAnswer[Any]:
     """The first answer when both are there, or an error of either."""
-    both: Later[Any] = Later()
+    both: PendingAnswer[Any] = PendingAnswer()
 
     def then(outcome: Answer | HeadraceError) -> None:
         if isinstance(outcome, HeadraceError):
             both.settle(outcome)
-        elif isinstance(first, Later):
+        elif isinstance(first, PendingAnswer):
             first.then(both.settle)
         else:
             both.settle(first)

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from headrace.broker.fact import Fact
-from headrace.broker.facts import AnyFact, Began, State, encode_fact
-from headrace.broker.failures import Failures
-from headrace.broker.later import Later
+from headrace.broker.facts import AnyFact, BrokerStarted, BrokerState, encode_fact
+from headrace.broker.failure_log import FailureLog
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
-from headrace.broker.syncing import Syncing
-from headrace.engines.api import DataDirectory, Snapshot, Store, explained
+from headrace.broker.sync_waiters import SyncWaiters
+from headrace.engines.api import DataDirectory, Snapshot, Store, as_headrace_error
 from headrace.model.errors import DiskFull, HeadraceError
 from headrace.model.request import Answer
 from headrace.model.requests import Done
@@ -40,8 +40,8 @@ class Ledger:
         self._journal = journal = store.open_journal("journal")
         self._ports = ports
         self._settings = settings
-        self.failures = Failures()
-        self._syncing = Syncing(journal, ports)
+        self.failures = FailureLog()
+        self._syncing = SyncWaiters(journal, ports)
         self._end = 0
         self._written_bytes = 0
         """Of facts, since the last snapshot."""
@@ -50,7 +50,7 @@ class Ledger:
         """When something was last recorded."""
         self._gathered: list[tuple[Sequence[AnyFact], Written]] = []
         self._gathered_us = now_us
-        self.state = State()
+        self.state = BrokerState()
         self._since: list[bytes] | None = None
         """What was written since the snapshot began that is being made; None when there is none."""
         self._closed = False
@@ -65,7 +65,7 @@ class Ledger:
         """Count the start. Epochs are made of the session's number: no power loss may bring it back."""
         state = self.state
         session = max(state.session, data.started if data is not None else 0) + 1
-        began = Began(state.broker_id or identity, session)
+        began = BrokerStarted(state.broker_id or identity, session)
         try:
             self.record(now_us, began)
             self._journal.sync()
@@ -95,7 +95,7 @@ class Ledger:
             data.check_whole(survey.lost)
         for content in self._journal.facts(survey.start):
             if content is None:
-                self.state = State()
+                self.state = BrokerState()
                 self._written_bytes = 0
             else:
                 self.state.apply_bytes(content)
@@ -129,7 +129,7 @@ class Ledger:
         except HeadraceError as error:
             failure = error
         except OSError as error:
-            failure = explained(error)
+            failure = as_headrace_error(error)
         for _, written in gathered if failure is None else reversed(gathered):  # what was decided last is undone first
             written(failure)
 
@@ -145,15 +145,15 @@ class Ledger:
         elif self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
             self._begin_snapshot(now_us)
 
-    def durably(self, answer: Answer) -> Later[Answer]:
+    def durably(self, answer: Answer) -> PendingAnswer[Answer]:
         """The answer, once all that was recorded so far is synced."""
-        later: Later[Answer] = Later()
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
 
         def tell(error: HeadraceError | None) -> None:
-            later.settle(answer if error is None else error)
+            pending_answer.settle(answer if error is None else error)
 
         self._syncing.wait(self._end, tell)
-        return later
+        return pending_answer
 
     def request_sync(self) -> None:
         """Have what was recorded synced soon, though nobody waits for it."""

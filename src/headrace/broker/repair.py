@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from headrace.broker.applying import STAGES_BITS
-from headrace.broker.facts import IdsReserved, State, encode_fact
+from headrace.broker.commit_applier import STAGES_BITS
+from headrace.broker.facts import BrokerState, IdsReserved, encode_fact
 from headrace.broker.inspection import Inspection, Problem, inspect
-from headrace.broker.salvage import Salvaged, salvage, topics_of
+from headrace.broker.journal_salvage import Salvaged, salvage, topics_of
 from headrace.engines.api import DataDirectory, Findings, Gap, Journal
 from headrace.model.errors import DiskFailed, HeadraceError, TooManyFiles
 
@@ -111,7 +111,7 @@ class _Repair:
     def run(self) -> None:
         """Do it: first what is in the way, then the journal, and the format file when all else is on the disk."""
         found = self._found
-        state = found.state or State()
+        state = found.state or BrokerState()
         if found.problems:
             for place, why in found.foreign.items():
                 self._set_aside(place.path, why)
@@ -123,7 +123,7 @@ class _Repair:
             self._write(state)
             self._tell(salvaged)
         self._done.topics = sorted(fact.name for fact in state.topics.values())
-        self._done.groups, self._done.schedules = len(state.groups), len(state.crons)
+        self._done.groups, self._done.schedules = len(state.groups), len(state.schedules)
         self._done.subscriptions = len(state.leased.subscriptions)
 
     def _salvaged(self) -> Salvaged:
@@ -151,7 +151,7 @@ class _Repair:
             if place.topic_id in salvaged.replaced:
                 self._set_aside(place.path, "its topic must have been deleted: a newer one has its name")
 
-    def _reserve(self, state: State) -> None:
+    def _reserve(self, state: BrokerState) -> None:
         """See to it that no number is given out that somebody may have been given before."""
         format_ = self._found.format
         # Without a format file nobody knows how often a broker was started after the journal's end.
@@ -181,7 +181,7 @@ class _Repair:
             self._done.not_restored.append(f"whether transactions wrote to {path} could not be read: {error}")
             return 0
 
-    def _keep_staged(self, state: State) -> None:
+    def _keep_staged(self, state: BrokerState) -> None:
         """Keep batches whose commit may have been lost: a broker would remove them."""
         if not self._lost:
             return
@@ -206,7 +206,7 @@ class _Repair:
             "transactions that were committed in the lost part of the journal, and not applied yet, are only there"
         )
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: BrokerState) -> None:
         """Write the journal, then the format file; a snapshot counts when all of it is there."""
         journal = self._opened()
         try:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
-from headrace.broker.later import Later
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
-from headrace.engines.api import explained
+from headrace.engines.api import as_headrace_error
 from headrace.model.errors import HeadraceError
 from headrace.model.request import Answer
 
@@ -13,7 +13,7 @@ BLOCK_MIN = 1 << 12
 BLOCK_MAX = 1 << 18
 """Offsets reserved at a time: each block is twice the one before, so that a busy partition seldom asks."""
 
-Reserve = Callable[[int], Later[Answer]]
+Reserve = Callable[[int], PendingAnswer[Answer]]
 """Records that the offsets before one are reserved; settles when that is on the disk."""
 
 
@@ -22,7 +22,7 @@ class Reservation:
 
     >>> from headrace.testing.workbench import Workbench
     >>> asked: list[int] = []
-    >>> answer: Later[Answer] = Later()
+    >>> answer: PendingAnswer[Answer] = PendingAnswer()
     >>> reservation = Reservation(lambda end: asked.append(end) or answer, 100, Workbench())
     >>> reservation.ask(100, lambda error: print("reserved", reservation.end, error))
     >>> answer.settle(Answer())
@@ -51,7 +51,7 @@ class Reservation:
         except HeadraceError as error:
             self._ports.soon(partial(told, error))
         except OSError as error:
-            self._ports.soon(partial(told, explained(error)))
+            self._ports.soon(partial(told, as_headrace_error(error)))
         except BaseException:
             self.asked = False
             raise

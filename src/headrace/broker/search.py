@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from headrace.broker.dead_letters import PREFIX
 from headrace.broker.subscriptions import Subscription
-from headrace.engines.api import LeasedIndex, outlook
+from headrace.engines.api import LeasedIndex, inspection
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import OWNER_HEADER, Selection
@@ -22,7 +22,7 @@ _BYTES_MAX = 8 << 20
 """What is read at a time."""
 
 
-class Spot(NamedTuple):
+class SearchPosition(NamedTuple):
     """Where a message is in the order of a search: by time, or 0, then by partition and offset."""
 
     time_us: int
@@ -34,7 +34,7 @@ class Spot(NamedTuple):
         return f"{self.time_us}.{self.partition}.{self.offset}"
 
 
-Match = tuple[Spot, Columns, int]
+Match = tuple[SearchPosition, Columns, int]
 """A message, and where its contents are."""
 
 
@@ -46,16 +46,16 @@ class Search:
         self._selection = selection
         self._by_time = by_time
         self._examined = 0
-        self._candidates: list[Spot] | None = None
+        self._candidates: list[SearchPosition] | None = None
         self._mark = _spot(after)
         """What comes up to here is done with."""
-        self._last: Spot | None = None
+        self._last: SearchPosition | None = None
         """What was examined last; nothing if there was nothing left."""
         self.goes_on = True
         self.after = ""
         """Where another request can go on; empty when all was examined."""
         if selection.messages:
-            self._candidates = sorted(Spot(0, one.partition, one.offset) for one in selection.messages)
+            self._candidates = sorted(SearchPosition(0, one.partition, one.offset) for one in selection.messages)
         elif not by_time and selection.status == "waiting":
             self._candidates = self._few_in_time()
 
@@ -67,7 +67,7 @@ class Search:
         self._last = some[examined - 1] if some and (examined < len(some) or len(some) == count) else None
         return matching
 
-    def take(self, spot: Spot) -> None:
+    def take(self, spot: SearchPosition) -> None:
         """Go on behind this one."""
         self._mark = spot
 
@@ -85,7 +85,7 @@ class Search:
         self.goes_on = False
         self.after = self._mark.text() if self._mark is not None else ""
 
-    def _spots(self) -> Iterator[Spot]:
+    def _spots(self) -> Iterator[SearchPosition]:
         """Messages that may match, in the order of the search, behind the mark."""
         selection, indexes, mark = self._selection, self._subscription.indexes, self._mark
         if self._candidates is not None:
@@ -95,7 +95,7 @@ class Search:
             least_us = max(selection.due_from_us or 0, mark.time_us if mark is not None else 0)
             parts = [
                 _in_time(
-                    partition, outlook.later(index.pending, least_us, selection.due_to_us, _after(mark, partition))
+                    partition, inspection.later(index.pending, least_us, selection.due_to_us, _after(mark, partition))
                 )
                 for partition, index in indexes.items()
             ]
@@ -106,24 +106,27 @@ class Search:
             if mark is None or partition >= mark.partition
         )
 
-    def _few_in_time(self) -> list[Spot] | None:
+    def _few_in_time(self) -> list[SearchPosition] | None:
         """The messages that wait for a time between bounds, if those are few: all need not be examined then."""
         least_us, beyond_us = self._selection.due_from_us or 0, self._selection.due_to_us
-        found: list[Spot] = []
+        found: list[SearchPosition] = []
         for partition, index in self._subscription.indexes.items():
-            if outlook.entries_between(index.pending, least_us, beyond_us) > _CANDIDATES_MAX:
+            if inspection.entries_between(index.pending, least_us, beyond_us) > _CANDIDATES_MAX:
                 return None
-            found += [Spot(0, partition, offset) for _, offset in outlook.later(index.pending, least_us, beyond_us)]
+            found += [
+                SearchPosition(0, partition, offset)
+                for _, offset in inspection.later(index.pending, least_us, beyond_us)
+            ]
             if len(found) > _CANDIDATES_MAX:
                 return None
         return sorted(found)
 
-    def _matching(self, spots: list[Spot]) -> tuple[list[Match], int]:
+    def _matching(self, spots: list[SearchPosition]) -> tuple[list[Match], int]:
         """Those that match, and how many were examined: as many as have not too many bytes."""
-        by_partition: dict[int, list[Spot]] = {}
+        by_partition: dict[int, list[SearchPosition]] = {}
         for spot in spots:
             by_partition.setdefault(spot.partition, []).append(spot)
-        found: dict[Spot, Columns] = {}
+        found: dict[SearchPosition, Columns] = {}
         unread: set[tuple[int, int]] = set()
         bytes_left = _BYTES_MAX
         for partition, some in by_partition.items():
@@ -144,34 +147,36 @@ class Search:
         return [(spot, found[spot], 0) for spot in spots[:examined] if spot in found], examined
 
 
-def _after(mark: Spot | None, partition: int) -> int:
+def _after(mark: SearchPosition | None, partition: int) -> int:
     """The offset in a partition up to which messages of the mark's time are done with."""
     if mark is None or partition > mark.partition:
         return -1
     return mark.offset if partition == mark.partition else _OFFSET_MAX
 
 
-def _in_order(partition: int, index: LeasedIndex, status: str, after: Spot | None) -> Iterator[Spot]:
+def _in_order(
+    partition: int, index: LeasedIndex, status: str, after: SearchPosition | None
+) -> Iterator[SearchPosition]:
     start = after.offset + 1 if after is not None and partition == after.partition else 0
-    return (Spot(0, partition, offset) for offset in outlook.offsets(index.pending, status, start))
+    return (SearchPosition(0, partition, offset) for offset in inspection.offsets(index.pending, status, start))
 
 
-def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[Spot]:
-    return (Spot(time_us, partition, offset) for time_us, offset in entries)
+def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[SearchPosition]:
+    return (SearchPosition(time_us, partition, offset) for time_us, offset in entries)
 
 
-def _spot(after: str) -> Spot | None:
+def _spot(after: str) -> SearchPosition | None:
     if not after:
         return None
     try:
         time_us, partition, offset = map(int, after.split("."))
     except ValueError:
         raise InvalidArgument(f"{after!r} is not where a page ended") from None
-    return Spot(time_us, partition, offset)
+    return SearchPosition(time_us, partition, offset)
 
 
-def _matches(index: LeasedIndex, selection: Selection, spot: Spot, columns: Columns, place: int) -> bool:
-    status = outlook.status(index.pending, spot.offset)
+def _matches(index: LeasedIndex, selection: Selection, spot: SearchPosition, columns: Columns, place: int) -> bool:
+    status = inspection.status(index.pending, spot.offset)
     if not status or (selection.status and status != selection.status):
         return False
     if selection.key is not None and (columns.keys is None or columns.keys[place] != selection.key):

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Generator
 from typing import Any
 
-from headrace.broker.later import Later
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
-from headrace.engines.api import explained
+from headrace.engines.api import as_headrace_error
 from headrace.model.errors import HeadraceError, InternalError
 
 logger = logging.getLogger("headrace.broker")
@@ -15,27 +15,27 @@ Steps = Generator[None, None, Any]
 """Yields after each slice of about a millisecond; returns the answer, or a Later."""
 
 
-def in_slices(ports: Ports, steps: Steps) -> Later[Any]:
+def in_slices(ports: Ports, steps: Steps) -> PendingAnswer[Any]:
     """Run the first slice now and one more at the end of each turn; settles with what the steps return or raise."""
-    later: Later[Any] = Later()
+    pending_answer: PendingAnswer[Any] = PendingAnswer()
 
     def run_slice() -> None:
         try:
             next(steps)
         except StopIteration as ended:
-            if isinstance(ended.value, Later):
-                ended.value.then(later.settle)
+            if isinstance(ended.value, PendingAnswer):
+                ended.value.then(pending_answer.settle)
             else:
-                later.settle(ended.value)
+                pending_answer.settle(ended.value)
         except HeadraceError as error:
-            later.settle(error)
+            pending_answer.settle(error)
         except OSError as error:
-            later.settle(explained(error))
+            pending_answer.settle(as_headrace_error(error))
         except Exception:
             logger.exception("work in slices failed")
-            later.settle(InternalError())
+            pending_answer.settle(InternalError())
         else:
             ports.last(run_slice)  # not soon: several of those are done in one turn
 
     run_slice()
-    return later
+    return pending_answer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.broker.ports import Ports
-from headrace.broker.syncing import Syncing
+from headrace.broker.sync_waiters import SyncWaiters
 from headrace.engines.api import Partition
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.errors import HeadraceError
@@ -18,7 +18,7 @@ _SYNC_BYTES = 32 << 20
 """A commit has to wait for less when the disk has begun before."""
 
 
-class Note(msgspec.Struct, array_like=True, frozen=True):
+class StageHeader(msgspec.Struct, array_like=True, frozen=True):
     """Stands in the log before a batch of a shared transaction, and tells after a restart whose it is."""
 
     epoch: int
@@ -34,11 +34,11 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Note).decode
+_decode = msgspec.msgpack.Decoder(StageHeader).decode
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedBatch:
     """A batch that waits."""
 
     topic_id: int
@@ -50,12 +50,12 @@ class Staged:
     bytes: int
 
 
-class Staging:
+class StagingLog:
     """The log of batches that wait."""
 
     def __init__(self, log: Partition, ports: Ports) -> None:
         self._log = log
-        self._syncing = Syncing(log, ports)
+        self._syncing = SyncWaiters(log, ports)
         self._notes = 0
         self._unsynced_bytes = 0
         self._held: OrderedDict[int, int] = OrderedDict()
@@ -95,7 +95,9 @@ class Staging:
         for offset in offsets:
             self._held.pop(offset, None)
 
-    def keep(self, batch: Batch, topic_id: int, partition: int, now_us: int, note: Note | None = None) -> Staged:
+    def keep(
+        self, batch: Batch, topic_id: int, partition: int, now_us: int, note: StageHeader | None = None
+    ) -> StagedBatch:
         """Keep a batch until it is let go of, with a note if it is to be found again."""
         first_offset = self._log.next_offset
         if note is not None:
@@ -106,12 +108,12 @@ class Staging:
         if self._unsynced_bytes >= _SYNC_BYTES:
             self._unsynced_bytes = 0
             self._log.request_sync()
-        return Staged(topic_id, partition, first_offset, appended.base_offset, appended.next_offset, batch.length)
+        return StagedBatch(topic_id, partition, first_offset, appended.base_offset, appended.next_offset, batch.length)
 
-    def find_again(self, now_us: int) -> list[tuple[Note, Staged]]:
+    def find_again(self, now_us: int) -> list[tuple[StageHeader, StagedBatch]]:
         """All batches with notes that an earlier session of the broker has left."""
-        found: list[tuple[Note, Staged]] = []
-        note: Note | None = None
+        found: list[tuple[StageHeader, StagedBatch]] = []
+        note: StageHeader | None = None
         end = self._log.first_offset
         for batch in self._log.batches(end, self._log.next_offset):
             if batch.producer_id == _NOTES:
@@ -120,7 +122,7 @@ class Staging:
             else:
                 if note is not None and batch.crc == note.crc and batch.base_offset == end:
                     place = (end - 1, batch.base_offset, batch.next_offset)
-                    found.append((note, Staged(note.topic_id, note.partition, *place, batch.length)))
+                    found.append((note, StagedBatch(note.topic_id, note.partition, *place, batch.length)))
                 note = None
             end = batch.next_offset
         if found:

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from headrace.broker.lane import Lane
-from headrace.engines.api import Slice, explained
+from headrace.broker.active_partition import ActivePartition
+from headrace.engines.api import Slice, as_headrace_error
 
 
 class Stream:
     """Reads a partition from an offset on. When there is nothing it asks to be told."""
 
-    def __init__(self, lane: Lane, topic_id: int, offset: int, on_ready: Callable[[], None]) -> None:
-        lane.check_offset(offset)
+    def __init__(self, active: ActivePartition, topic_id: int, offset: int, on_ready: Callable[[], None]) -> None:
+        active.check_offset(offset)
         self.topic_id = topic_id
-        self.first_offset = lane.partition.first_offset
-        self.end_offset = lane.end_offset
-        self._lane = lane
+        self.first_offset = active.partition.first_offset
+        self.end_offset = active.end_offset
+        self._lane = active
         self._offset = offset
         self._on_ready = on_ready
 
@@ -26,7 +26,7 @@ class Stream:
         try:
             found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
         except OSError as error:
-            raise explained(error) from error
+            raise as_headrace_error(error) from error
         if found is not None:
             self._offset = found.next_offset
         return found

@@ -2,13 +2,13 @@
 
 from collections.abc import Generator
 
-from headrace.engines.api import LeasedIndex, outlook
+from headrace.engines.api import LeasedIndex, inspection
 
 _COUNTED_TOGETHER = 128
 """Partitions that are counted in one slice."""
 
 
-def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, outlook.Summary]:
+def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, inspection.MessageCounts]:
     """The counts of all these partitions together; in slices."""
     waiting = ready = leased = 0
     since: list[int] = []
@@ -20,8 +20,8 @@ def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, ou
             index.pending.advance(now_us)
             if index.pending.is_behind(now_us):
                 yield
-        counts = outlook.summary(index.pending)
+        counts = inspection.summary(index.pending)
         waiting, ready, leased = waiting + counts.waiting, ready + counts.ready, leased + counts.leased
         since += [counts.ready_since_us] if counts.ready_since_us else []
         following += [counts.next_ready_us] if counts.next_ready_us else []
-    return outlook.Summary(waiting, ready, leased, min(since, default=0), min(following, default=0))
+    return inspection.MessageCounts(waiting, ready, leased, min(since, default=0), min(following, default=0))

@@ -7,20 +7,20 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from headrace.broker.lane import Lane
-from headrace.broker.later import Later
-from headrace.broker.leased_facts import SubscriptionGone, SubscriptionSet
-from headrace.broker.leased_facts import SubscriptionReset as ResetFact
+from headrace.broker.active_partition import ActivePartition
+from headrace.broker.group_coordinator import offset_at
+from headrace.broker.leased_facts import SubscriptionDeleted, SubscriptionSet
+from headrace.broker.leased_facts import SubscriptionStateReset as ResetFact
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import offset_at
 from headrace.broker.partition_schedule import PartitionSchedule
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscription_counts import counted
 from headrace.broker.subscription_settings import check_dead_letters, right_settings, ttl_us
-from headrace.broker.topics import Topic, Topics
-from headrace.broker.waiters import Waiters
-from headrace.engines.api import LeasedIndex, outlook
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.waiters import LeaseWaiters
+from headrace.engines.api import LeasedIndex, inspection
 from headrace.model.errors import (
     Closed,
     HeadraceError,
@@ -70,7 +70,7 @@ class Subscription:
         self.indexes: dict[int, LeasedIndex] = {}
         """By partition; a partition that could not be opened is missing."""
         self.schedule = PartitionSchedule(self.indexes)
-        self.wants = Waiters()
+        self.pending_leases = LeaseWaiters()
         self.turn = 0
         """Which partition is asked first, where none comes before the others by itself."""
         self.delivered = self.acked = self.released = self.expired_leases = 0
@@ -103,7 +103,7 @@ class Subscription:
     def is_settled(self, partition: int, offset: int) -> bool:
         """Whether it is done with a message, as far as it knows of it."""
         index = self.indexes.get(partition)
-        return index is not None and not outlook.status(index.pending, offset)
+        return index is not None and not inspection.status(index.pending, offset)
 
 
 class SubscriptionRegistry:
@@ -111,7 +111,7 @@ class SubscriptionRegistry:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: TopicRegistry,
         ledger: Ledger,
         ports: Ports,
         dead_count: Callable[[Subscription], Generator[None, None, int]],
@@ -179,7 +179,7 @@ class SubscriptionRegistry:
         topic = self._topic(request, now_us)
         return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
 
-    def create(self, request: SubscriptionCreate, now_us: int) -> Later[Any]:
+    def create(self, request: SubscriptionCreate, now_us: int) -> PendingAnswer[Any]:
         """Make a subscription."""
         return in_slices(self._ports, self._create(request, now_us))
 
@@ -222,7 +222,7 @@ class SubscriptionRegistry:
         self.now_us = now_us
         return self._add(fact, topic)
 
-    def alter(self, request: SubscriptionAlter, now_us: int) -> Later[Any]:
+    def alter(self, request: SubscriptionAlter, now_us: int) -> PendingAnswer[Any]:
         """Change settings."""
         return in_slices(self._ports, self._alter(request, now_us))
 
@@ -251,7 +251,7 @@ class SubscriptionRegistry:
                     return
         subscription.schedule.order_by(settings.discipline)
 
-    def reset(self, request: SubscriptionReset, now_us: int) -> Later[Any]:
+    def reset(self, request: SubscriptionReset, now_us: int) -> PendingAnswer[Any]:
         """Open a subscription anew; of what it knew only what is settled is kept, or, with a start, nothing."""
         return in_slices(self._ports, self._reset(request, now_us))
 
@@ -300,18 +300,18 @@ class SubscriptionRegistry:
         subscription.preparing = False
         self.prepared(subscription)
 
-    def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, None, Later[Answer]]:
+    def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, None, PendingAnswer[Answer]]:
         """What is told of a subscription, when what was recorded is safe."""
         return self._ledger.durably((yield from self.info(subscription, max(now_us, self.now_us))))
 
-    def delete(self, request: SubscriptionDelete, now_us: int) -> Later[Answer]:
+    def delete(self, request: SubscriptionDelete, now_us: int) -> PendingAnswer[Answer]:
         """Forget a subscription."""
         found = self.known(request.topic, request.subscription)
-        self._ledger.record(now_us, SubscriptionGone(found.id))
+        self._ledger.record(now_us, SubscriptionDeleted(found.id))
         self._remove(found, SubscriptionNotFound(f"the subscription {found} was deleted"))
         return self._ledger.durably(Done())
 
-    def describe(self, request: SubscriptionDescribe, now_us: int) -> Later[Any]:
+    def describe(self, request: SubscriptionDescribe, now_us: int) -> PendingAnswer[Any]:
         """A subscription as it is now."""
         return in_slices(self._ports, self._describe(request, now_us))
 
@@ -319,7 +319,7 @@ class SubscriptionRegistry:
         found = yield from self._idle(request.topic, request.subscription)
         return (yield from self.info(found, max(now_us, self.now_us)))
 
-    def listed(self, request: SubscriptionList, now_us: int) -> Later[Any]:
+    def listed(self, request: SubscriptionList, now_us: int) -> PendingAnswer[Any]:
         """Subscriptions, by name."""
         if request.topic:
             chosen = self.of_topic(self._topics.known(request.topic))
@@ -405,7 +405,7 @@ class SubscriptionRegistry:
 
     def forget_removed(self, subscription: Subscription, partition: int) -> None:
         """What retention has removed from a partition cannot be handed out."""
-        first_offset = subscription.topic.lanes[partition].partition.first_offset
+        first_offset = subscription.topic.active_partitions[partition].partition.first_offset
         subscription.indexes[partition].forget_before(first_offset)
 
     def catch_up(self, subscription: Subscription, *, again: bool = True) -> None:
@@ -414,17 +414,17 @@ class SubscriptionRegistry:
             self._open(subscription)
         for number in list(subscription.stale):
             try:
-                lane = self._topics.lane(subscription.topic, number)
-                subscription.indexes[number].catch_up(lane.end_offset, self.now_us)
+                active = self._topics.active(subscription.topic, number)
+                subscription.indexes[number].catch_up(active.end_offset, self.now_us)
             except (HeadraceError, OSError) as error:
                 logger.warning("%s cannot see what was published to partition %s: %s", subscription, number, error)
                 continue  # it is tried again with the next request, or tick
             subscription.stale.discard(number)
-            lane.listen(subscription.listeners[number])
+            active.listen(subscription.listeners[number])
 
     def serve_soon(self, subscription: Subscription) -> None:
         """Something may have become free for those who wait."""
-        if subscription.wants:
+        if subscription.pending_leases:
             self._ports.soon(partial(self.served, subscription))
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
@@ -437,8 +437,8 @@ class SubscriptionRegistry:
         """If most messages of a partition are settled by all leased subscriptions: what tells which, for each."""
         found = [one.indexes.get(partition) for one in self.of_topic(topic)]
         indexes = [index for index in found if index is not None]
-        lane = topic.lanes[partition]
-        stored = lane.partition.next_offset - lane.partition.first_offset
+        active = topic.active_partitions[partition]
+        stored = active.partition.next_offset - active.partition.first_offset
         pending = sum(sum(index.statuses.counts) for index in indexes)
         if not indexes or len(indexes) < len(found) or 2 * pending > stored:
             return []
@@ -454,12 +454,12 @@ class SubscriptionRegistry:
         starts = {}
         self._topics.check(topic)
         for number in range(topic.settings.partitions):
-            lane = self._topics.lane(topic, number)
+            active = self._topics.active(topic, number)
             if request.start == "offset":
-                lane.check_offset(request.start_offset)
-                starts[lane.number] = request.start_offset
+                active.check_offset(request.start_offset)
+                starts[active.number] = request.start_offset
             else:
-                starts[lane.number] = offset_at(lane, request.start, request.start_us)
+                starts[active.number] = offset_at(active, request.start, request.start_us)
             if number % _STARTS_TOGETHER == _STARTS_TOGETHER - 1:
                 yield
         return starts
@@ -490,8 +490,8 @@ class SubscriptionRegistry:
         """Close all partitions."""
         subscription.closings += 1
         for number, listener in subscription.listeners.items():
-            if number in subscription.topic.lanes:
-                subscription.topic.lanes[number].forget(listener)
+            if number in subscription.topic.active_partitions:
+                subscription.topic.active_partitions[number].forget(listener)
         subscription.listeners.clear()
         subscription.schedule.changed.update(subscription.indexes)
         subscription.indexes.clear()
@@ -499,8 +499,8 @@ class SubscriptionRegistry:
 
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
         """Tell those who wait that there is nothing to wait for."""
-        for want in subscription.wants.clear():
-            want.later.settle(error)
+        for pending_lease in subscription.pending_leases.clear():
+            pending_lease.pending_answer.settle(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
         """It cannot be used until it is reset; all others can."""
@@ -533,14 +533,14 @@ class SubscriptionRegistry:
         for number in range(topic.settings.partitions):
             if number in subscription.indexes or subscription.failure:
                 continue
-            work += 1 if number in topic.lanes else _LANE_WORK
+            work += 1 if number in topic.active_partitions else _LANE_WORK
             try:
-                lane = self._topics.lane(topic, number)
+                active = self._topics.active(topic, number)
             except (HeadraceError, OSError) as error:
                 logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
                 continue
             try:
-                index, steps = self._opened(subscription, number, lane)
+                index, steps = self._opened(subscription, number, active)
                 for _ in steps:
                     work += 1
                     if work >= _SLICE_WORK:
@@ -548,7 +548,7 @@ class SubscriptionRegistry:
                         yield
                         if subscription.closings != closings:
                             return
-                index.catch_up(lane.end_offset, self.now_us)
+                index.catch_up(active.end_offset, self.now_us)
             except Exception as error:  # noqa: BLE001 it is told
                 self.fail(subscription, error)
                 return
@@ -556,19 +556,21 @@ class SubscriptionRegistry:
             index.pending.on_change = partial(subscription.schedule.changed.add, number)
             index.pending.on_change()
             subscription.listeners[number] = partial(self._more, subscription, number)
-            lane.listen(subscription.listeners[number])
+            active.listen(subscription.listeners[number])
 
-    def _opened(self, subscription: Subscription, number: int, lane: Lane) -> tuple[LeasedIndex, Iterator[None]]:
+    def _opened(
+        self, subscription: Subscription, number: int, active: ActivePartition
+    ) -> tuple[LeasedIndex, Iterator[None]]:
         """An index, and the steps in which it learns what is there; another one when it is there at the end."""
         topic, state = subscription.topic, self._ledger.state.leased
         index = state.index(subscription.id, number)
         steps = index.attach(
-            lane.partition,
+            active.partition,
             subscription.name,
             subscription.settings,
             ttl_us(topic),
             state.edits_of(topic.id, number),
-            lane.end_offset,
+            active.end_offset,
             self.now_us,
         )
         return index, chain(steps, [None])

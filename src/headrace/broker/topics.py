@@ -6,26 +6,26 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
 
+from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import (
     IdsReserved,
-    Moved,
+    OffsetsCommitted,
     OffsetsReserved,
-    ProducersKept,
+    ProducersCheckpointed,
+    TopicDeleted,
     TopicFilesRemoved,
-    TopicGone,
     TopicSet,
     partition_name,
 )
 from headrace.broker.inspection import knows, proof_of_loss
-from headrace.broker.lane import Lane
-from headrace.broker.later import Later
 from headrace.broker.ledger import Ledger
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.suggestions import nearest
-from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, explained
+from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -55,7 +55,7 @@ class Topic:
         self.name = parse_topic(fact.name)
         self.created_us = fact.created_us
         self.settings = settings
-        self.lanes: dict[int, Lane] = {}
+        self.active_partitions: dict[int, ActivePartition] = {}
         self.failure = ""
         """Why it could not be opened; empty when it is at work."""
         self.revision = fact.revision
@@ -73,7 +73,7 @@ class Topic:
         return PartitionOwner(identity, self.id, str(self), number, self.created_us, self.revision, settings, journaled)
 
 
-class Topics:
+class TopicRegistry:
     """All topics."""
 
     def __init__(self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings) -> None:
@@ -104,9 +104,9 @@ class Topics:
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self.by_id.values()))
 
-    def lanes(self) -> Iterator[Lane]:
+    def active_partitions(self) -> Iterator[ActivePartition]:
         """All partitions that are open."""
-        return (lane for topic in self for lane in topic.lanes.values())
+        return (active for topic in self for active in topic.active_partitions.values())
 
     def find(self, name: str) -> Topic | None:
         """The topic of that name, if there is one."""
@@ -183,9 +183,9 @@ class Topics:
         grown = settings.partitions > topic.settings.partitions
         topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
         self._counts[str(topic)] = settings.partitions
-        for lane in topic.lanes.values():
-            lane.alter(settings, now_us)
-            self._ports.background(partial(self._store_owner, lane, topic.owner(lane.number, self._identity)))
+        for active in topic.active_partitions.values():
+            active.alter(settings, now_us)
+            self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
         if grown:
             self.on_change(topic, now_us)
         self.on_alter(topic, now_us)
@@ -194,30 +194,30 @@ class Topics:
     def delete(self, name: str, now_us: int) -> None:
         """Remove a topic and its messages; whoever reads it is told."""
         topic = self.known(name)
-        self._ledger.record(now_us, TopicGone(topic.id))
+        self._ledger.record(now_us, TopicDeleted(topic.id))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
-        lanes, topic.lanes = topic.lanes, {}
-        for lane in lanes.values():
-            lane.end()
+        active_partitions, topic.active_partitions = topic.active_partitions, {}
+        for active in active_partitions.values():
+            active.end()
         self.on_change(topic, now_us)
-        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(lanes.values())))
+        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
 
-    def lane(self, topic: Topic, number: int) -> Lane:
+    def active(self, topic: Topic, number: int) -> ActivePartition:
         """A partition, opened if need be."""
-        lane = topic.lanes.get(number)
-        if lane is None:
+        active = topic.active_partitions.get(number)
+        if active is None:
             if not 0 <= number < topic.settings.partitions:
                 raise PartitionNotFound(
                     f"{topic} has the partitions 0 to {topic.settings.partitions - 1}, not {number}",
                     partitions=topic.settings.partitions,
                 )
             self.check(topic)
-            lane = topic.lanes[number] = self._open(topic, number)
-        return lane
+            active = topic.active_partitions[number] = self._open(topic, number)
+        return active
 
-    def all_lanes(self, topic: Topic) -> list[Lane]:
+    def all_active(self, topic: Topic) -> list[ActivePartition]:
         """All partitions of a topic, opened if need be."""
-        return [self.lane(topic, number) for number in range(topic.settings.partitions)]
+        return [self.active(topic, number) for number in range(topic.settings.partitions)]
 
     def matching(self, request: TopicList) -> Generator[None, None, list[TopicInfo]]:
         """What is told of the topics that match, by name and without their partitions, in slices."""
@@ -243,62 +243,69 @@ class Topics:
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
         """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
         if partitions and not new and not topic.failure:
-            self.all_lanes(topic)
+            self.all_active(topic)
         numbers = range(topic.settings.partitions) if partitions else ()
-        lanes = [topic.lanes[at].info() if at in topic.lanes else PartitionInfo(at, 0, 0, 0) for at in numbers]
+        active_partitions = [
+            topic.active_partitions[at].info() if at in topic.active_partitions else PartitionInfo(at, 0, 0, 0)
+            for at in numbers
+        ]
         groups = self._ledger.state.groups_of(topic.id) if partitions else []
-        return TopicInfo(str(topic), topic.id, topic.created_us, topic.settings.as_dict(), lanes, groups, topic.failure)
+        return TopicInfo(
+            str(topic), topic.id, topic.created_us, topic.settings.as_dict(), active_partitions, groups, topic.failure
+        )
 
-    def keep_producers(self, topic: Topic, lane: Lane, now_us: int, *, at_once: bool) -> Later[Answer]:
+    def keep_producers(
+        self, topic: Topic, active: ActivePartition, now_us: int, *, at_once: bool
+    ) -> PendingAnswer[Answer]:
         """Remember what a partition knows of its producers, if it has learnt much, or anything; tells when it is done.
 
         Not before all of that is synced: what is remembered must be true after a power loss.
         """
-        later: Later[Answer] = Later()
-        saved = lane.partition.save_producers(at_once=at_once)
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        saved = active.partition.save_producers(at_once=at_once)
         if saved is None and not at_once:
-            return later
+            return pending_answer
 
         def keep(error: HeadraceError | None) -> None:
-            if error is None and saved is None and lane.partition.has_unsaved:
+            if error is None and saved is None and active.partition.has_unsaved:
                 # More was appended, or what was saved before could not be kept meanwhile.
-                self.keep_producers(topic, lane, now_us, at_once=True).then(later.settle)
+                self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.settle)
                 return
             try:
                 if error is not None:
                     raise error
-                if saved is not None and lane.gone is None:
-                    fact = ProducersKept(topic.partition_name(lane.number), saved)
+                if saved is not None and active.gone is None:
+                    fact = ProducersCheckpointed(topic.partition_name(active.number), saved)
                     record = partial(self._ledger.record, now_us, fact)
                     self.ballast.use(record) if at_once else record()
             except HeadraceError as trouble:
                 if saved is not None:
-                    lane.partition.save_again()
-                later.settle(trouble)
+                    active.partition.save_again()
+                pending_answer.settle(trouble)
             else:
-                self._ledger.durably(Done()).then(later.settle)
+                self._ledger.durably(Done()).then(pending_answer.settle)
 
-        lane.when_synced(keep)
-        return later
+        active.when_synced(keep)
+        return pending_answer
 
     def close(self, now_us: int) -> None:
         """Sync and close all partitions, and remember their producers; raises if that went wrong with any of them."""
         with ExitStack() as closing:
             for topic in self:
-                for lane in topic.lanes.values():
-                    closing.callback(self._close, topic, lane, now_us)
+                for active in topic.active_partitions.values():
+                    closing.callback(self._close, topic, active, now_us)
 
-    def _close(self, topic: Topic, lane: Lane, now_us: int) -> None:
-        lane.flush()
-        saved = lane.partition.save_producers(at_once=True)
-        end = lane.partition.next_offset
-        lane.partition.close()
+    def _close(self, topic: Topic, active: ActivePartition, now_us: int) -> None:
+        active.flush()
+        saved = active.partition.save_producers(at_once=True)
+        end = active.partition.next_offset
+        active.partition.close()
         if saved is not None:
-            self._ledger.record(now_us, ProducersKept(topic.partition_name(lane.number), saved))
-        reserved = self._ledger.state.reserved.get((topic.id, lane.number))
+            self._ledger.record(now_us, ProducersCheckpointed(topic.partition_name(active.number), saved))
+        reserved = self._ledger.state.reserved.get((topic.id, active.number))
         if reserved is not None and reserved.end != end:
             # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
-            self._ledger.record(now_us, OffsetsReserved(topic.id, lane.number, end, self._boot_id))
+            self._ledger.record(now_us, OffsetsReserved(topic.id, active.number, end, self._boot_id))
 
     def _add(self, topic: Topic) -> None:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
@@ -313,7 +320,7 @@ class Topics:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:
             raise InvalidArgument("this broker keeps everything in memory: topics cannot be on a disk")
 
-    def _open(self, topic: Topic, number: int) -> Lane:
+    def _open(self, topic: Topic, number: int) -> ActivePartition:
         name, state = topic.partition_name(number), self._ledger.state
         reserved = state.reserved.get((topic.id, number)) or OffsetsReserved(topic.id, number, 0, b"")
         floor = state.known_end(topic.id, number)
@@ -333,11 +340,11 @@ class Topics:
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
-        lane = Lane(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
-        lane.topic_id = topic.id
+        active = ActivePartition(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
+        active.topic_id = topic.id
         if held:
-            self._ledger.durably(Done()).then(partial(self._release, topic, lane))
-        return lane
+            self._ledger.durably(Done()).then(partial(self._release, topic, active))
+        return active
 
     def _skip(self, topic: Topic, number: int, partition: Partition) -> None:
         """Move the groups that are among lost messages, whose offsets no others will ever have."""
@@ -350,46 +357,48 @@ class Topics:
                 topic, number, begin, end - 1,
             )  # fmt: skip
         for group in self._ledger.state.groups_within(topic.id, number, begin, end):
-            self._ledger.record(self._ledger.now_us, Moved(group, [(topic.id, number, end)]))
+            self._ledger.record(self._ledger.now_us, OffsetsCommitted(group, [(topic.id, number, end)]))
 
-    def _reserve(self, topic: Topic, number: int, end: int) -> Later[Answer]:
+    def _reserve(self, topic: Topic, number: int, end: int) -> PendingAnswer[Answer]:
         self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
         return self._ledger.durably(Done())
 
-    def _release(self, topic: Topic, lane: Lane, outcome: object) -> None:
+    def _release(self, topic: Topic, active: ActivePartition, outcome: object) -> None:
         """The journal has the topic on the disk by now, or never will."""
-        lane.release(outcome)
+        active.release(outcome)
         if not isinstance(outcome, HeadraceError):
-            owner = topic.owner(lane.number, self._identity, journaled=True)
-            self._ports.background(partial(self._store_owner, lane, owner))
+            owner = topic.owner(active.number, self._identity, journaled=True)
+            self._ports.background(partial(self._store_owner, active, owner))
 
     @property
     def _identity(self) -> str:
         return self._ledger.state.broker_id
 
-    def _store_owner(self, lane: Lane, owner: PartitionOwner) -> None:
+    def _store_owner(self, active: ActivePartition, owner: PartitionOwner) -> None:
         """Let a partition's files have new settings, which the journal has: opening it again would do so too."""
         try:
-            lane.partition.set_owner(owner)
+            active.partition.set_owner(owner)
         except (HeadraceError, OSError) as error:
-            logger.info("settings not stored with the partition", extra={"path": lane.partition.place, "error": error})
+            logger.info(
+                "settings not stored with the partition", extra={"path": active.partition.place, "error": error}
+            )
 
-    def _remove_files(self, topic_id: int, lanes: list[Lane], outcome: object) -> None:
+    def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
         """Remove what is left of a topic, once no power loss can bring it back."""
         if not isinstance(outcome, HeadraceError):
-            self._ports.background(partial(self._remove, topic_id, lanes))
+            self._ports.background(partial(self._remove, topic_id, active_partitions))
 
-    def _remove(self, topic_id: int, lanes: list[Lane]) -> None:
-        for lane in lanes:
+    def _remove(self, topic_id: int, active_partitions: list[ActivePartition]) -> None:
+        for active in active_partitions:
             try:
-                lane.partition.close()
+                active.partition.close()
             except HeadraceError as error:
-                logger.info("%s is removed, though it could not be closed: %s", lane.partition.place, error)
+                logger.info("%s is removed, though it could not be closed: %s", active.partition.place, error)
         try:
             if self._store.data is not None:
                 self._store.data.delete_topic(topic_id, self._identity)
         except OSError as error:
-            raise explained(error) from error
+            raise as_headrace_error(error) from error
         self._ports.from_thread(partial(self._forget_files, topic_id))
 
     def _forget_files(self, topic_id: int) -> None:

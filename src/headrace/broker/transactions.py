@@ -5,17 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from headrace.broker.applying import STAGES_BITS, Applying
+from headrace.broker.commit_applier import STAGES_BITS, CommitApplier
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.facts import AnyFact, Committed, Moved, TransactionShared, TransactionUnshared
-from headrace.broker.later import Later
+from headrace.broker.facts import AnyFact, Committed, OffsetsCommitted, TransactionShared, TransactionUnshared
+from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.ledger import Ledger
-from headrace.broker.membership import Membership
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.staging import Note, Staged, Staging
-from headrace.broker.topics import Topic, Topics
-from headrace.engines.api import Partition, explained
+from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.engines.api import Partition, as_headrace_error
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
     Busy,
@@ -28,7 +28,7 @@ from headrace.model.errors import (
 from headrace.model.request import Answer
 from headrace.model.requests import (
     Done,
-    Place,
+    PartitionOffset,
     TransactionAbort,
     TransactionBegin,
     TransactionBegun,
@@ -59,7 +59,7 @@ class _Open:
     timeout_us: int
     shared: bool = False
     """Processes share it, and it outlives the broker's end."""
-    stages: dict[int, Staged] = field(default_factory=dict)
+    stages: dict[int, StagedBatch] = field(default_factory=dict)
     bytes: int = 0
     committing: bool = False
 
@@ -70,16 +70,16 @@ class Transactions:
     def __init__(
         self,
         staging: Partition,
-        topics: Topics,
-        membership: Membership,
+        topics: TopicRegistry,
+        membership: GroupCoordinator,
         ledger: Ledger,
         ports: Ports,
         settings: BrokerSettings,
         now_us: int,
     ) -> None:
-        self._staging = Staging(staging, ports)
+        self._staging = StagingLog(staging, ports)
         self._topics = topics
-        self._membership = membership
+        self._groups = membership
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
@@ -93,7 +93,7 @@ class Transactions:
         self._epoch = self._stage = ledger.state.session << 32
         self._staging.hold((at, at) for fact in ledger.state.unsettled.values() for at, _, _ in fact.stages)
         self._reopen(now_us)
-        self._applying = Applying(self._staging, topics, ledger, ports, now_us)
+        self._applying = CommitApplier(self._staging, topics, ledger, ports, now_us)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -103,7 +103,7 @@ class Transactions:
         """Whether no commit is on its way."""
         return self._staging.idle and self._applying.idle
 
-    def begin(self, request: TransactionBegin, now_us: int) -> Answer | Later[Answer]:
+    def begin(self, request: TransactionBegin, now_us: int) -> Answer | PendingAnswer[Answer]:
         """Begin a transaction, or take part in one, or learn that it was committed before."""
         name = request.transaction
         self._check(request)
@@ -131,11 +131,11 @@ class Transactions:
         """Keep a batch until the commit."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
-        lane = self._topics.lane(topic, request.partition)
+        active = self._topics.active(topic, request.partition)
         if batch.producer_id:
             raise InvalidArgument("a staged batch has no producer of its own")
-        if batch.raw_bytes > lane.settings.message_bytes_max:
-            check_messages(batch.columns(), lane.settings.message_bytes_max, request.topic)
+        if batch.raw_bytes > active.settings.message_bytes_max:
+            check_messages(batch.columns(), active.settings.message_bytes_max, request.topic)
         if len(opened.stages) == _STAGES_MAX:
             raise LimitExceeded(f"a transaction has at most {_STAGES_MAX} batches")
         if self._staged_bytes + batch.length > self._settings.staged_bytes_max:
@@ -145,7 +145,7 @@ class Transactions:
         note = None
         if opened.shared:
             self._stage += 1
-            note = Note(opened.epoch, self._stage, topic.id, str(topic), request.partition, batch.crc)
+            note = StageHeader(opened.epoch, self._stage, topic.id, str(topic), request.partition, batch.crc)
         staged = self._staging.keep(batch, topic.id, request.partition, now_us, note)
         number = staged.offset if note is None else note.stage
         opened.stages[number] = staged
@@ -153,7 +153,7 @@ class Transactions:
         self._staged_bytes += batch.length
         return TransactionStaged(number)
 
-    def commit(self, request: TransactionCommit, now_us: int) -> Answer | Later[Answer]:
+    def commit(self, request: TransactionCommit, now_us: int) -> Answer | PendingAnswer[Answer]:
         """Make all of it count, or learn that it did before."""
         last = self._ledger.state.transactions.get(request.transaction)
         if last is not None and last.epoch == request.epoch and request.transaction:  # those without a name are ours
@@ -163,48 +163,50 @@ class Transactions:
         self._moved(request)
         opened.committing = True
         self._deadlines.remove(request.transaction)
-        later: Later[Answer] = Later()
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
 
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
                 self._not_committed(request.transaction, opened, now_us)
-                later.settle(error)
+                pending_answer.settle(error)
             else:
-                self._record(request, opened, chosen, now_us, later)
+                self._record(request, opened, chosen, now_us, pending_answer)
 
         self._staging.when_synced(max((stage.next_offset for stage in chosen), default=0), staged)
-        return later
+        return pending_answer
 
     def abort(self, request: TransactionAbort, now_us: int) -> Answer:
         """Forget all of it."""
         self._end(request.transaction, self._find(request.transaction, request.epoch, now_us), now_us)
         return Done()
 
-    def carry(self, batches: list[tuple[Topic, int, Batch]], facts: list[AnyFact], now_us: int) -> Later[list[Place]]:
+    def carry(
+        self, batches: list[tuple[Topic, int, Batch]], facts: list[AnyFact], now_us: int
+    ) -> PendingAnswer[list[PartitionOffset]]:
         """Publish batches of the broker's own together with facts: all of it counts, or nothing.
 
         Settles with where the batches stand, without those that have to wait for room, or with the error.
         """
         assert len(batches) <= _STAGES_MAX
-        later: Later[list[Place]] = Later()
-        stages: list[Staged] = []
+        pending_answer: PendingAnswer[list[PartitionOffset]] = PendingAnswer()
+        stages: list[StagedBatch] = []
         try:
             for topic, number, batch in batches:
                 stages.append(self._staging.keep(batch, topic.id, number, now_us))
         except (HeadraceError, OSError) as error:
             self._let_go(stages)
-            later.settle(_told(error))
-            return later
+            pending_answer.settle(_told(error))
+            return pending_answer
 
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
                 self._let_go(stages)
-                later.settle(error)
+                pending_answer.settle(error)
             else:
-                self._record_carried(stages, [batch for _, _, batch in batches], facts, now_us, later)
+                self._record_carried(stages, [batch for _, _, batch in batches], facts, now_us, pending_answer)
 
         self._staging.when_synced(max((stage.next_offset for stage in stages), default=0), staged)
-        return later
+        return pending_answer
 
     def tick(self, now_us: int) -> None:
         """Abort what took too long; go on with what could not be done; make room."""
@@ -278,14 +280,14 @@ class Transactions:
             self._ledger.record(now_us, TransactionUnshared(name, opened.epoch))
         self._close(name, opened, opened.stages.values())
 
-    def _close(self, name: str, opened: _Open, unneeded: Iterable[Staged]) -> None:
+    def _close(self, name: str, opened: _Open, unneeded: Iterable[StagedBatch]) -> None:
         """It is not open any more."""
         del self._open[name]
         self._deadlines.remove(name)
         self._staged_bytes -= opened.bytes
         self._let_go(unneeded)
 
-    def _let_go(self, stages: Iterable[Staged]) -> None:
+    def _let_go(self, stages: Iterable[StagedBatch]) -> None:
         self._staging.let_go(stage.offset for stage in stages)
 
     def _not_committed(self, name: str, opened: _Open, now_us: int) -> None:
@@ -304,7 +306,7 @@ class Transactions:
         self._deadlines.set(name, now_us + opened.timeout_us)
         return opened
 
-    def _chosen(self, request: TransactionCommit, opened: _Open) -> list[Staged]:
+    def _chosen(self, request: TransactionCommit, opened: _Open) -> list[StagedBatch]:
         """What the commit names of what was staged, if all of it is there."""
         names = list(opened.stages) if request.stages is None else list(dict.fromkeys(request.stages))
         missing = sum(1 for name in names if name not in opened.stages)
@@ -319,14 +321,19 @@ class Transactions:
             raise InvalidArgument("a topic of the transaction was deleted; abort it")
         return chosen
 
-    def _moved(self, request: TransactionCommit) -> Moved:
+    def _moved(self, request: TransactionCommit) -> OffsetsCommitted:
         """The positions that are committed with it, if they may be."""
         if request.group or request.places:
-            return self._membership.checked_move(request.group, request.member, request.places)
-        return Moved("", [])
+            return self._groups.checked_move(request.group, request.member, request.places)
+        return OffsetsCommitted("", [])
 
     def _record(
-        self, request: TransactionCommit, opened: _Open, chosen: list[Staged], now_us: int, later: Later[Answer]
+        self,
+        request: TransactionCommit,
+        opened: _Open,
+        chosen: list[StagedBatch],
+        now_us: int,
+        pending_answer: PendingAnswer[Answer],
     ) -> None:
         """From here on it is committed, as soon as the fact is on the disk."""
         stages = [(stage.offset, stage.topic_id, stage.partition) for stage in chosen]
@@ -338,26 +345,26 @@ class Transactions:
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             self._not_committed(name, opened, now_us)
-            later.settle(error)
+            pending_answer.settle(error)
             return
         needed = {stage.offset for stage in chosen}
         self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
 
-        def told(outcome: list[Place] | HeadraceError) -> None:
+        def told(outcome: list[PartitionOffset] | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
-                later.settle(outcome)
+                pending_answer.settle(outcome)
             else:
-                later.settle(TransactionCommitted(fact.sequence, places=outcome))
+                pending_answer.settle(TransactionCommitted(fact.sequence, places=outcome))
 
         self._applying.follow(fact, told, now_us)
 
     def _record_carried(
         self,
-        stages: list[Staged],
+        stages: list[StagedBatch],
         batches: list[Batch],
         facts: list[AnyFact],
         now_us: int,
-        later: Later[list[Place]],
+        pending_answer: PendingAnswer[list[PartitionOffset]],
     ) -> None:
         self._ledger.flush()  # as above
         # It has no name that anybody could begin it again with; the number is all that tells it from others.
@@ -367,13 +374,13 @@ class Transactions:
             self._ledger.record(now_us, *([fact] if stages else []), *facts)
         except (HeadraceError, OSError) as error:
             self._let_go(stages)
-            later.settle(_told(error))
+            pending_answer.settle(_told(error))
             return
         if stages:
-            self._applying.follow(fact, later.settle, now_us, batches)
+            self._applying.follow(fact, pending_answer.settle, now_us, batches)
         else:
             self._ledger.durably(Done()).then(
-                lambda outcome: later.settle(outcome if isinstance(outcome, HeadraceError) else [])
+                lambda outcome: pending_answer.settle(outcome if isinstance(outcome, HeadraceError) else [])
             )
 
     def _trim(self) -> None:
@@ -408,4 +415,4 @@ class Transactions:
 
 
 def _told(error: HeadraceError | OSError) -> HeadraceError:
-    return error if isinstance(error, HeadraceError) else explained(error)
+    return error if isinstance(error, HeadraceError) else as_headrace_error(error)

@@ -5,28 +5,28 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from headrace.broker.later import Later
-from headrace.broker.membership import Session
+from headrace.broker.group_coordinator import Session
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.model.leasing import Lease
 
 _OUTDATED_MAX = 64
 
 
-class Want:
+class PendingLease:
     """A consumer that waits for messages."""
 
-    __slots__ = ("deadline_us", "later", "request", "serial", "session")
+    __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session")
 
-    def __init__(self, session: Session, request: Lease, deadline_us: int, later: Later[Any]) -> None:
+    def __init__(self, session: Session, request: Lease, deadline_us: int, pending_answer: PendingAnswer[Any]) -> None:
         self.session = session
         self.request = request
         self.deadline_us = deadline_us
-        self.later = later
+        self.pending_answer = pending_answer
         self.serial = 0
         """Its place among those that wait at the same subscription."""
 
 
-class Waiters:
+class LeaseWaiters:
     """A queue of consumers.
 
     What can be handed out to a consumer depends only on how long before it is due it takes a message: so the first
@@ -34,59 +34,59 @@ class Waiters:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[int, OrderedDict[int, Want]] = {}
+        self._queues: dict[int, OrderedDict[int, PendingLease]] = {}
         """By `ahead_ms`, and by serial number."""
-        self._deadlines: list[tuple[int, int, Want]] = []
+        self._deadlines: list[tuple[int, int, PendingLease]] = []
         """A heap; has some that do not wait any more."""
-        self._sessions: dict[Session, dict[int, Want]] = {}
+        self._sessions: dict[Session, dict[int, PendingLease]] = {}
         self._count = 0
         self._serial = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Want]:
+    def __iter__(self) -> Iterator[PendingLease]:
         return iter(sorted((one for queue in self._queues.values() for one in queue.values()), key=_serial))
 
-    def add(self, want: Want) -> None:
+    def add(self, pending_lease: PendingLease) -> None:
         """This one waits from now on, behind all others."""
         self._serial += 1
         self._count += 1
-        want.serial = self._serial
-        self._queues.setdefault(want.request.ahead_ms, OrderedDict())[want.serial] = want
-        self._sessions.setdefault(want.session, {})[want.serial] = want
-        heappush(self._deadlines, (want.deadline_us, want.serial, want))
+        pending_lease.serial = self._serial
+        self._queues.setdefault(pending_lease.request.ahead_ms, OrderedDict())[pending_lease.serial] = pending_lease
+        self._sessions.setdefault(pending_lease.session, {})[pending_lease.serial] = pending_lease
+        heappush(self._deadlines, (pending_lease.deadline_us, pending_lease.serial, pending_lease))
         if len(self._deadlines) > 2 * self._count + _OUTDATED_MAX:
             self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
             heapify(self._deadlines)
 
-    def remove(self, want: Want) -> None:
+    def remove(self, pending_lease: PendingLease) -> None:
         """This one does not wait any more."""
-        queue = self._queues[want.request.ahead_ms]
-        del queue[want.serial]
+        queue = self._queues[pending_lease.request.ahead_ms]
+        del queue[pending_lease.serial]
         if not queue:
-            del self._queues[want.request.ahead_ms]
-        others = self._sessions[want.session]
-        del others[want.serial]
+            del self._queues[pending_lease.request.ahead_ms]
+        others = self._sessions[pending_lease.session]
+        del others[pending_lease.serial]
         if not others:
-            del self._sessions[want.session]
+            del self._sessions[pending_lease.session]
         self._count -= 1
 
-    def clear(self) -> list[Want]:
+    def clear(self) -> list[PendingLease]:
         """Nobody waits any more; returns those who did."""
-        wants = list(self)
+        pending_leases = list(self)
         self._queues.clear()
         self._sessions.clear()
         self._deadlines.clear()
         self._count = 0
-        return wants
+        return pending_leases
 
-    def first(self, beyond_ms: int) -> Want | None:
+    def first(self, beyond_ms: int) -> PendingLease | None:
         """The first of those who take messages longer before they are due than this."""
         heads = [next(iter(queue.values())) for ahead_ms, queue in self._queues.items() if ahead_ms > beyond_ms]
         return min(heads, key=_serial, default=None)
 
-    def of(self, session: Session) -> list[Want]:
+    def of(self, session: Session) -> list[PendingLease]:
         """Those who wait on a connection, the first one first."""
         return list(self._sessions.get(session, {}).values())
 
@@ -102,19 +102,19 @@ class Waiters:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def take_late(self, now_us: int, most: int) -> list[Want]:
+    def take_late(self, now_us: int, most: int) -> list[PendingLease]:
         """Take out those who have waited long enough, so many at most."""
-        late: list[Want] = []
+        late: list[PendingLease] = []
         while len(late) < most and (deadline_us := self.deadline_us) is not None and deadline_us <= now_us:
-            want = heappop(self._deadlines)[2]
-            self.remove(want)
-            late.append(want)
+            pending_lease = heappop(self._deadlines)[2]
+            self.remove(pending_lease)
+            late.append(pending_lease)
         return late
 
-    def _waits(self, want: Want) -> bool:
-        queue = self._queues.get(want.request.ahead_ms)
-        return queue is not None and want.serial in queue
+    def _waits(self, pending_lease: PendingLease) -> bool:
+        queue = self._queues.get(pending_lease.request.ahead_ms)
+        return queue is not None and pending_lease.serial in queue
 
 
-def _serial(want: Want) -> int:
-    return want.serial
+def _serial(pending_lease: PendingLease) -> int:
+    return pending_lease.serial

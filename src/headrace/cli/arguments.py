@@ -8,10 +8,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
-from headrace.cli.forms import parse_time
-from headrace.cli.interrupts import Interrupts
+from headrace.cli.message_formats import parse_time
 from headrace.cli.nearest import did_you_mean
-from headrace.cli.output import Output
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import Output
 
 Command = Callable[[argparse.Namespace, Output, Interrupts], int]
 """What does a command's work, and returns its exit code."""

@@ -32,7 +32,7 @@ class Option(NamedTuple):
     repeated: bool
 
 
-class Node(NamedTuple):
+class CommandNode(NamedTuple):
     """A command as a shell sees it."""
 
     path: tuple[str, ...]
@@ -40,20 +40,20 @@ class Node(NamedTuple):
     summary: str
     options: list[Option]
     values: list[Value]
-    below: list["Node"]
+    below: list["CommandNode"]
 
-    def walk(self) -> Iterator["Node"]:
+    def walk(self) -> Iterator["CommandNode"]:
         """This command and all below it."""
         yield self
         for node in self.below:
             yield from node.walk()
 
 
-def command_tree(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Node:
+def command_tree(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> CommandNode:
     """A command and all below it, from its parser."""
     if isinstance(parser, CommandParser):
         parser.fill()
-    node = Node(path, (parser.description or "").partition("\n")[0].rstrip("."), [], [], [])
+    node = CommandNode(path, (parser.description or "").partition("\n")[0].rstrip("."), [], [], [])
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             node.below.extend(command_tree(below, (*path, name)) for name, below in action.choices.items())

@@ -30,14 +30,14 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
 TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSettings)}
 
 
-class Given(NamedTuple):
+class GivenSetting(NamedTuple):
     """A value that somebody gave a setting."""
 
     content: Any
     source: str
 
 
-Givens = dict[str, Given]
+Givens = dict[str, GivenSetting]
 """By the names of settings; `topic.partitions` for those of topics."""
 
 
@@ -104,11 +104,11 @@ def from_flags(flags: Mapping[str, str], topic_flags: Mapping[str, str]) -> Give
     givens = {}
     for name, text in flags.items():
         source = f"flag --{name.replace('_', '-')}"
-        givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+        givens[name] = GivenSetting(_read(name, text, source, os.getcwd()), source)
     for key, text in topic_flags.items():
         name, source = f"topic.{key}", f"flag --topic {key}={text}"
         _known(key, TOPIC_FIELDS, "topic's setting", source)
-        givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+        givens[name] = GivenSetting(_read(name, text, source, os.getcwd()), source)
     return givens
 
 
@@ -119,7 +119,7 @@ def default_data(environ: Mapping[str, str]) -> str:
 
 
 def _defaults(environ: Mapping[str, str]) -> Givens:
-    return {"data": Given(default_data(environ), DEFAULT)}
+    return {"data": GivenSetting(default_data(environ), DEFAULT)}
 
 
 def _config_file(config: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
@@ -147,10 +147,10 @@ def _from_file(path: str, why: str) -> Givens:
     givens, folder = {}, os.path.dirname(os.path.abspath(path))
     for name, value in content.items():
         _known(name, FIELDS, "setting", source)
-        givens[name] = Given(_read(name, value, source, folder), source)
+        givens[name] = GivenSetting(_read(name, value, source, folder), source)
     for key, value in topic.items():
         _known(key, TOPIC_FIELDS, "topic's setting", source)
-        givens[f"topic.{key}"] = Given(_read(f"topic.{key}", value, source, folder), source)
+        givens[f"topic.{key}"] = GivenSetting(_read(f"topic.{key}", value, source, folder), source)
     return givens
 
 
@@ -164,7 +164,7 @@ def _from_environment(environ: Mapping[str, str]) -> Givens:
         name = names.get(variable)
         source = f"environment {variable}"
         if name is not None:
-            givens[name] = Given(_read(name, text, source, os.getcwd()), source)
+            givens[name] = GivenSetting(_read(name, text, source, os.getcwd()), source)
         elif near := difflib.get_close_matches(variable, names, 1, _VERY_NEAR):
             raise InvalidArgument(f"{variable} in the environment is no setting; did you mean {near[0]}?")
     return givens

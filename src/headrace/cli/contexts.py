@@ -109,7 +109,7 @@ def context_name(text: str) -> str:
 
 def address(text: str) -> str:
     """A broker's address."""
-    from headrace.client.addresses import parse_address
+    from headrace.client.connection.addresses import parse_address
 
     try:
         parse_address(text)
@@ -129,7 +129,7 @@ def _checked(text: str, source: str) -> str:
 def _address_here(environ: Mapping[str, str]) -> str:
     """The broker that `headrace serve` starts on this machine unless it is told otherwise."""
     from headrace.cli.configuration import default_data
-    from headrace.client.addresses import DEFAULT_ADDRESS
+    from headrace.client.connection.addresses import DEFAULT_ADDRESS
     from headrace.server import SOCKET_NAME
 
     path = os.path.join(default_data(environ), SOCKET_NAME)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from headrace.cli.forms import GivenMessage, from_json
-from headrace.cli.interrupts import Interrupts
+from headrace.cli.message_formats import GivenMessage, from_json
+from headrace.cli.terminal.interrupts import Interrupts
 from headrace.model.errors import InvalidArgument, MessageTooLarge
 from headrace.model.limits import MESSAGE_BYTES_MAX
 

@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from headrace.cli import colours
 from headrace.cli.arguments import UsageError
-from headrace.cli.commands import PASSED_ON, whole_parser
-from headrace.cli.explaining import explained
-from headrace.cli.interrupts import Interrupted, Interrupts
-from headrace.cli.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_of_stdout, say
+from headrace.cli.command_list import PASSED_ON, whole_parser
+from headrace.cli.error_texts import explained
+from headrace.cli.terminal import colours
+from headrace.cli.terminal.interrupts import Interrupted, Interrupts
+from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_of_stdout, say
 from headrace.model.errors import HeadraceError, TooManyFiles
 
 USAGE_CODE = "usage_error"
@@ -78,7 +78,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 def _run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     if getattr(given, "watch", None) is None:
         return int(given.run(given, out, interrupts))
-    from headrace.cli.watching import watch
+    from headrace.cli.terminal.watch import watch
 
     return watch(given, out, interrupts)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.cli.nearest import did_you_mean
-from headrace.model.errors import CronNotFound, GroupNotFound, HeadraceError, SubscriptionNotFound, TopicNotFound
+from headrace.model.errors import GroupNotFound, HeadraceError, ScheduleNotFound, SubscriptionNotFound, TopicNotFound
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -19,7 +19,7 @@ _KINDS: dict[type[HeadraceError], tuple[tuple[str, ...], Callable[["Bus", argpar
         ("subscription",),
         lambda bus, given: [each.subscription for each in bus.subscriptions(given.topic)],
     ),
-    CronNotFound: (("name",), lambda bus, _: [each.recurrence.name for each in bus.crons()]),
+    ScheduleNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.crons()]),
 }
 """Where the name is among the arguments, and which names there are."""
 
@@ -28,7 +28,7 @@ def near_names(error: HeadraceError, given: argparse.Namespace) -> str:
     """A question that offers names that there are; empty if none is like the one given, or nobody tells."""
     if type(error) not in _KINDS or "connect" not in given:
         return ""
-    from headrace.cli.connecting import broker_url
+    from headrace.cli.connection import broker_url
     from headrace.client._sync.bus import connect
 
     places, ask = _KINDS[type(error)]

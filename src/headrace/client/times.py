@@ -24,7 +24,7 @@ Start = Literal["earliest", "latest"] | datetime | int
 """The oldest message, behind the newest, the first of a time, or an offset."""
 
 
-class Spot(NamedTuple):
+class OffsetSpec(NamedTuple):
     """A place in a partition in the protocol's words: `earliest`, `latest`, `time` or `offset`, and which."""
 
     kind: str
@@ -87,25 +87,25 @@ def listed(values: Iterable[T], what: str) -> list[T]:
         raise InvalidArgument(f"{what} are several, such as a list, not {shown(values)}") from error
 
 
-def spot_in_time(at: When) -> Spot:
+def spot_in_time(at: When) -> OffsetSpec:
     """Earliest, latest, or a time; a number counts microseconds."""
     if isinstance(at, str):
         return _named(at)
-    return Spot("time", microseconds(at))
+    return OffsetSpec("time", microseconds(at))
 
 
-def spot_at(start: Start) -> Spot:
+def spot_at(start: Start) -> OffsetSpec:
     """Earliest, latest, a time, or an offset: a number is an offset."""
     if isinstance(start, str):
         return _named(start)
     if isinstance(start, datetime):
-        return Spot("time", microseconds(start))
+        return OffsetSpec("time", microseconds(start))
     if type(start) is int and 0 <= start < 1 << 63:
-        return Spot("offset", start)
+        return OffsetSpec("offset", start)
     raise InvalidArgument(f"begin at 'earliest', 'latest', a datetime or an offset, not {shown(start)}")
 
 
-def _named(name: str) -> Spot:
+def _named(name: str) -> OffsetSpec:
     if name not in ("earliest", "latest"):
         raise InvalidArgument(f"{shown(name)} is no place in a topic; write 'earliest' or 'latest'")
-    return Spot(name)
+    return OffsetSpec(name)

@@ -34,7 +34,7 @@ class _Begin(NamedTuple):
     offset: int
 
 
-class GivenMessage(NamedTuple):
+class BufferedMessage(NamedTuple):
     """One message as it goes into the buffer, checked."""
 
     value: bytes | None
@@ -44,14 +44,14 @@ class GivenMessage(NamedTuple):
     weight: int
 
 
-class Portion(NamedTuple):
+class BufferPortion(NamedTuple):
     """Values that fit into an empty buffer together, or a single large one, checked."""
 
     values: list[bytes]
     weight: int
 
 
-class Gathered:
+class BatchColumns:
     """The columns of a batch, and the offset of its first message."""
 
     __slots__ = ("base_offset", "headers", "keys", "timestamps", "values", "weight")
@@ -69,7 +69,7 @@ class Gathered:
         """Whether the messages have only values."""
         return self.keys is None and self.timestamps is None and self.headers is None
 
-    def add(self, message: GivenMessage) -> None:
+    def add(self, message: BufferedMessage) -> None:
         """Add a message. A column begins with the first message that needs it; those before have nothing in it."""
         before = len(self.values)
         if message.key is not None and self.keys is None:
@@ -87,7 +87,7 @@ class Gathered:
         self.values.append(message.value)
         self.weight += message.weight
 
-    def extend(self, portion: Portion) -> None:
+    def extend(self, portion: BufferPortion) -> None:
         """Add messages that have only a value."""
         for column in (self.keys, self.timestamps, self.headers):
             if column is not None:
@@ -110,9 +110,9 @@ class Buffer:
     """
 
     def __init__(self, next_offset: int) -> None:
-        self.taken: Gathered | None = None
+        self.taken: BatchColumns | None = None
         """What has been taken and not been written yet; whoever has written it sets this to None."""
-        self._gathered = Gathered(next_offset)
+        self._gathered = BatchColumns(next_offset)
         self._open = False
         self.send: Callable[[object], Any]
         self.revive()
@@ -122,7 +122,7 @@ class Buffer:
         """The offset that the next message will have."""
         return int(self.call(_ASK))
 
-    def add(self, message: GivenMessage | Portion) -> int:
+    def add(self, message: BufferedMessage | BufferPortion) -> int:
         """Add a message, or values; returns the first offset, or -1 when the buffer is closed or has no room."""
         return int(self.call(message))
 
@@ -189,17 +189,17 @@ class Buffer:
             return offset
         if item is _TAKE or item is _TAKE_AND_CLOSE:
             # All of it or nothing: no interrupt comes between assignments without calls.
-            fresh = Gathered(offset)
+            fresh = BatchColumns(offset)
             self._open = self._open and item is _TAKE
             if gathered.values:
                 self.taken = gathered
                 self._gathered = fresh
             return offset
-        if not isinstance(item, GivenMessage | Portion) or not self._open:
+        if not isinstance(item, BufferedMessage | BufferPortion) or not self._open:
             return -1  # not checked yet, or no batch begun
         if gathered.weight and gathered.weight + item.weight >= WEIGHT_MAX:
             return -1  # no room
-        if isinstance(item, Portion):
+        if isinstance(item, BufferPortion):
             gathered.extend(item)
         else:
             gathered.add(item)
@@ -208,7 +208,7 @@ class Buffer:
 
 def checked_message(
     value: bytes | None, key: bytes | None, headers: GivenHeaders | None, timestamp: int | None
-) -> GivenMessage:
+) -> BufferedMessage:
     """The parts of a message, if they are what they should be."""
     value = _bytes(value, "a value")
     key = _bytes(key, "a key")
@@ -221,17 +221,17 @@ def checked_message(
     if size > MESSAGE_BYTES_MAX:
         raise MessageTooLarge.of(size, MESSAGE_BYTES_MAX)
     weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
-    return GivenMessage(value, key, checked_headers, timestamp, weight)
+    return BufferedMessage(value, key, checked_headers, timestamp, weight)
 
 
-def portions(values: Iterable[bytes]) -> list[Portion]:
+def portions(values: Iterable[bytes]) -> list[BufferPortion]:
     """The values, checked, in portions for the buffer."""
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InvalidArgument(f"many values are a list of bytes, not {type(values).__name__}")
     if not isinstance(values, Iterable):
         raise InvalidArgument(f"many values are a list of bytes, not {shown(values)}")
     sequence = values if isinstance(values, list | tuple) else list(values)
-    made: list[Portion] = []
+    made: list[BufferPortion] = []
     for start in range(0, len(sequence), _PORTION_COUNT):
         part = list(sequence[start : start + _PORTION_COUNT])
         if [*map(type, part)].count(bytes) != len(part):
@@ -240,12 +240,12 @@ def portions(values: Iterable[bytes]) -> list[Portion]:
     return made
 
 
-def _divide(values: list[bytes], made: list[Portion]) -> None:
+def _divide(values: list[bytes], made: list[BufferPortion]) -> None:
     weight = sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
     if weight < WEIGHT_MAX or len(values) == 1:
         if weight > MESSAGE_BYTES_MAX + MESSAGE_WEIGHT:
             raise MessageTooLarge.of(len(values[0]), MESSAGE_BYTES_MAX)
-        made.append(Portion(values, weight))
+        made.append(BufferPortion(values, weight))
     else:
         _divide(values[: len(values) // 2], made)
         _divide(values[len(values) // 2 :], made)

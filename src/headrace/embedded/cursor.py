@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from headrace.model.arguments import shown
-from headrace.model.describing import described, short, state_of
 from headrace.model.errors import Closed, CursorInUse, InvalidArgument
 from headrace.model.message import Message
+from headrace.model.representation import described, short, state_of
 from headrace.storage.disk import Disk
-from headrace.storage.record import Record
+from headrace.storage.record import SlottedRecord
 
 if TYPE_CHECKING:
-    from headrace.embedded.reading import Readable
+    from headrace.embedded.readable import Readable
 
 DIRECTORY = "cursors"
 _POSITION = struct.Struct("<Q")
@@ -26,7 +26,7 @@ _PAUSE_S_MIN, _PAUSE_S_MAX = 0.0005, 0.02
 
 def load_offset(disk: Disk, path: str) -> int | None:
     """The offset kept in a cursor's file, or None when there is none."""
-    return _offset(Record(disk, path, write=False))
+    return _offset(SlottedRecord(disk, path, write=False))
 
 
 def committed_end(disk: Disk, log_directory: str) -> int:
@@ -36,7 +36,7 @@ def committed_end(disk: Disk, log_directory: str) -> int:
     return max((offset for offset in offsets if offset is not None), default=0)
 
 
-def _offset(record: Record) -> int | None:
+def _offset(record: SlottedRecord) -> int | None:
     content = record.load()
     return None if content is None else int(_POSITION.unpack(content)[0])
 
@@ -49,7 +49,7 @@ class Position:
         self._disk = disk
         path = f"{directory}/{name}"
         new = not disk.exists(path)
-        self._record = Record(disk, path, write=True, create=True)
+        self._record = SlottedRecord(disk, path, write=True, create=True)
         if new:
             disk.sync_directory(directory)
 

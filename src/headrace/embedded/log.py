@@ -12,23 +12,22 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from headrace.embedded import shared
+from headrace.embedded import process_shared
 from headrace.embedded.buffer import (
+    BatchColumns,
     Buffer,
-    Gathered,
+    BufferedMessage,
+    BufferPortion,
     GivenHeaders,
-    GivenMessage,
-    Portion,
     checked_message,
     portions,
 )
 from headrace.embedded.cursor import committed_end
-from headrace.embedded.reading import Readable, held, whole
+from headrace.embedded.readable import Readable, held, whole
 from headrace.embedded.repair import checked_path, locked
 from headrace.model.arguments import check_callable, shown
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.codec import Codec
-from headrace.model.describing import described, short, state_of
 from headrace.model.errors import (
     DiskFull,
     HeadraceError,
@@ -42,15 +41,16 @@ from headrace.model.errors import (
 )
 from headrace.model.limits import BATCH_BYTES_MAX, SECONDS_MAX, SEGMENT_BYTES_MIN
 from headrace.model.message import Message
+from headrace.model.representation import described, short, state_of
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep
-from headrace.storage.files import FilesReader, PartitionReader
 from headrace.storage.follower import Follower
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.offline_reader import OfflineLogReader, OfflinePartitionReader
 from headrace.storage.ownership import check_not_owned, is_owned
 from headrace.storage.recovery import Findings, verify
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 logger = logging.getLogger("headrace.embedded")
@@ -94,7 +94,7 @@ class Log(Readable):
         retain_bytes: int | None = None,
         until_consumed: bool = False,
         memory_bytes: int = 256 << 20,
-        host: Host | None = None,
+        host: StorageRuntime | None = None,
     ) -> None:
         """Open the log, or make it.
 
@@ -131,9 +131,9 @@ class Log(Readable):
         """Why closing could not make everything safe."""
         self._tick_error = ""
         """Why the last tick could not write: logged once, not at every tick."""
-        if host is not None and not isinstance(host, Host):
-            raise InvalidArgument(f"host is a headrace.storage.host.Host, not {shown(host)}")
-        self._host = host or shared.host()
+        if host is not None and not isinstance(host, StorageRuntime):
+            raise InvalidArgument(f"host is a headrace.storage.runtime.Host, not {shown(host)}")
+        self._host = host or process_shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
         settings = self._settings(segment_bytes, _microseconds(segment_seconds, "segment_seconds"))
@@ -141,7 +141,7 @@ class Log(Readable):
         self._segments_seen = len(getattr(self._stored, "segments", ()))
         self._weight_max = self._stored.batch_bytes_max if isinstance(self._stored, MemoryLog) else BATCH_BYTES_MAX
         self._buffer = Buffer(self._stored.next_offset)
-        shared.close_at_exit(self)
+        process_shared.close_at_exit(self)
         if not readonly:
             self._trim_if_asked()
 
@@ -198,7 +198,7 @@ class Log(Readable):
             first = self._write(close=True)
             self._see_to_it()
             for portion in given:
-                gathered = Gathered(self._stored.next_offset)
+                gathered = BatchColumns(self._stored.next_offset)
                 gathered.extend(portion)
                 self._append(gathered)
             return range(first, self._stored.next_offset)
@@ -249,7 +249,7 @@ class Log(Readable):
         self._settle()
         if isinstance(self._stored, MemoryLog):
             return Findings()
-        assert isinstance(self._stored, FileLog | Follower | PartitionReader)
+        assert isinstance(self._stored, FileLog | Follower | OfflinePartitionReader)
         ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
         return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
 
@@ -289,7 +289,7 @@ class Log(Readable):
             if not self._closed:
                 self._close_stored()
             self._closed = True
-            shared.closed(self)
+            process_shared.closed(self)
             self._wake()
             if self._beacon is not None:
                 self._beacon.close()
@@ -337,7 +337,7 @@ class Log(Readable):
         self._lock = threading.RLock()
         self._after_fork()
         if self.readonly:
-            if isinstance(self._stored, FilesReader):
+            if isinstance(self._stored, OfflineLogReader):
                 self._stored.after_fork()
             if self._beacon is not None:
                 self._beacon.forget_sleepers()
@@ -398,7 +398,7 @@ class Log(Readable):
 
     def _open_to_read(self) -> None:
         if is_owned(self._host, self.path):
-            self._stored = PartitionReader(self._host, self.path)
+            self._stored = OfflinePartitionReader(self._host, self.path)
             return
         follower = Follower(self._host, self.path)
         self._stored, self._beacon = follower, follower.beacon
@@ -434,7 +434,7 @@ class Log(Readable):
             if call is not None:
                 call()
 
-        shared.ticker().call_later(delay_s, tick)
+        process_shared.ticker().call_later(delay_s, tick)
 
     def _tick(self) -> None:
         """Write and sync what has waited long enough."""
@@ -455,7 +455,7 @@ class Log(Readable):
                     self._tick_later(self._sync_every)
             self._file_log().request_sync()
 
-    def _add(self, message: GivenMessage | Portion) -> int:
+    def _add(self, message: BufferedMessage | BufferPortion) -> int:
         """Add to the buffer, writing it out if it is full; the caller has the lock."""
         self._check_weight(message)
         offset = self._buffer.add(message)
@@ -465,7 +465,7 @@ class Log(Readable):
             offset = self._buffer.add(message)
         return offset
 
-    def _check_weight(self, message: GivenMessage | Portion) -> None:
+    def _check_weight(self, message: BufferedMessage | BufferPortion) -> None:
         """Refuse what could never be written: it would stand in the way of all that follows."""
         if message.weight > self._weight_max:
             more = "; give the log more memory_bytes" if isinstance(self._stored, MemoryLog) else ""
@@ -491,7 +491,7 @@ class Log(Readable):
             self._append(taken)
             self._buffer.taken = None
 
-    def _append(self, gathered: Gathered) -> None:
+    def _append(self, gathered: BatchColumns) -> None:
         if self._stored.next_offset == gathered.base_offset:  # or an interrupt came when it was written already
             now_us = _now_us()
             self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
@@ -509,7 +509,7 @@ class Log(Readable):
     def _settle(self, timeout_s: float | None = None) -> bool:
         if self._closed:
             raise LogClosed
-        if isinstance(self._stored, PartitionReader):
+        if isinstance(self._stored, OfflinePartitionReader):
             self._stored.refresh()
         if self.readonly:
             return True

@@ -4,18 +4,18 @@ import os
 import time
 from collections.abc import Callable
 
-from headrace.embedded import shared
+from headrace.embedded import process_shared
 from headrace.embedded.cursor import committed_end
 from headrace.model.arguments import check_callable, shown
 from headrace.model.errors import InvalidArgument, LogInUse, LogNotFound
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import OpenFile, open_or_make
 from headrace.storage.follower import LIVE
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.meta import NAME as META
 from headrace.storage.ownership import LOCK_NAME, data_directory, is_owned
 from headrace.storage.recovery import Findings, segment_bases
+from headrace.storage.runtime import StorageRuntime
 
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.005
@@ -28,7 +28,7 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     """
     if progress is not None:
         check_callable(progress, "progress")
-    host = shared.host()
+    host = process_shared.host()
     directory = os.path.abspath(checked_path(path))
     if is_owned(host, directory):
         return _repair_owned(host, directory, progress)
@@ -48,7 +48,7 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
     return log.findings
 
 
-def _repair_owned(host: Host, directory: str, progress: Callable[[int], None] | None) -> Findings:
+def _repair_owned(host: StorageRuntime, directory: str, progress: Callable[[int], None] | None) -> Findings:
     """Repair a broker's log while the broker is not running, which its lock shows."""
     data = data_directory(host.disk, directory)
     lock = host.disk.open(f"{data}/{LOCK_NAME}", write=True) if data is not None else None
@@ -80,7 +80,7 @@ def _can_be_encoded(text: str) -> bool:
     return True
 
 
-def locked(host: Host, directory: str, *, create: bool) -> OpenFile:
+def locked(host: StorageRuntime, directory: str, *, create: bool) -> OpenFile:
     """The file that the writer of a log keeps locked, which readers may hold too for a moment; made if need be."""
     disk = host.disk
     if not create and not disk.exists(f"{directory}/{META}") and not segment_bases(host, directory):

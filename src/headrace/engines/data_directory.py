@@ -11,12 +11,12 @@ import msgspec
 from headrace.engines.journal import Journal
 from headrace.engines.producers import TRANSACTIONS, mark_of
 from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
-from headrace.storage.files import FilesReader
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
+from headrace.storage.offline_reader import OfflineLogReader
 from headrace.storage.owner import FoundOwner, PartitionOwner, read_owner
-from headrace.storage.record import Record, is_torn
+from headrace.storage.record import SlottedRecord, is_torn
 from headrace.storage.recovery import Findings, segment_bases, verify
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT, segment_path
 
 logger = logging.getLogger("headrace.storage")
@@ -74,7 +74,7 @@ class SetAside(NamedTuple):
 class DataDirectory:
     """A data directory, in use or looked at. Who changes it holds its lock."""
 
-    def __init__(self, host: Host, path: str) -> None:
+    def __init__(self, host: StorageRuntime, path: str) -> None:
         self.host = host
         self.path = path
         self._disk = host.disk
@@ -104,7 +104,7 @@ class DataDirectory:
     def read_format(self) -> DataFormat | None:
         """What the format file says; None when it is missing or damaged. Raises when a newer Headrace wrote it."""
         path = self.format_path
-        content = Record(self._disk, path, write=False).load() if self._disk.exists(path) else None
+        content = SlottedRecord(self._disk, path, write=False).load() if self._disk.exists(path) else None
         if content is None:
             return None
         self.format = _decoded(content, self.path)
@@ -113,7 +113,7 @@ class DataDirectory:
     def write_format(self, content: DataFormat) -> None:
         """Put it on the disk."""
         self._disk.make_directory(self.path, private=True)
-        record = Record(self._disk, self.format_path, write=True, create=True)
+        record = SlottedRecord(self._disk, self.format_path, write=True, create=True)
         record.store(msgspec.msgpack.encode(content))
         self._disk.sync_directory(self.path)
         self.format = content
@@ -283,7 +283,7 @@ class DataDirectory:
 
     def read_journal(self) -> Journal:
         """The journal, to be read as it is."""
-        return Journal(FilesReader(self.host, self.journal_path))
+        return Journal(OfflineLogReader(self.host, self.journal_path))
 
     def open_journal(self) -> Journal:
         """The journal, to be written."""
@@ -308,7 +308,7 @@ class DataDirectory:
 
     def verify_log(self, path: str, progress: Callable[[int], None], *, ended: bool) -> Findings:
         """Check every byte of a log; `ended` if no broker is at work."""
-        reader = FilesReader(self.host, path)
+        reader = OfflineLogReader(self.host, path)
         try:
             return verify(reader.segments, reader.next_offset, progress, ended=ended)
         finally:
@@ -322,7 +322,7 @@ class DataDirectory:
 
     def last_mark(self, path: str) -> int:
         """The highest mark of a transaction's batch in a log."""
-        reader = FilesReader(self.host, path)
+        reader = OfflineLogReader(self.host, path)
         try:
             batches = reader.batches(reader.first_offset, skip_corrupt=True)
             return max((mark_of(batch.producer) for batch in batches if batch.producer_id == TRANSACTIONS), default=0)
@@ -333,7 +333,7 @@ class DataDirectory:
         """What waits in the staging log: offsets of batches to how many messages they have."""
         if not self._disk.names(self.staging_path):
             return {}
-        reader = FilesReader(self.host, self.staging_path)
+        reader = OfflineLogReader(self.host, self.staging_path)
         try:
             batches = reader.batches(reader.first_offset, skip_corrupt=True)
             return {batch.base_offset: batch.count for batch in batches if not batch.producer_id}

@@ -7,8 +7,8 @@ from headrace.model.batch import Batch, Columns, encode
 from headrace.model.durability import Durability
 from headrace.model.errors import CorruptBatch, HeadraceError
 from headrace.storage.driver import StoredLog
-from headrace.storage.files import FilesReader
 from headrace.storage.log import FileLog
+from headrace.storage.offline_reader import OfflineLogReader
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
@@ -38,7 +38,7 @@ class Survey(NamedTuple):
 class Journal:
     """Facts, each a few bytes. One thread writes; after a crash there is a prefix of what was written."""
 
-    def __init__(self, log: StoredLog | FilesReader) -> None:
+    def __init__(self, log: StoredLog | OfflineLogReader) -> None:
         """A journal on a log; on one that can only be read, only what reads can be used."""
         self._log: StoredLog = log  # type: ignore[assignment]
         self._in_files = isinstance(log, FileLog)
@@ -51,9 +51,9 @@ class Journal:
         return self._log.synced_offset
 
     @property
-    def has_little(self) -> bool:
+    def is_small_backlog(self) -> bool:
         """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.has_little
+        return isinstance(self._log, FileLog) and self._log.is_small_backlog
 
     @property
     def synced(self) -> bool:

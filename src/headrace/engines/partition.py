@@ -98,9 +98,9 @@ class Partition:
         return self._log.directory if isinstance(self._log, FileLog) else "memory"
 
     @property
-    def has_little(self) -> bool:
+    def is_small_backlog(self) -> bool:
         """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.has_little
+        return isinstance(self._log, FileLog) and self._log.is_small_backlog
 
     @property
     def size_bytes(self) -> int:
@@ -136,7 +136,7 @@ class Partition:
 
     def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
         """Append small batches of many producers as one; tells of each where it stands, or why not."""
-        gathered = _Gathered(self._log.next_offset, now_us)
+        gathered = _BatchJoiner(self._log.next_offset, now_us)
         notes: list[Note] = []
         outcomes: list[Appended | HeadraceError] = []
         try:
@@ -153,7 +153,7 @@ class Partition:
             raise
         return outcomes
 
-    def _gather(self, batch: Batch, gathered: "_Gathered", notes: list[Note]) -> Appended:
+    def _gather(self, batch: Batch, gathered: "_BatchJoiner", notes: list[Note]) -> Appended:
         producer = batch.producer
         if producer.id:
             base = self.producers.admit(producer)
@@ -352,7 +352,7 @@ class Partition:
         return offset
 
 
-class _Gathered:
+class _BatchJoiner:
     """Messages of several batches on their way into one."""
 
     def __init__(self, base_offset: int, now_us: int) -> None:

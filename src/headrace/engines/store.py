@@ -11,10 +11,10 @@ from headrace.model.durability import Durability
 from headrace.model.errors import CorruptFile, HeadraceError, LogFailed
 from headrace.model.topic import Storage, TopicSettings
 from headrace.storage.driver import FileDriver, StoredLog
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 _PARTS = 8
@@ -28,7 +28,7 @@ _SECOND_US = 1_000_000
 class Store:
     """Opens a broker's logs. Without a directory all of them are in memory."""
 
-    def __init__(self, host: Host, directory: str | None) -> None:
+    def __init__(self, host: StorageRuntime, directory: str | None) -> None:
         self._host = host
         self.directory = directory
         self._own = FileDriver(host, f"{directory}/{OWN}", owned=True) if directory else None
@@ -59,7 +59,7 @@ class Store:
         try:
             return Partition(self._open(name, settings, max(floor, known), lost_floor, owner), saved)
         except OSError as error:
-            raise explained(error) from error
+            raise as_headrace_error(error) from error
 
     def open_journal(self, name: str) -> Journal:
         """A journal of the broker's own."""
@@ -114,7 +114,7 @@ class Store:
         return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
 
 
-def explained(error: OSError) -> HeadraceError:
+def as_headrace_error(error: OSError) -> HeadraceError:
     """What the disk says, as an error of ours; some are that already, and are copied, for none is its own cause."""
     return copy(error) if isinstance(error, HeadraceError) else LogFailed(f"the disk failed: {error}")
 

@@ -331,16 +331,16 @@ class NotOwner(HeadraceError):
     code = "not_owner"
 
 
-class CronNotFound(HeadraceError, LookupError):
-    """There is no recurrence of that name."""
+class ScheduleNotFound(HeadraceError, LookupError):
+    """There is no schedule of that name."""
 
-    code = "cron_not_found"
+    code = "schedule_not_found"
 
 
-class CronExists(HeadraceError):
-    """There is already a recurrence of that name."""
+class ScheduleExists(HeadraceError):
+    """There is already a schedule of that name."""
 
-    code = "cron_exists"
+    code = "schedule_exists"
 
 
 class LimitExceeded(HeadraceError):

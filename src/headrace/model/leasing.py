@@ -385,7 +385,7 @@ class Forecast(Request[Forecasted]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-class Change(WireStruct):
+class MessageChange(WireStruct):
     """What becomes of messages. A new value comes in the body: a batch of one message with that value and headers."""
 
     due_us: int | None = None
@@ -397,7 +397,7 @@ class Change(WireStruct):
     delete: bool = False
 
 
-class Outcome(WireStruct):
+class EditOutcome(WireStruct):
     """What became of an edit of a message."""
 
     partition: int
@@ -415,7 +415,7 @@ class Outcome(WireStruct):
 class Edited(Answer):
     """The answer to Edit and EditMatching."""
 
-    outcomes: list[Outcome]
+    outcomes: list[EditOutcome]
     after: str = ""
     """Where to go on; empty when all that match have been looked at."""
 
@@ -426,7 +426,7 @@ class Edit(Request[Edited]):
 
     topic: str
     messages: list[MessageId]
-    change: Change
+    change: MessageChange
     owner: str = ""
     """In whose name: a message with an owner is changed in no other."""
     topic_id: int = 0
@@ -441,7 +441,7 @@ class EditMatching(Request[Edited]):
 
     topic: str
     selection: Selection
-    change: Change
+    change: MessageChange
     subscription: str = DEFAULT_SUBSCRIPTION
     owner: str = ""
     """In whose name; given one, only messages of this owner are selected."""

@@ -65,8 +65,8 @@ STATE_BYTES_MAX = 64 << 10
 REASON_CHARS_MAX = 8_000
 """Why a message was given back or rejected, such as a traceback; what is longer loses its middle."""
 
-CRONS_MAX = 10_000
-"""Recurrences of one broker."""
+SCHEDULES_MAX = 10_000
+"""Schedules of one broker."""
 
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headrace.model.describing import described_fields
+from headrace.model.representation import described_fields
 
 Headers = Mapping[str, bytes]
 """A message's headers: names to bytes, by convention UTF-8 text."""

@@ -23,8 +23,8 @@ class BrokerInfo(Answer):
     data: str
     subscriptions: int = 0
     """Leased ones."""
-    crons: int = 0
-    """Recurrences."""
+    schedules: int = 0
+    """Schedules."""
     listening: list[str] = []
     """The addresses at which it listens."""
     pid: int = 0
@@ -191,7 +191,7 @@ class Offsets(Request[OffsetsFound]):
 # Groups.
 
 
-class Place(WireStruct):
+class PartitionOffset(WireStruct):
     """A position in a partition."""
 
     topic: str
@@ -205,7 +205,7 @@ class GroupJoined(Answer):
     """The answer to GroupJoin: what the member has now. Assignments tell what changes."""
 
     generation: int
-    assigned: list[Place]
+    assigned: list[PartitionOffset]
 
 
 @declare(
@@ -238,11 +238,11 @@ class Assignment(Answer):
     group: str
     member: str
     generation: int
-    assigned: list[Place] = []
+    assigned: list[PartitionOffset] = []
     """Begin to read these."""
-    revoked: list[Place] = []
+    revoked: list[PartitionOffset] = []
     """Finish with these, commit, and then release them."""
-    lost: list[Place] = []
+    lost: list[PartitionOffset] = []
     """These are no longer yours; commits are refused."""
 
 
@@ -252,7 +252,7 @@ class GroupRelease(Request[Done]):
 
     group: str
     member: str
-    places: list[Place]
+    places: list[PartitionOffset]
     """Their offsets do not matter: commit before."""
 
 
@@ -269,7 +269,7 @@ class Commit(Request[Done]):
     """Remember how far a group has come: the offsets to go on with."""
 
     group: str
-    places: list[Place]
+    places: list[PartitionOffset]
     member: str = ""
     """Empty: by one who is no member, which a group with members refuses."""
 
@@ -296,7 +296,7 @@ class GroupList(Request[Groups]):
     tenant: str = ""
 
 
-class GroupPlace(WireStruct):
+class GroupPartition(WireStruct):
     """How far a group has come in a partition, and who reads it."""
 
     topic: str
@@ -316,7 +316,7 @@ class GroupInfo(Answer):
     generation: int
     members: dict[str, str]
     """Members to the names of their clients."""
-    places: list[GroupPlace]
+    places: list[GroupPartition]
 
 
 @declare(44, Permission(Verb.DESCRIBE, Resource.GROUP, "group"))
@@ -400,7 +400,7 @@ class TransactionCommitted(Answer):
     sequence: int
     repeated: bool = False
     """It was committed before; this changed nothing."""
-    places: list[Place] = []
+    places: list[PartitionOffset] = []
     """Where the staged batches begin, in the order of the stages; none of those that could not be appended yet."""
 
 
@@ -416,7 +416,7 @@ class TransactionCommit(Request[TransactionCommitted]):
     """Only these of what was staged, in this order; None: all, in the order in which they came."""
     group: str = ""
     member: str = ""
-    places: list[Place] = []
+    places: list[PartitionOffset] = []
     """Positions of a group that are committed with it."""
 
 

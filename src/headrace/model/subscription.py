@@ -28,7 +28,7 @@ class Discipline(Enum):
     """The one that was due first; a message without `due` was due when it was published."""
 
 
-class Retry(Enum):
+class RetryGrowth(Enum):
     """How the delay grows from one attempt at a message to the next."""
 
     FIXED = "fixed"
@@ -60,7 +60,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Where dead messages go; by default the topic's own name with `.dead` behind it."""
     expired: Expired = Expired.DROP
     """What becomes of expired messages: `drop` or `dead`."""
-    retry: Retry = Retry.EXPONENTIAL
+    retry: RetryGrowth = RetryGrowth.EXPONENTIAL
     """How the delay before the next attempt grows: `fixed`, `linear` or `exponential`."""
     retry_seconds: float = 1.0
     """The delay after the first attempt, when the holder gives a message back without saying until when."""
@@ -97,7 +97,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         8000000
         """
         nth = min(max(deliveries, 1), 64)
-        factor: int = {Retry.FIXED: 1, Retry.LINEAR: nth}.get(self.retry, 1 << (nth - 1))
+        factor: int = {RetryGrowth.FIXED: 1, RetryGrowth.LINEAR: nth}.get(self.retry, 1 << (nth - 1))
         seconds = min(self.retry_seconds * factor, self.retry_seconds_max)
         seconds *= 1 + self.retry_jitter * (2 * luck - 1)
         return round(min(seconds, self.retry_seconds_max) * 1e6)

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.options import SourceOptions, source_options
+from headrace.spark.source.options import SourceOptions, source_options
 
 _TYPES: dict[str, DataType] = {
     "topic": StringType(),
@@ -53,7 +53,7 @@ class HeadraceDataSource(DataSource):
         """The columns that the options ask for."""
         options = source_options(self.options)
         if options.view:
-            from headrace.spark.views import view_schema
+            from headrace.spark.sql.subscription_views import view_schema
 
             return view_schema(options)
         return table_schema(options)
@@ -62,16 +62,16 @@ class HeadraceDataSource(DataSource):
         """What reads a batch."""
         options = source_options(self.options)
         if options.view:
-            from headrace.spark.views import ViewReader
+            from headrace.spark.sql.subscription_views import ViewReader
 
             return ViewReader(options, schema)
-        from headrace.spark.reading import HeadraceReader
+        from headrace.spark.source.reader import HeadraceReader
 
         return HeadraceReader(options, checked_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # Spark's names
         """What reads a stream."""
-        from headrace.spark.streaming import HeadraceStreamReader
+        from headrace.spark.source.stream_reader import HeadraceStreamReader
 
         options = source_options(self.options)
         if options.view:
@@ -80,14 +80,14 @@ class HeadraceDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """What writes a batch."""
-        from headrace.spark.writing import HeadraceArrowWriter
+        from headrace.spark.sink.writer import HeadraceArrowWriter
 
         _check_append(overwrite)
         return HeadraceArrowWriter(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """What writes a stream."""
-        from headrace.spark.writing import HeadraceStreamArrowWriter
+        from headrace.spark.sink.writer import HeadraceStreamArrowWriter
 
         _check_append(overwrite)
         return HeadraceStreamArrowWriter(self.options, schema)
@@ -107,11 +107,11 @@ def table_schema(options: SourceOptions) -> StructType | str:
         words = [f"{field.name} {field.dataType.simpleString()}" for field in (*fields, corrupt)]
         words[at] = f"value struct<{options.value_schema}>"
         return ", ".join(words)
-    from headrace.spark.json_values import inferred_type
-    from headrace.spark.origin import open_origin
-    from headrace.spark.sampling import sample
+    from headrace.spark.source.json_values import inferred_type
+    from headrace.spark.source.message_source import open_source
+    from headrace.spark.source.sampling import sample
 
-    origin = open_origin(options)
+    origin = open_source(options)
     try:
         fields[at] = StructField("value", inferred_type(sample(origin, options)))
     finally:
@@ -135,7 +135,7 @@ def checked_schema(schema: StructType) -> StructType:
                 'For JSON give option("value.format", "json") and option("value.schema", ...) rather than a schema'
             )
         if isinstance(kind, StructType):
-            from headrace.spark.json_forms import form_of
+            from headrace.spark.source.json_forms import form_of
 
             form_of(kind)  # which refuses what JSON cannot be
     return schema

@@ -44,9 +44,13 @@ _LOADED = (
         )
     ),
     "headrace.client._sync.bus",
-    *(f"headrace.spark.{name}" for name in ("datasource", "reading", "streaming", "views", "writing")),
-    *(f"headrace.spark.archive.{name}" for name in ("origin", "parquet", "serving", "tasks")),
-    "headrace.storage.files",
+    "headrace.spark.datasource",
+    "headrace.spark.source.reader",
+    "headrace.spark.source.stream_reader",
+    "headrace.spark.sink.writer",
+    "headrace.spark.sql.subscription_views",
+    *(f"headrace.spark.archive.{name}" for name in ("archived_source", "parquet", "query_rows", "tasks")),
+    "headrace.storage.offline_reader",
 )
 _END_S = 5.0
 

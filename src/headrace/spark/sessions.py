@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.addresses import default_address
+from headrace.client.connection.addresses import default_address
 from headrace.model.errors import InvalidArgument
 from headrace.spark.errors import SparkMissing
 from headrace.spark.local_python import choose_python, on_loopback
-from headrace.spark.pipelines.opening import (
+from headrace.spark.pipelines.sessions import (
     LOCAL,
     checked_master,
     is_connect,
@@ -24,7 +24,7 @@ from headrace.spark.pipelines.opening import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.tables import Tables
+    from headrace.spark.sql.tables import Tables
 
 _JAVA_MIN = 17
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -59,7 +59,7 @@ def session(
     need_spark(master or LOCAL)
     from pyspark.sql import SparkSession
 
-    from headrace.spark.tables import register
+    from headrace.spark.sql.tables import register
 
     spark = SparkSession.getActiveSession()
     if spark is None:

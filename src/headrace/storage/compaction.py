@@ -6,7 +6,7 @@ from headrace.model.batch import FLAG_COMPACTED, FLAG_LOST, Batch, encode, gap
 from headrace.model.codec import Codec
 from headrace.model.errors import CorruptBatch
 from headrace.storage.scan import Damage, scan
-from headrace.storage.segment import FileSegment, Header, Segment
+from headrace.storage.segment import FileSegment, Segment, SegmentHeader
 from headrace.storage.worker import Pace
 
 Keep = Callable[[Batch], Sequence[int] | None]
@@ -48,7 +48,7 @@ def before(segment: Segment, offset: int) -> Iterator[Batch]:
 
 def write_copy(old: FileSegment, batches: Iterator[Batch]) -> FileSegment:
     """A new file beside the old one, with these batches, synced; `swap` or `discard` it."""
-    header = Header.new(old.log_id, old.base_offset, old.created_us)
+    header = SegmentHeader.new(old.log_id, old.base_offset, old.created_us)
     disk = old.host.disk
     path = old.path + ".tmp"
     disk.remove(path)

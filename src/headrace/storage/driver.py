@@ -7,13 +7,13 @@ from typing import Protocol
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument, LogNotFound
+from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.compaction import Keep
-from headrace.storage.host import Host
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.meta import NAME as META_NAME
 from headrace.storage.reader import ByteRange
-from headrace.storage.receipt import Receipt
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
@@ -30,7 +30,7 @@ class StoredLog(Protocol):
     def synced_offset(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
-    def append(self, batch: Batch, now_us: int, durability: Durability = ...) -> Receipt: ...
+    def append(self, batch: Batch, now_us: int, durability: Durability = ...) -> AppendReceipt: ...
     def wait_synced(self, offset: int, timeout_s: float | None = None) -> None: ...
     def batches(self, offset: int, *, until: int | None = None, skip_corrupt: bool = False) -> Iterator[Batch]: ...
     def byte_range(self, offset: int, bytes_max: int, until: int | None = None) -> ByteRange | None: ...
@@ -58,7 +58,9 @@ class Driver(Protocol):
 class FileDriver:
     """Logs in the directories below one."""
 
-    def __init__(self, host: Host, root: str, settings: LogSettings = DEFAULT_SETTINGS, *, owned: bool = False) -> None:
+    def __init__(
+        self, host: StorageRuntime, root: str, settings: LogSettings = DEFAULT_SETTINGS, *, owned: bool = False
+    ) -> None:
         """Logs that are `owned` are a broker's: no embedded log writes there."""
         self._host = host
         self._owned = owned

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from headrace.model.errors import LogNotFound
 from headrace.storage.beacon import Beacon
-from headrace.storage.files import FilesReader
-from headrace.storage.host import Host
+from headrace.storage.offline_reader import OfflineLogReader
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import FileSegment
 
 LIVE = "live"
 
 
-class Follower(FilesReader):
+class Follower(OfflineLogReader):
     """A log opened for reading only; a writer may be at work in another process, or come and go."""
 
-    def __init__(self, host: Host, directory: str) -> None:
+    def __init__(self, host: StorageRuntime, directory: str) -> None:
         try:
             self.beacon = Beacon(host.disk, host.disk.open(f"{directory}/{LIVE}"), write=False)
             self._begin(host, directory)

@@ -18,7 +18,7 @@ _HEADER_BYTES = _HEADER.size + _CRC.size
 _ENTRY_BYTES = 24
 
 
-class Summary(NamedTuple):
+class IndexSummary(NamedTuple):
     """What an index says of its segment: that the first `end` bytes are on the disk and good, and what they hold."""
 
     log_id: int
@@ -65,7 +65,7 @@ class Index:
         kept.offsets, kept.positions, kept.times = self.offsets[:count], self.positions[:count], self.times[:count]
         return kept
 
-    def save(self, disk: Disk, path: str, summary: Summary) -> None:
+    def save(self, disk: Disk, path: str, summary: IndexSummary) -> None:
         """Write the index; the segment must be on the disk up to the summary's end already."""
         kept = self.cut(summary.end)
         entries = kept.offsets.tobytes() + kept.positions.tobytes() + kept.times.tobytes()
@@ -78,7 +78,7 @@ class Index:
         disk.rename(temporary, path, sync=False)
 
 
-def load_summary(disk: Disk, path: str) -> Summary | None:
+def load_summary(disk: Disk, path: str) -> IndexSummary | None:
     """What the index at the path says; None when it is missing or damaged."""
     try:
         file = disk.open(path)
@@ -88,7 +88,7 @@ def load_summary(disk: Disk, path: str) -> Summary | None:
     return _summary(header)
 
 
-def load(disk: Disk, path: str) -> tuple[Summary, Index] | None:
+def load(disk: Disk, path: str) -> tuple[IndexSummary, Index] | None:
     """The index at the path and what it says; None when it is missing or damaged."""
     try:
         file = disk.open(path)
@@ -110,11 +110,11 @@ def load(disk: Disk, path: str) -> tuple[Summary, Index] | None:
     return summary, index
 
 
-def _summary(content: bytes) -> Summary | None:
+def _summary(content: bytes) -> IndexSummary | None:
     if len(content) < _HEADER_BYTES:
         return None
     header = content[: _HEADER.size]
     magic, *fields, _, _ = _HEADER.unpack(header)
     if magic != _MAGIC or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(header):
         return None
-    return Summary(*fields)
+    return IndexSummary(*fields)

@@ -19,14 +19,14 @@ from headrace.model.errors import (
     Timeout,
     TooManyFiles,
 )
+from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
-from headrace.storage.host import Host
 from headrace.storage.meta import OWNED, open_meta, store_meta, sync_meta
 from headrace.storage.reader import LogReader, retention_offset
-from headrace.storage.receipt import Receipt
-from headrace.storage.recovery import Findings, Lost, Recovery, remove_leftovers, remove_segment
-from headrace.storage.segment import FileSegment, Header, SegmentReplaced, segment_path
+from headrace.storage.recovery import Findings, LostRange, Recovery, remove_leftovers, remove_segment
+from headrace.storage.runtime import StorageRuntime
+from headrace.storage.segment import FileSegment, SegmentHeader, SegmentReplaced, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 logger = logging.getLogger("headrace.storage")
@@ -63,7 +63,7 @@ class FileLog(LogReader):
 
     def __init__(
         self,
-        host: Host,
+        host: StorageRuntime,
         directory: str,
         settings: LogSettings = DEFAULT_SETTINGS,
         *,
@@ -173,7 +173,7 @@ class FileLog(LogReader):
     def _layout(self) -> Sequence[FileSegment]:
         return self._segments
 
-    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.WRITTEN) -> Receipt:
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.WRITTEN) -> AppendReceipt:
         """Write a batch, and have it synced soon if that is asked for. Returns at once; the receipt can wait.
 
         When this raises, nothing was appended.
@@ -196,12 +196,12 @@ class FileLog(LogReader):
             self.beacon.publish(next_offset)
         if rolled or durability is Durability.SYNCED:
             self.request_sync()
-        return Receipt(self, base_offset, next_offset, Durability.WRITTEN)
+        return AppendReceipt(self, base_offset, next_offset, Durability.WRITTEN)
 
     def request_sync(self) -> None:
         """Have the flusher sync soon what has been written by now; or do it here, if it is little and soon done."""
         quickness = self.host.quickness
-        here = quickness.is_here and self.has_little and not self._has_chores()
+        here = quickness.is_here and self.is_small_backlog and not self._has_chores()
         if not here or not self._structure.acquire(blocking=False):
             self.host.flusher.submit(self._sync)
             return
@@ -218,7 +218,7 @@ class FileLog(LogReader):
         return bool(self._unsynced_directories) or last.end - last.checkpoint >= self.settings.checkpoint_bytes
 
     @property
-    def has_little(self) -> bool:
+    def is_small_backlog(self) -> bool:
         """Whether there is something to be synced, but not much."""
         return bool(self._segments) and 0 < self._segments[-1].end - self._segments[-1].synced_end <= _LITTLE_BYTES
 
@@ -263,7 +263,7 @@ class FileLog(LogReader):
         self._store_meta(offset, sync=False)
 
     def _report_missing(self, begin: int, end: int) -> None:
-        lost = Lost(segment_path(self.directory, begin), 0, begin, end, "the segment, or its end, is missing")
+        lost = LostRange(segment_path(self.directory, begin), 0, begin, end, "the segment, or its end, is missing")
         self.findings.lost.append(lost)
         logger.error("messages missing  directory=%s first_offset=%d next_offset=%d", self.directory, begin, end)
 
@@ -408,7 +408,7 @@ class FileLog(LogReader):
 
     def _add_segment(self, now_us: int) -> FileSegment:
         path = segment_path(self.directory, self.next_offset)
-        header = Header.new(self.log_id, self.next_offset, now_us)
+        header = SegmentHeader.new(self.log_id, self.next_offset, now_us)
         remove_leftovers(self.host, path)
         segment = FileSegment.create(self.host, path, header)
         self._segments = (*self._segments, segment)
@@ -449,7 +449,7 @@ class FileLog(LogReader):
             target = self.next_offset
             segments = self._segments
             summary = segments[-1].summary() if segments else None
-            little = self.has_little
+            little = self.is_small_backlog
             directories, self._unsynced_directories = self._unsynced_directories, []
         began = self.host.quickness.now()
         try:

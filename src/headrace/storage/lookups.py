@@ -10,7 +10,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class RecentLookups(Generic[K, V]):
     """Keeps the values used last: `limit` of them at least, and twice as many at most.
 
     There is no lock. Threads that come in each other's way can lose a value, which is then looked up again.
@@ -51,7 +51,7 @@ replaced is not kept for this.
 """
 
 
-class Span(NamedTuple):
+class LookupSpan(NamedTuple):
     """Whole batches side by side."""
 
     first_offset: int
@@ -69,8 +69,10 @@ class Lookups:
     __slots__ = ("positions", "spans")
 
     def __init__(self, positions_max: int, spans_max: int) -> None:
-        self.positions: Recent[tuple[int, int], Position] = Recent(positions_max)
-        self.spans: Recent[tuple[int, int, int], tuple[weakref.ref[Segment], Span, int | None]] = Recent(spans_max)
+        self.positions: RecentLookups[tuple[int, int], Position] = RecentLookups(positions_max)
+        self.spans: RecentLookups[tuple[int, int, int], tuple[weakref.ref[Segment], LookupSpan, int | None]] = (
+            RecentLookups(spans_max)
+        )
 
     def position(self, segment: "Segment", offset: int) -> tuple[int, int] | None:
         """Where an offset was found in a segment: a position, and the offset that is due there, of the same batch."""
@@ -81,7 +83,7 @@ class Lookups:
         """Remember where an offset is."""
         self.positions.put((id(segment), offset), (weakref.ref(segment), position, base_offset))
 
-    def span(self, segment: "Segment", offset: int, bytes_max: int, until: int) -> Span | None:
+    def span(self, segment: "Segment", offset: int, bytes_max: int, until: int) -> LookupSpan | None:
         """What a reader got who asked the same, if one who asks now gets the same."""
         found = self.spans.get((id(segment), offset, bytes_max))
         if found is None or found[0]() is not segment:
@@ -89,7 +91,9 @@ class Lookups:
         _, span, stopped_at = found
         return span if span.next_offset <= until and stopped_at in (None, until) else None
 
-    def add_span(self, segment: "Segment", offset: int, bytes_max: int, span: Span, stopped_at: int | None) -> None:
+    def add_span(
+        self, segment: "Segment", offset: int, bytes_max: int, span: LookupSpan, stopped_at: int | None
+    ) -> None:
         """Remember what a reader got.
 
         It had to stop at an offset; or at None for another reason, which stays whatever is appended.

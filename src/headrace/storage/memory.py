@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import BatchTooLarge, DurabilityUnavailable, InvalidArgument, LogClosed, OffsetOutOfRange
+from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.compaction import Keep, before, compacted
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
 from headrace.storage.log import FileLog
 from headrace.storage.lookups import Lookups
 from headrace.storage.reader import LogReader, retention_offset
-from headrace.storage.receipt import Receipt
 from headrace.storage.segment import TIME_NONE, Segment, note
 from headrace.storage.settings import LogSettings
 
@@ -129,7 +129,7 @@ class MemoryLog(LogReader):
         """How many bytes the log's batches take, in memory and on disk."""
         return sum(segment.end for segment in self._segments) + (self._spill.size_bytes if self._spill else 0)
 
-    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> Receipt:
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> AppendReceipt:
         """Copy a batch into memory; more durability cannot be had."""
         if durability > Durability.MEMORY:
             raise DurabilityUnavailable
@@ -142,7 +142,7 @@ class MemoryLog(LogReader):
             base_offset = self.next_offset
             batch.place(base_offset, now_us, self.log_id)
             segment.append(batch)
-        return Receipt(self, base_offset, segment.next_offset, Durability.MEMORY)
+        return AppendReceipt(self, base_offset, segment.next_offset, Durability.MEMORY)
 
     def alter(self, bytes_max: int, spilled: LogSettings, now_us: int) -> None:
         """Have another share of memory, and other files; what has to move to the disk does so with what comes next."""

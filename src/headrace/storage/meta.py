@@ -5,9 +5,9 @@ import struct
 from typing import NamedTuple
 
 from headrace.model.errors import LogNotFound
-from headrace.storage.host import Host
-from headrace.storage.record import Record
+from headrace.storage.record import SlottedRecord
 from headrace.storage.recovery import segment_bases
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.scan import find_log_id
 from headrace.storage.segment import FileSegment, segment_path
 
@@ -26,25 +26,25 @@ class Meta(NamedTuple):
     owner: bytes = b""
     """What the log's owner wants to find in it again; storage does not look inside. Empty when nobody owns it."""
 
-    def power_lost(self, host: Host) -> bool:
+    def power_lost(self, host: StorageRuntime) -> bool:
         """Whether the machine was started again since a writer last opened the log, as far as one can know."""
         return self.boot_id != host.disk.boot_id() or not self.boot_id
 
 
-def open_meta(host: Host, directory: str, *, create: bool) -> Meta:
+def open_meta(host: StorageRuntime, directory: str, *, create: bool) -> Meta:
     """A writer's look at the record; the log is made if there is none."""
     path = f"{directory}/{NAME}"
     if not host.disk.exists(path) and not segment_bases(host, directory):
         if not create:
             raise LogNotFound(f"there is no log in {directory}")
         host.disk.make_directory(directory, sync=False)
-    return _read(host, directory, Record(host.disk, path, write=True, create=True))
+    return _read(host, directory, SlottedRecord(host.disk, path, write=True, create=True))
 
 
-def read_meta(host: Host, directory: str) -> Meta:
+def read_meta(host: StorageRuntime, directory: str) -> Meta:
     """A reader's look at the record; a writer makes it anew if it is missing, and there is a log."""
     try:
-        record = Record(host.disk, f"{directory}/{NAME}", write=False)
+        record = SlottedRecord(host.disk, f"{directory}/{NAME}", write=False)
     except LogNotFound:
         if not segment_bases(host, directory):
             raise
@@ -52,18 +52,20 @@ def read_meta(host: Host, directory: str) -> Meta:
     return _read(host, directory, record)
 
 
-def store_meta(host: Host, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool) -> None:
+def store_meta(
+    host: StorageRuntime, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool
+) -> None:
     """Write the record down, with the boot we are in."""
-    record = Record(host.disk, f"{directory}/{NAME}", write=True)
+    record = SlottedRecord(host.disk, f"{directory}/{NAME}", write=True)
     record.store(_META.pack(log_id, first_offset, host.disk.boot_id()) + owner, sync=sync)
 
 
-def sync_meta(host: Host, directory: str) -> None:
+def sync_meta(host: StorageRuntime, directory: str) -> None:
     """Return when the record is on the disk."""
-    host.disk.sync(Record(host.disk, f"{directory}/{NAME}", write=True).file)
+    host.disk.sync(SlottedRecord(host.disk, f"{directory}/{NAME}", write=True).file)
 
 
-def _read(host: Host, directory: str, record: Record) -> Meta:
+def _read(host: StorageRuntime, directory: str, record: SlottedRecord) -> Meta:
     """The record, or what the segments tell when it is empty or damaged."""
     content = record.load()
     if content is not None:
@@ -72,7 +74,7 @@ def _read(host: Host, directory: str, record: Record) -> Meta:
     return _made_up(host, directory)
 
 
-def _made_up(host: Host, directory: str) -> Meta:
+def _made_up(host: StorageRuntime, directory: str) -> Meta:
     for base in segment_bases(host, directory):
         segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
         log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())

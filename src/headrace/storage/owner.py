@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from headrace.model.errors import LogNotFound
-from headrace.storage.host import Host
 from headrace.storage.meta import read_meta
+from headrace.storage.runtime import StorageRuntime
 
 
 class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +57,7 @@ class FoundOwner(msgspec.Struct, frozen=True):
     """Whether the machine was not started again since a writer opened it."""
 
 
-def read_owner(host: Host, directory: str) -> FoundOwner:
+def read_owner(host: StorageRuntime, directory: str) -> FoundOwner:
     """Look into a partition's record."""
     try:
         meta = read_meta(host, directory)

@@ -2,8 +2,8 @@
 
 from headrace.model.errors import LogNotFound, LogOwned
 from headrace.storage.disk import Disk
-from headrace.storage.host import Host
 from headrace.storage.meta import read_meta
+from headrace.storage.runtime import StorageRuntime
 
 LOCK_NAME = "lock"
 """The file in a broker's data directory that a running broker keeps locked."""
@@ -29,7 +29,7 @@ def _is_data_directory(disk: Disk, directory: str) -> bool:
     return disk.exists(f"{directory}/{LOCK_NAME}") and disk.exists(f"{directory}/broker")
 
 
-def is_owned(host: Host, directory: str) -> bool:
+def is_owned(host: StorageRuntime, directory: str) -> bool:
     """Whether a log is a broker's: by its record, wherever it was copied to, or, without one, by its place."""
     try:
         owned = bool(read_meta(host, directory).owner)
@@ -38,7 +38,7 @@ def is_owned(host: Host, directory: str) -> bool:
     return owned or data_directory(host.disk, directory) is not None
 
 
-def check_not_owned(host: Host, directory: str) -> None:
+def check_not_owned(host: StorageRuntime, directory: str) -> None:
     """Refuse to write what is a broker's."""
     if is_owned(host, directory):
         raise LogOwned(

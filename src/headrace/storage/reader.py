@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headrace.model.batch import FLAG_LOST, Batch
 from headrace.model.errors import CorruptBatch, InvalidBatch, LogNotFound, OffsetOutOfRange
 from headrace.storage.index import Index
-from headrace.storage.lookups import Lookups, Span
+from headrace.storage.lookups import Lookups, LookupSpan
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import Segment, SegmentReplaced
 
@@ -101,7 +101,7 @@ class LogReader:
             length = position + item.length - begin
             offset = item.next_offset
         assert segment is not None
-        found = Span(first, offset, begin, length)
+        found = LookupSpan(first, offset, begin, length)
         self._lookups.add_span(segment, asked, bytes_max, found, stopped_at)
         return _byte_range(segment, found)
 
@@ -204,7 +204,7 @@ def _segment_number(layout: Sequence[Segment], offset: int) -> int:
     return bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
 
 
-def _byte_range(segment: Segment, found: Span) -> ByteRange:
+def _byte_range(segment: Segment, found: LookupSpan) -> ByteRange:
     first_offset, next_offset, begin, length = found
     view = segment.view(begin + length)[begin : begin + length]
     return ByteRange(first_offset, next_offset, view, begin, length)

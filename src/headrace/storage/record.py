@@ -20,7 +20,7 @@ def is_torn(content: bytes) -> bool:
     return left.startswith(_MAGIC) or _MAGIC.startswith(left)
 
 
-class Record:
+class SlottedRecord:
     """A few bytes that are replaced whole: the newest of two slots whose checksum holds."""
 
     __slots__ = ("_disk", "file")

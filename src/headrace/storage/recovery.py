@@ -10,10 +10,10 @@ from crc32c import crc32c
 from headrace.model.batch import FLAG_LOST, HEADER_BYTES, Batch, gap
 from headrace.model.errors import CorruptFile, DiskFull
 from headrace.storage import index as indexes
-from headrace.storage.host import Host
-from headrace.storage.index import Index, Summary
+from headrace.storage.index import Index, IndexSummary
+from headrace.storage.runtime import StorageRuntime
 from headrace.storage.scan import Damage, find_batch, is_zero, scan, scan_copied
-from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, Header, read_header, segment_path
+from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, SegmentHeader, read_header, segment_path
 
 logger = logging.getLogger("headrace.storage")
 
@@ -21,7 +21,7 @@ QUARANTINE = "quarantine"
 _CHUNK_BYTES = 1 << 20
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LostRange(msgspec.Struct, frozen=True):
     """Messages that are damaged, or were when a repair found them."""
 
     path: str
@@ -43,7 +43,7 @@ class Findings(msgspec.Struct):
     messages: int = 0
     bytes: int = 0
     """Bytes looked at."""
-    lost: list[Lost] = []
+    lost: list[LostRange] = []
     torn_bytes: int = 0
     """Bytes after the last whole batch: a write that a crash interrupted."""
     torn_at: int | None = None
@@ -61,7 +61,7 @@ class Findings(msgspec.Struct):
         return not (self.torn_bytes or self.headers or any(not lost.repaired for lost in self.lost))
 
 
-def segment_bases(host: Host, directory: str) -> list[int]:
+def segment_bases(host: StorageRuntime, directory: str) -> list[int]:
     """The base offsets of the segments in a directory."""
     return sorted(
         int(stem)
@@ -70,13 +70,13 @@ def segment_bases(host: Host, directory: str) -> list[int]:
     )
 
 
-def remove_segment(host: Host, path: str) -> None:
+def remove_segment(host: StorageRuntime, path: str) -> None:
     """Remove a segment's file, then its index."""
     host.disk.remove(path)
     host.disk.remove(path.removesuffix(SUFFIX) + indexes.SUFFIX, sync=False)
 
 
-def remove_leftovers(host: Host, path: str) -> None:
+def remove_leftovers(host: StorageRuntime, path: str) -> None:
     """Make way for a new segment where one was removed, or where an interrupt came while it was being made.
 
     An index that a crash left there says what the segment before held, and would be believed of the new one if the
@@ -98,7 +98,7 @@ class Recovery:
 
     def __init__(
         self,
-        host: Host,
+        host: StorageRuntime,
         directory: str,
         log_id: int,
         findings: Findings,
@@ -179,7 +179,7 @@ class Recovery:
     def _mend_header(self, segment: FileSegment) -> None:
         if segment.file_id != FILE_ID_UNKNOWN:
             return
-        header = Header.new(segment.log_id, segment.base_offset, segment.created_us)
+        header = SegmentHeader.new(segment.log_id, segment.base_offset, segment.created_us)
         segment.file_id = header.file_id
         if self._disk.size(segment.file()) > segment.begin:  # or a crash came when the file was just being made
             self._findings.headers.append(segment.path)
@@ -188,7 +188,9 @@ class Recovery:
         self._disk.write(segment.file(), 0, header.packed())
         self._disk.sync(segment.file())
 
-    def _mend_batches(self, segment: FileSegment, index: Index, size: int, vouched: Summary, later: list[int]) -> None:
+    def _mend_batches(
+        self, segment: FileSegment, index: Index, size: int, vouched: IndexSummary, later: list[int]
+    ) -> None:
         """Take in the batches from the segment's end on; an index vouches that some of them were good once."""
         start, limit = segment.end, later[0] if later else None
         for position, item in scan_copied(segment, segment.end, segment.next_offset, size, limit=limit):
@@ -211,7 +213,7 @@ class Recovery:
         if start < segment.end < size and segment.end == vouched.end:
             self._mend_batches(segment, index, size, vouched, later)  # damage up to there hid what follows
 
-    def _mend_tail(self, segment: FileSegment, index: Index, vouched: Summary, later: list[int]) -> None:
+    def _mend_tail(self, segment: FileSegment, index: Index, vouched: IndexSummary, later: list[int]) -> None:
         """Deal with what lies between the last good batch and the next segment, or the end."""
         while later and later[0] < segment.next_offset:
             self._remove_empty(later)
@@ -275,7 +277,7 @@ class Recovery:
         # The body is what stands there already: a crash now leaves the damage as it was, to be found again.
         self._disk.write(segment.file(), damage.position, memoryview(batch.data)[:HEADER_BYTES])
         self._disk.sync(segment.file())
-        lost = Lost(segment.path, damage.position, damage.base_offset, damage.next_offset, damage.reason, kept)
+        lost = LostRange(segment.path, damage.position, damage.base_offset, damage.next_offset, damage.reason, kept)
         self._findings.lost.append(lost)
         logger.warning(
             "%s: messages %d to %d are lost (%s)", lost.path, lost.first_offset, lost.next_offset - 1, lost.reason
@@ -340,7 +342,7 @@ class Recovery:
             raise
 
 
-def _within(damage: Damage, vouched: Summary, size: int) -> Damage:
+def _within(damage: Damage, vouched: IndexSummary, size: int) -> Damage:
     """The damage, if nothing good was found behind it, up to where the index ends."""
     if damage.next_offset > damage.base_offset:
         return damage
@@ -372,7 +374,7 @@ def verify(
                 repaired = isinstance(item, Batch)
                 reason = "lost, as an earlier repair found" if isinstance(item, Batch) else item.reason
                 findings.lost.append(
-                    Lost(segment.path, position, item.base_offset, item.next_offset, reason, repaired=repaired)
+                    LostRange(segment.path, position, item.base_offset, item.next_offset, reason, repaired=repaired)
                 )
             else:
                 findings.batches += 1

@@ -26,7 +26,7 @@ class Damage(NamedTuple):
         return self.position + self.length
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Stored bytes of one log, as a segment has them."""
 
     log_id: int
@@ -38,7 +38,7 @@ class Source(Protocol):
         """A copy of some bytes; fewer at the end."""
 
 
-def batch_at(source: Source, view: memoryview, position: int, offset: int) -> Batch:
+def batch_at(source: ByteSource, view: memoryview, position: int, offset: int) -> Batch:
     """The batch at a position, which must have this offset and this log's id; its body is not checked yet."""
     if position + HEADER_BYTES > len(view):
         view = source.view(position + HEADER_BYTES)
@@ -53,7 +53,7 @@ def batch_at(source: Source, view: memoryview, position: int, offset: int) -> Ba
 
 
 def scan(
-    source: Source,
+    source: ByteSource,
     position: int,
     offset: int,
     size: int,
@@ -97,7 +97,7 @@ def scan(
 class _Copy:
     """Bytes of a source that nobody can take away, counted from 0."""
 
-    def __init__(self, source: Source, position: int, length: int) -> None:
+    def __init__(self, source: ByteSource, position: int, length: int) -> None:
         self.log_id = source.log_id
         self.content = source.read(position, length)
 
@@ -122,7 +122,7 @@ class _Copy:
 
 
 def scan_copied(
-    source: Source, position: int, offset: int, size: int, *, limit: int | None = None
+    source: ByteSource, position: int, offset: int, size: int, *, limit: int | None = None
 ) -> Iterator[tuple[int, Batch | Damage]]:
     """The same as `scan` without a stop, through copies: for the end of a file, where nobody knows what there is.
 
@@ -147,7 +147,7 @@ def scan_copied(
 
 
 def find_batch(
-    source: Source, position: int, size: int, offset_min: int, limit: int | None = None
+    source: ByteSource, position: int, size: int, offset_min: int, limit: int | None = None
 ) -> tuple[int, Batch] | None:
     """The first whole batch at or after a position, and where it is.
 
@@ -160,12 +160,12 @@ def find_batch(
     return None
 
 
-def find_log_id(source: Source, position: int, size: int) -> int | None:
+def find_log_id(source: ByteSource, position: int, size: int) -> int | None:
     """The id of the log that some batch in these bytes says it belongs to; None when there is no batch."""
     return next((batch.log_id for _, batch in _batches_in(source, position, size)), None)
 
 
-def is_zero(source: Source, position: int, end: int) -> bool:
+def is_zero(source: ByteSource, position: int, end: int) -> bool:
     """Whether there is nothing but zeros in a range."""
     while position < end:
         chunk = source.read(position, min(_CHUNK_BYTES, end - position))
@@ -177,7 +177,7 @@ def is_zero(source: Source, position: int, end: int) -> bool:
     return True
 
 
-def _batches_in(source: Source, position: int, size: int) -> Iterator[tuple[int, Batch]]:
+def _batches_in(source: ByteSource, position: int, size: int) -> Iterator[tuple[int, Batch]]:
     """Everything in these bytes that looks like a whole batch, wherever it begins."""
     while position < size:
         chunk = source.read(position, min(_CHUNK_BYTES, size - position))
@@ -191,7 +191,7 @@ def _batches_in(source: Source, position: int, size: int) -> Iterator[tuple[int,
         position += max(len(chunk) - len(MAGIC) + 1, 1)
 
 
-def _whole_batch(source: Source, position: int, size: int) -> Batch | None:
+def _whole_batch(source: ByteSource, position: int, size: int) -> Batch | None:
     try:
         # The header alone first: its check keeps a chance magic from making us read much.
         header = source.read(position, HEADER_BYTES)

@@ -12,9 +12,9 @@ from headrace.model.batch import Batch
 from headrace.model.errors import DiskFull, InvalidBatch, TooManyFiles, UnsupportedFormat
 from headrace.storage import index as indexes
 from headrace.storage.disk import OpenFile
-from headrace.storage.host import Host
-from headrace.storage.index import Index, Summary
-from headrace.storage.scan import Source, scan
+from headrace.storage.index import Index, IndexSummary
+from headrace.storage.runtime import StorageRuntime
+from headrace.storage.scan import ByteSource, scan
 
 logger = logging.getLogger("headrace.storage")
 
@@ -38,7 +38,7 @@ _AHEAD_BYTES_MIN = 64 << 10
 _LENGTHEN_BYTES_MAX = 1 << 20
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     """What a segment's file says of itself at its beginning."""
 
     log_id: int
@@ -48,9 +48,9 @@ class Header(NamedTuple):
     created_us: int
 
     @staticmethod
-    def new(log_id: int, base_offset: int, created_us: int) -> "Header":
+    def new(log_id: int, base_offset: int, created_us: int) -> "SegmentHeader":
         """The header of a file that is about to be made."""
-        return Header(log_id, 1 + secrets.randbelow((1 << 32) - 1), base_offset, created_us)
+        return SegmentHeader(log_id, 1 + secrets.randbelow((1 << 32) - 1), base_offset, created_us)
 
     def packed(self) -> bytes:
         """The header's bytes."""
@@ -58,14 +58,14 @@ class Header(NamedTuple):
         return (header + _CRC.pack(crc32c(header))).ljust(DATA_AT, b"\0")
 
 
-def read_header(content: bytes, path: str) -> Header | None:
+def read_header(content: bytes, path: str) -> SegmentHeader | None:
     """The header of a segment's file; None when it is damaged."""
     if len(content) < DATA_AT or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(content[: _HEADER.size]):
         return None
     magic, *fields = _HEADER.unpack_from(content)
     if magic != _MAGIC:
         raise UnsupportedFormat(f"{path} has a format that this Headrace does not know")
-    return Header(*fields)
+    return SegmentHeader(*fields)
 
 
 def segment_path(directory: str, base_offset: int) -> str:
@@ -77,7 +77,7 @@ class SegmentReplaced(Exception):
     """The segment's file was replaced by another of the same name: look it up again."""
 
 
-class Segment(Source, Protocol):
+class Segment(ByteSource, Protocol):
     """What a log's reader needs to know of a segment."""
 
     base_offset: int
@@ -127,7 +127,7 @@ class FileSegment:
         "writable",
     )
 
-    def __init__(self, host: Host, path: str, header: Header) -> None:
+    def __init__(self, host: StorageRuntime, path: str, header: SegmentHeader) -> None:
         self.host = host
         self.path = path
         self.log_id, self.file_id, self.base_offset, self.created_us = header
@@ -148,7 +148,7 @@ class FileSegment:
         self._zeroing: threading.Lock | None = None
 
     @staticmethod
-    def create(host: Host, path: str, header: Header) -> "FileSegment":
+    def create(host: StorageRuntime, path: str, header: SegmentHeader) -> "FileSegment":
         """Make a new file; it is durable once it and its directory are synced."""
         segment = FileSegment(host, path, header)
         file = host.disk.open(path, create=True)
@@ -162,7 +162,7 @@ class FileSegment:
         return segment
 
     @staticmethod
-    def open(host: Host, path: str, log_id: int, *, writable: bool) -> "FileSegment":
+    def open(host: StorageRuntime, path: str, log_id: int, *, writable: bool) -> "FileSegment":
         """Open an existing file; where its batches end is for the caller to find out.
 
         A damaged header is made up for by what is known from elsewhere; the file's id is then unknown.
@@ -171,7 +171,7 @@ class FileSegment:
         base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
         header = read_header(host.disk.read(file, 0, DATA_AT), path)
         if header is None or header.base_offset != base_offset or header.log_id != (log_id or header.log_id):
-            header = Header(log_id, FILE_ID_UNKNOWN, base_offset, 0)
+            header = SegmentHeader(log_id, FILE_ID_UNKNOWN, base_offset, 0)
         segment = FileSegment(host, path, header)
         segment.writable = writable
         host.files.put(segment, file)
@@ -185,21 +185,21 @@ class FileSegment:
         self.sealed = False
         self.allocated = self.length = allocated
 
-    def covered_by(self, summary: Summary) -> bool:
+    def covered_by(self, summary: IndexSummary) -> bool:
         """Whether an index belongs to this segment, as far as its header tells."""
         if self.file_id not in (summary.file_id, FILE_ID_UNKNOWN):
             return False
         return (summary.log_id, summary.base_offset) == (self.log_id, self.base_offset)
 
-    def apply(self, summary: Summary) -> None:
+    def apply(self, summary: IndexSummary) -> None:
         """Take over what the index on disk says."""
         self.end, self.next_offset = summary.end, summary.next_offset
         self.time_max, self.append_time = summary.time_max, summary.append_time
         self.checkpoint = summary.end
 
-    def summary(self) -> Summary:
+    def summary(self) -> IndexSummary:
         """What an index saved now may say; the caller has synced the segment."""
-        return Summary(
+        return IndexSummary(
             self.log_id, self.file_id, self.base_offset, self.end, self.next_offset, self.time_max, self.append_time
         )
 
@@ -312,11 +312,11 @@ class FileSegment:
             with self._zeroing:
                 self.sealed = True
 
-    def save_index(self, summary: Summary) -> None:
+    def save_index(self, summary: IndexSummary) -> None:
         """Write down the part of the index that the summary covers, which has been synced."""
         self._save(self.index(), summary)
 
-    def _save(self, index: Index, summary: Summary) -> None:
+    def _save(self, index: Index, summary: IndexSummary) -> None:
         try:
             index.save(self.host.disk, self.index_path, summary)
         except (OSError, DiskFull, TooManyFiles) as error:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.broker.later import Later
-from headrace.broker.membership import Session
+from headrace.broker.group_coordinator import Session
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
@@ -14,7 +14,7 @@ from headrace.model.errors import HeadraceError
 from headrace.model.request import Request
 from headrace.model.requests import Assignment, Publish
 from headrace.storage.disk import Disk
-from headrace.storage.host import Host
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
 
 START_US = 1_800_000_000_000_000
@@ -48,7 +48,7 @@ class Workbench:
         self.syncing_later = False
         """Whether the disk is slow: nothing is synced before `run`."""
         self._calls: deque[Callable[[], None]] = deque()
-        host = Host(disk, flusher=_Flusher(self), preparer=InlineWorker())
+        host = StorageRuntime(disk, flusher=_Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
             Store(host, directory),
             self,
@@ -112,7 +112,7 @@ class Workbench:
         """The answer to a request, after all that is waiting has been done; an error is raised."""
         answer = self.begin(request, body, session)
         self.run()
-        if isinstance(answer, Later):
+        if isinstance(answer, PendingAnswer):
             answer = answer.outcome
             assert answer is not None, "there was never an answer"
         if isinstance(answer, HeadraceError):

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.model import leasing, recurring  # noqa: F401  their requests are declared when they are imported
+from headrace.model import leasing, schedule_requests  # noqa: F401  importing them declares their requests
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
 from headrace.model.request import REQUESTS, Answer, Permission, Request, Resource, Verb, declare
 from headrace.model.requests import Assignment, Done
@@ -70,12 +70,12 @@ class Kind(IntEnum):
     EDIT_MATCHING = 83
     REDRIVE = 84
 
-    CRON_SET = 90
-    CRON_REMOVE = 91
-    CRON_LIST = 92
-    CRON_PAUSE = 93
-    CRON_RUN = 94
-    CRON_NEXT = 95
+    SCHEDULE_SET = 90
+    SCHEDULE_REMOVE = 91
+    SCHEDULE_LIST = 92
+    SCHEDULE_PAUSE = 93
+    SCHEDULE_RUN = 94
+    SCHEDULE_NEXT = 95
 
     # From the broker.
     ANSWER = 128

@@ -6,28 +6,28 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
-from headrace.client import forking
-from headrace.client._async.catalogue import AsyncCatalogue
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
-from headrace.client._async.jobs import AsyncJobs
-from headrace.client._async.leased import AsyncLeasedBlock
-from headrace.client._async.line import AsyncLine
-from headrace.client._async.link import receive_memory
-from headrace.client._async.publishing import AsyncPublishing
-from headrace.client._async.queue import AsyncQueue
-from headrace.client._async.settling import AsyncSettling
-from headrace.client._async.subscription import AsyncSubscription
-from headrace.client._async.taking import AsyncTaking
-from headrace.client.addresses import Nearby, Target, default_address, parse_address, place_of
-from headrace.client.clock import Clock
-from headrace.client.identity import checked_client_name, default_name
-from headrace.client.keeping import Kept
-from headrace.client.reading import OnCorrupt
-from headrace.client.serialising import Deserializer
+from headrace.client._async.connection.connection import receive_memory
+from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client._async.consumer.subscription import AsyncSubscription
+from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
+from headrace.client._async.leasing.jobs import AsyncJobs
+from headrace.client._async.leasing.lease_requester import AsyncLeaseRequester
+from headrace.client._async.leasing.leased_block import AsyncLeasedBlock
+from headrace.client._async.leasing.queue import AsyncQueue
+from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client._async.producer.publishing import AsyncPublishing
+from headrace.client.connection import fork_guard
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.clock import Clock
+from headrace.client.connection.identity import checked_client_name, default_name
+from headrace.client.connection.weak_registry import WeakRegistry
+from headrace.client.consumer.partition_reader import OnCorrupt
+from headrace.client.producer.serializing import Deserializer
 from headrace.client.times import Start, check_name, listed
 from headrace.model.arguments import checked_timeout
-from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
+from headrace.model.representation import described, short, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
 
@@ -48,14 +48,14 @@ class AsyncBus(AsyncPublishing):
         self._given_name = checked_client_name(name)
         self._hello = Hello(client="headrace-python", name=self._given_name or default_name())
         self._memory = receive_memory()
-        line = AsyncLine(target, self._hello, timeout, timers, self._memory, clock)
-        super().__init__(line, AsyncCatalogue(line), timers, clock, timeout)
+        broker = AsyncReconnectingConnection(target, self._hello, timeout, timers, self._memory, clock)
+        super().__init__(broker, AsyncMetadataCache(broker), timers, clock, timeout)
         self._on_close = on_close
-        self._consuming: AsyncLine | None = None
+        self._consuming: AsyncReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: Kept[AsyncSubscription | AsyncJobs] = Kept()
-        self._leasing: dict[tuple[str, str], tuple[AsyncSettling, AsyncTaking]] = {}
-        forking.register(self)
+        self._receiving: WeakRegistry[AsyncSubscription | AsyncJobs] = WeakRegistry()
+        self._leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]] = {}
+        fork_guard.register(self)
 
     @property
     def name(self) -> str:
@@ -156,8 +156,8 @@ class AsyncBus(AsyncPublishing):
                 (`auto_create_topics`).
         """
         self._check_open()
-        settling, taking = self._shared_leasing(topic, subscription)
-        return AsyncQueue(self, self._line, settling, taking, deserializer, create)
+        acknowledger, lease_requester = self._shared_leasing(topic, subscription)
+        return AsyncQueue(self, self._broker, acknowledger, lease_requester, deserializer, create)
 
     def lease(
         self,
@@ -194,31 +194,35 @@ class AsyncBus(AsyncPublishing):
     async def _connect(self, wait: float = 0.0) -> None:
         """Make the first connection; `headrace.connect_async` has done it."""
         try:
-            await self._line.connect(checked_timeout(wait, "wait"))
+            await self._broker.connect(checked_timeout(wait, "wait"))
         except BaseException:
             await self.close()
             raise
 
-    async def _consuming_line(self) -> AsyncLine:
+    async def _consuming_line(self) -> AsyncReconnectingConnection:
         """The connection for deliveries, made now if there is none."""
         deadline = now() + self._timeout
         async with self._consuming_lock:
             self._check_open()
-            self._line.check_open()
+            self._broker.check_open()
             if self._consuming is None:
-                line = AsyncLine(self._target, self._hello, self._timeout, self._timers, self._memory, self.clock)
-                await line.connect(deadline - now())  # the broker may just be starting again
-                self._consuming = line
+                broker = AsyncReconnectingConnection(
+                    self._target, self._hello, self._timeout, self._timers, self._memory, self.clock
+                )
+                await broker.connect(deadline - now())  # the broker may just be starting again
+                self._consuming = broker
             return self._consuming
 
-    def _shared_leasing(self, topic: str, subscription: str) -> tuple[AsyncSettling, AsyncTaking]:
+    def _shared_leasing(self, topic: str, subscription: str) -> tuple[AsyncAcknowledger, AsyncLeaseRequester]:
         """What all users of a leased subscription share."""
         check_name(topic, "a topic")
         check_name(subscription, "a subscription")
         shared = self._leasing.get((topic, subscription))
         if shared is None:
-            settling = AsyncSettling(self._line, self._timers, self.clock, topic, subscription)
-            shared = self._leasing.setdefault((topic, subscription), (settling, AsyncTaking(self, settling)))
+            acknowledger = AsyncAcknowledger(self._broker, self._timers, self.clock, topic, subscription)
+            shared = self._leasing.setdefault(
+                (topic, subscription), (acknowledger, AsyncLeaseRequester(self, acknowledger))
+            )
         return shared
 
     def _keep(self, part: AsyncSubscription | AsyncJobs) -> None:
@@ -234,8 +238,8 @@ class AsyncBus(AsyncPublishing):
         self._hello.name = self._given_name or default_name()
         self._timers.disown()
         self.clock.in_use = False
-        self._line.disown()
-        self._catalogue.disown()
+        self._broker.disown()
+        self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
         self._consuming, self._consuming_lock = None, Lock()
@@ -243,9 +247,9 @@ class AsyncBus(AsyncPublishing):
             part._disown()
         for producer in self._producers.alive():
             producer._disown()
-        for settling, taking in self._leasing.values():
-            settling.disown()
-            taking.disown()
+        for acknowledger, lease_requester in self._leasing.values():
+            acknowledger.disown()
+            lease_requester.disown()
 
     async def close(self) -> None:
         """Close producers and subscriptions, and end the connections.
@@ -259,16 +263,16 @@ class AsyncBus(AsyncPublishing):
             failed = await self._close_parts(now())  # one deadline for all of them
         finally:  # also when it is interrupted: nothing may go on that nobody can end any more
             self._abandon_parts()
-            await self._close_lines([line for line in (self._consuming, self._line) if line is not None])
+            await self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
 
-    async def _close_lines(self, lines: list[AsyncLine]) -> None:
-        for line in lines:  # all of them before anything is waited for
-            line.end()
+    async def _close_lines(self, lines: list[AsyncReconnectingConnection]) -> None:
+        for broker in lines:  # all of them before anything is waited for
+            broker.end()
         try:
-            for line in lines:
-                await line.close()
+            for broker in lines:
+                await broker.close()
             self._timers.close()
         finally:
             if self._on_close is not None:
@@ -289,22 +293,22 @@ class AsyncBus(AsyncPublishing):
                 await producer._close_since(began)
             except HeadraceError as error:
                 failed = failed or error
-        for settling, _ in self._leasing.values():
-            await settling.answered(began + self._timeout - now())
+        for acknowledger, _ in self._leasing.values():
+            await acknowledger.answered(began + self._timeout - now())
         return failed
 
     def _abandon_parts(self) -> None:
         for part in [*self._receiving.alive(), *self._producers.alive()]:
             part._abandon()
-        for settling, _ in self._leasing.values():
-            settling.close()
+        for acknowledger, _ in self._leasing.values():
+            acknowledger.close()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""
         self._abandon_parts()
-        for line in (self._consuming, self._line):
-            if line is not None:
-                line.end()
+        for broker in (self._consuming, self._broker):
+            if broker is not None:
+                broker.end()
         self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
@@ -315,7 +319,7 @@ class AsyncBus(AsyncPublishing):
     def _facts(self) -> Iterator[str]:
         yield place_of(self._target)
         yield f"name={short(self._hello.name)}"
-        yield state_of(closed=self._closed, connected=self._line.connected, not_connected=True)
+        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
-from headrace.client.handlers import Handler, check_returned, is_coroutine_function
-from headrace.client.stop_signals import STOP_SIGNALS, StopSignalHandler
+from headrace.client.app.handlers import Handler, check_returned, is_coroutine_function
+from headrace.client.app.stop_signals import STOP_SIGNALS, StopSignalHandler
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Guard:
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 
-class Pending:
+class PendingResult:
     """Something whose result can be awaited."""
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class Pending:
         return self.result().__await__()
 
 
-class Outcome(Generic[T]):
+class ResultCell(Generic[T]):
     """A result that is there sooner or later, or an error; any number may wait for it."""
 
     __slots__ = ("_waiters", "done", "error", "value")

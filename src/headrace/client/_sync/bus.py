@@ -6,28 +6,28 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal
 
-from headrace.client import forking
-from headrace.client._sync.catalogue import Catalogue
 from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
-from headrace.client._sync.jobs import Jobs
-from headrace.client._sync.leased import LeasedBlock
-from headrace.client._sync.line import Line
-from headrace.client._sync.link import receive_memory
-from headrace.client._sync.publishing import Publishing
-from headrace.client._sync.queue import Queue
-from headrace.client._sync.settling import Settling
-from headrace.client._sync.subscription import Subscription
-from headrace.client._sync.taking import Taking
-from headrace.client.addresses import Nearby, Target, default_address, parse_address, place_of
-from headrace.client.clock import Clock
-from headrace.client.identity import checked_client_name, default_name
-from headrace.client.keeping import Kept
-from headrace.client.reading import OnCorrupt
-from headrace.client.serialising import Deserializer
+from headrace.client._sync.connection.connection import receive_memory
+from headrace.client._sync.connection.reconnecting import ReconnectingConnection
+from headrace.client._sync.consumer.subscription import Subscription
+from headrace.client._sync.leasing.acknowledger import Acknowledger
+from headrace.client._sync.leasing.jobs import Jobs
+from headrace.client._sync.leasing.lease_requester import LeaseRequester
+from headrace.client._sync.leasing.leased_block import LeasedBlock
+from headrace.client._sync.leasing.queue import Queue
+from headrace.client._sync.producer.metadata_cache import MetadataCache
+from headrace.client._sync.producer.publishing import Publishing
+from headrace.client.connection import fork_guard
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.clock import Clock
+from headrace.client.connection.identity import checked_client_name, default_name
+from headrace.client.connection.weak_registry import WeakRegistry
+from headrace.client.consumer.partition_reader import OnCorrupt
+from headrace.client.producer.serializing import Deserializer
 from headrace.client.times import Start, check_name, listed
 from headrace.model.arguments import checked_timeout
-from headrace.model.describing import described, short, state_of
 from headrace.model.errors import HeadraceError
+from headrace.model.representation import described, short, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.wire.native import Hello
 
@@ -48,14 +48,14 @@ class Bus(Publishing):
         self._given_name = checked_client_name(name)
         self._hello = Hello(client="headrace-python", name=self._given_name or default_name())
         self._memory = receive_memory()
-        line = Line(target, self._hello, timeout, timers, self._memory, clock)
-        super().__init__(line, Catalogue(line), timers, clock, timeout)
+        broker = ReconnectingConnection(target, self._hello, timeout, timers, self._memory, clock)
+        super().__init__(broker, MetadataCache(broker), timers, clock, timeout)
         self._on_close = on_close
-        self._consuming: Line | None = None
+        self._consuming: ReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: Kept[Subscription | Jobs] = Kept()
-        self._leasing: dict[tuple[str, str], tuple[Settling, Taking]] = {}
-        forking.register(self)
+        self._receiving: WeakRegistry[Subscription | Jobs] = WeakRegistry()
+        self._leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]] = {}
+        fork_guard.register(self)
 
     @property
     def name(self) -> str:
@@ -156,8 +156,8 @@ class Bus(Publishing):
                 (`auto_create_topics`).
         """
         self._check_open()
-        settling, taking = self._shared_leasing(topic, subscription)
-        return Queue(self, self._line, settling, taking, deserializer, create)
+        acknowledger, lease_requester = self._shared_leasing(topic, subscription)
+        return Queue(self, self._broker, acknowledger, lease_requester, deserializer, create)
 
     def lease(
         self,
@@ -194,31 +194,33 @@ class Bus(Publishing):
     def _connect(self, wait: float = 0.0) -> None:
         """Make the first connection; `headrace.connect` has done it."""
         try:
-            self._line.connect(checked_timeout(wait, "wait"))
+            self._broker.connect(checked_timeout(wait, "wait"))
         except BaseException:
             self.close()
             raise
 
-    def _consuming_line(self) -> Line:
+    def _consuming_line(self) -> ReconnectingConnection:
         """The connection for deliveries, made now if there is none."""
         deadline = now() + self._timeout
         with self._consuming_lock:
             self._check_open()
-            self._line.check_open()
+            self._broker.check_open()
             if self._consuming is None:
-                line = Line(self._target, self._hello, self._timeout, self._timers, self._memory, self.clock)
-                line.connect(deadline - now())  # the broker may just be starting again
-                self._consuming = line
+                broker = ReconnectingConnection(
+                    self._target, self._hello, self._timeout, self._timers, self._memory, self.clock
+                )
+                broker.connect(deadline - now())  # the broker may just be starting again
+                self._consuming = broker
             return self._consuming
 
-    def _shared_leasing(self, topic: str, subscription: str) -> tuple[Settling, Taking]:
+    def _shared_leasing(self, topic: str, subscription: str) -> tuple[Acknowledger, LeaseRequester]:
         """What all users of a leased subscription share."""
         check_name(topic, "a topic")
         check_name(subscription, "a subscription")
         shared = self._leasing.get((topic, subscription))
         if shared is None:
-            settling = Settling(self._line, self._timers, self.clock, topic, subscription)
-            shared = self._leasing.setdefault((topic, subscription), (settling, Taking(self, settling)))
+            acknowledger = Acknowledger(self._broker, self._timers, self.clock, topic, subscription)
+            shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
         return shared
 
     def _keep(self, part: Subscription | Jobs) -> None:
@@ -234,8 +236,8 @@ class Bus(Publishing):
         self._hello.name = self._given_name or default_name()
         self._timers.disown()
         self.clock.in_use = False
-        self._line.disown()
-        self._catalogue.disown()
+        self._broker.disown()
+        self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
         self._consuming, self._consuming_lock = None, Lock()
@@ -243,9 +245,9 @@ class Bus(Publishing):
             part._disown()
         for producer in self._producers.alive():
             producer._disown()
-        for settling, taking in self._leasing.values():
-            settling.disown()
-            taking.disown()
+        for acknowledger, lease_requester in self._leasing.values():
+            acknowledger.disown()
+            lease_requester.disown()
 
     def close(self) -> None:
         """Close producers and subscriptions, and end the connections.
@@ -259,16 +261,16 @@ class Bus(Publishing):
             failed = self._close_parts(now())  # one deadline for all of them
         finally:  # also when it is interrupted: nothing may go on that nobody can end any more
             self._abandon_parts()
-            self._close_lines([line for line in (self._consuming, self._line) if line is not None])
+            self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
 
-    def _close_lines(self, lines: list[Line]) -> None:
-        for line in lines:  # all of them before anything is waited for
-            line.end()
+    def _close_lines(self, lines: list[ReconnectingConnection]) -> None:
+        for broker in lines:  # all of them before anything is waited for
+            broker.end()
         try:
-            for line in lines:
-                line.close()
+            for broker in lines:
+                broker.close()
             self._timers.close()
         finally:
             if self._on_close is not None:
@@ -289,22 +291,22 @@ class Bus(Publishing):
                 producer._close_since(began)
             except HeadraceError as error:
                 failed = failed or error
-        for settling, _ in self._leasing.values():
-            settling.answered(began + self._timeout - now())
+        for acknowledger, _ in self._leasing.values():
+            acknowledger.answered(began + self._timeout - now())
         return failed
 
     def _abandon_parts(self) -> None:
         for part in [*self._receiving.alive(), *self._producers.alive()]:
             part._abandon()
-        for settling, _ in self._leasing.values():
-            settling.close()
+        for acknowledger, _ in self._leasing.values():
+            acknowledger.close()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""
         self._abandon_parts()
-        for line in (self._consuming, self._line):
-            if line is not None:
-                line.end()
+        for broker in (self._consuming, self._broker):
+            if broker is not None:
+                broker.end()
         self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
@@ -315,7 +317,7 @@ class Bus(Publishing):
     def _facts(self) -> Iterator[str]:
         yield place_of(self._target)
         yield f"name={short(self._hello.name)}"
-        yield state_of(closed=self._closed, connected=self._line.connected, not_connected=True)
+        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):

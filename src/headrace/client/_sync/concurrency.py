@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from sys import is_finalizing
 from typing import Any, Generic, TypeVar
 
-from headrace.client.handlers import Handler, check_returned
-from headrace.client.stop_signals import STOP_SIGNALS, StopSignalHandler
+from headrace.client.app.handlers import Handler, check_returned
+from headrace.client.app.stop_signals import STOP_SIGNALS, StopSignalHandler
 from headrace.model.errors import HeadraceError, Timeout
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def _free_outcomes() -> None:
 os.register_at_fork(after_in_child=_free_outcomes)
 
 
-class Pending:
+class PendingResult:
     """Something whose result can be waited for."""
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Pending:
         raise NotImplementedError
 
 
-class Outcome(Generic[T]):
+class ResultCell(Generic[T]):
     """A result that is there sooner or later, or an error; any number may wait for it."""
 
     __slots__ = ("_waiters", "done", "error", "value")

@@ -7,8 +7,8 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
+from headrace.engines.leased.batch_fields import BatchFields
 from headrace.engines.leased.edits import EditRecord
-from headrace.engines.leased.picking import Picker
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns, message_bytes
 from headrace.model.errors import CorruptBatch, InvalidBatch, OffsetOutOfRange
@@ -60,7 +60,7 @@ class Contents:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._cache: OrderedDict[int, _Decoded | Picker] = OrderedDict()
+        self._cache: OrderedDict[int, _Decoded | BatchFields] = OrderedDict()
         self._bases: list[int] = []
         self._bytes = 0
 
@@ -168,12 +168,12 @@ class Contents:
             offset = batch.next_offset
         return found
 
-    def _known(self, offset: int) -> _Decoded | Picker | None:
+    def _known(self, offset: int) -> _Decoded | BatchFields | None:
         at = bisect_right(self._bases, offset) - 1
         known = self._cache[self._bases[at]] if at >= 0 else None
         return known if known is not None and offset < known.end else None
 
-    def _find(self, offsets: Sequence[int], place: int) -> _Decoded | Picker | None:
+    def _find(self, offsets: Sequence[int], place: int) -> _Decoded | BatchFields | None:
         offset = offsets[place]
         known = self._known(offset)
         if known is not None:
@@ -185,13 +185,13 @@ class Contents:
                 return None
             wanted = bisect_left(offsets, batch.next_offset, place) - place
             few = batch.count > _SMALL and wanted * _FEW < batch.count
-            known = Picker(batch) if few else _Decoded(batch)
+            known = BatchFields(batch) if few else _Decoded(batch)
         except (OffsetOutOfRange, CorruptBatch, InvalidBatch):
             return None
         self._keep(known)
         return known
 
-    def _keep(self, known: _Decoded | Picker) -> None:
+    def _keep(self, known: _Decoded | BatchFields) -> None:
         bases = self._bases
         # Compaction may have made other batches of the same messages.
         for base in bases[bisect_left(bases, known.base) : bisect_left(bases, known.end)]:
@@ -213,7 +213,7 @@ class Contents:
         del self._bases[bisect_left(self._bases, base)]
 
 
-def _indices(known: _Decoded | Picker, offsets: Sequence[int], gone: list[int]) -> Sequence[int]:
+def _indices(known: _Decoded | BatchFields, offsets: Sequence[int], gone: list[int]) -> Sequence[int]:
     """Where messages are in a batch; adds those that are not there to those that are gone."""
     base, places = known.base, known.places
     if places is None:

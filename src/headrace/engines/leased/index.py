@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.edits import EditRecord
-from headrace.engines.leased.intake import Intake
 from headrace.engines.leased.key_order import KeyOrder
-from headrace.engines.leased.leases import Held, Leases
-from headrace.engines.leased.pending import Entries, Pending
+from headrace.engines.leased.leases import LeaseRecord, LeaseTable
+from headrace.engines.leased.log_scanner import LogScanner
+from headrace.engines.leased.pending import Entries, PendingMessages
 from headrace.engines.leased.statuses import (
     BLOCKED,
     LEASED,
@@ -20,7 +20,7 @@ from headrace.engines.leased.statuses import (
     WAITING,
     Statuses,
 )
-from headrace.engines.leased.taken import Taken, fitting, without
+from headrace.engines.leased.taken import TakenMessages, fitting, without
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
@@ -35,7 +35,7 @@ _BLOCKED_AT_ONCE = 64
 """When messages are passed over because their keys are busy, so many are looked at together."""
 
 
-class Note(NamedTuple):
+class ReleaseNote(NamedTuple):
     """Why a message was given back, when and by whom."""
 
     time_us: int
@@ -43,7 +43,7 @@ class Note(NamedTuple):
     reason: str
 
 
-Extended = tuple[Held, Held]
+Extended = tuple[LeaseRecord, LeaseRecord]
 """Messages that are leased for longer: how they were held, and how they are now."""
 
 
@@ -58,9 +58,9 @@ class LeasedIndex:
     """
 
     def __init__(self, start: int) -> None:
-        self.pending = Pending(start)
-        self.leases = Leases()
-        self.notes: dict[int, list[Note]] = {}
+        self.pending = PendingMessages(start)
+        self.leases = LeaseTable()
+        self.notes: dict[int, list[ReleaseNote]] = {}
         self.states: dict[int, bytes] = {}
         self._order = KeyOrder(self.pending)
         self._settings = SubscriptionSettings()
@@ -68,7 +68,7 @@ class LeasedIndex:
         """When those are due that were leased before they were."""
         self._first_offset = 0
         """Nothing before it is there any more, as far as is known."""
-        self._intake: Intake | None = None
+        self._intake: LogScanner | None = None
         self._partition: Partition | None = None
         self._lost: list[range] = []
         """Damaged messages whose dead letters are still to be written."""
@@ -102,7 +102,7 @@ class LeasedIndex:
         self.pending.discipline = settings.discipline
         self.pending.edits = edits
         self._partition = partition
-        self._intake = Intake(self.pending, partition, name, ttl_us)
+        self._intake = LogScanner(self.pending, partition, name, ttl_us)
         assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
         self.pending.attach(Contents(partition))
         self.forget_before(partition.first_offset)
@@ -216,7 +216,7 @@ class LeasedIndex:
         ahead_us: int = 0,
         until_key: int | None = None,
         least: int = 1,
-    ) -> Taken | None:
+    ) -> TakenMessages | None:
         """Take out what comes next, as leased by somebody not known yet; none with a key beyond the one given.
 
         So many at `least` are taken however large they are.
@@ -255,7 +255,7 @@ class LeasedIndex:
         self.statuses.change(offsets, LEASED)
         if self._settings.ordered_by_key:
             self._order.keys.occupy(there, columns.keys)
-        taken = Taken(offsets, stored, columns, stored_bytes + size, entries, now_us)
+        taken = TakenMessages(offsets, stored, columns, stored_bytes + size, entries, now_us)
         self._describe(taken)
         return taken
 
@@ -289,7 +289,7 @@ class LeasedIndex:
             entries[:] = [without(entry, set(unread)) for entry in entries]
         return stored, columns, there
 
-    def _describe(self, taken: Taken) -> None:
+    def _describe(self, taken: TakenMessages) -> None:
         """Say what there is to know of messages that were taken out, beside their contents."""
         offsets, edits = taken.offsets, self.edits
         if self._are_edited(offsets):
@@ -308,7 +308,7 @@ class LeasedIndex:
         """Whether any of these was changed since it was published."""
         return bool(self.edits) and not self.edits.keys().isdisjoint(offsets)
 
-    def give_back(self, taken: Taken, now_us: int) -> None:
+    def give_back(self, taken: TakenMessages, now_us: int) -> None:
         """It could not be leased after all."""
         self.pending.put_back(set(taken.offsets), taken.entries)
         self.pending.expire_again(taken.offsets, now_us)
@@ -379,7 +379,7 @@ class LeasedIndex:
         held = self.leases.get(offset)
         return held.holder if held is not None else ""
 
-    def reserve(self, offsets: Sequence[int]) -> list[Held]:
+    def reserve(self, offsets: Sequence[int]) -> list[LeaseRecord]:
         """What was said about these is being written down: nobody gets those meanwhile whose lease is over."""
         reserved = self.leases.reserve(offsets)
         for held in reserved:
@@ -387,7 +387,7 @@ class LeasedIndex:
                 self.statuses.change(held.offsets, LEAVING)
         return reserved
 
-    def restore(self, reserved: Sequence[Held], now_us: int) -> None:
+    def restore(self, reserved: Sequence[LeaseRecord], now_us: int) -> None:
         """It could not be written down."""
         for held in reserved:
             if held.over:
@@ -534,7 +534,7 @@ class LeasedIndex:
         offsets: Sequence[int],
         ready_us: Sequence[int],
         counted: bool,
-        note: Note | None,
+        note: ReleaseNote | None,
         states: Mapping[int, bytes],
         now_us: int,
     ) -> None:

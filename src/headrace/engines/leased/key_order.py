@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from headrace.engines.leased.keys import Keys
-from headrace.engines.leased.pending import Pending
+from headrace.engines.leased.pending import PendingMessages
 from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, READY, SETTLED
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
@@ -12,7 +12,7 @@ from headrace.model.subscription import SubscriptionSettings
 class KeyOrder:
     """Keeps messages of a key apart, if the subscription is ordered by key; else it does nothing."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingMessages) -> None:
         self.keys = Keys()
         self._pending = pending
         self._is_on = False

@@ -15,7 +15,7 @@ WHOLE_MIN = 16
 """A lease of fewer messages has an entry for each from the beginning."""
 
 
-class Held:
+class LeaseRecord:
     """Messages that were leased together. When it is over it is still known, until somebody else takes them."""
 
     __slots__ = ("holder", "number", "offsets", "over", "until_us")
@@ -28,25 +28,25 @@ class Held:
         """Those that were leased; some may have been settled since."""
         self.over = False
 
-    def part(self, offsets: Sequence[int]) -> "Held":
+    def part(self, offsets: Sequence[int]) -> "LeaseRecord":
         """The same for some of its messages, as it is now."""
-        part = Held(self.number, self.holder, self.until_us, offsets)
+        part = LeaseRecord(self.number, self.holder, self.until_us, offsets)
         part.over = self.over
         return part
 
-    def is_same(self, other: "Held") -> bool:
+    def is_same(self, other: "LeaseRecord") -> bool:
         """Whether it is the same lease to the same time, and not over."""
         return self.number == other.number and self.until_us == other.until_us and not self.over
 
 
-def _grouped(by_offset: dict[int, Held]) -> Iterator[tuple[Held, Sequence[int]]]:
+def _grouped(by_offset: dict[int, LeaseRecord]) -> Iterator[tuple[LeaseRecord, Sequence[int]]]:
     """Messages that follow each other and are of the same lease, not too many together."""
     for held, entries in groupby(by_offset.items(), key=itemgetter(1)):
         while some := [offset for offset, _ in islice(entries, _SAVED_TOGETHER)]:
             yield held, some
 
 
-class Leases:
+class LeaseTable:
     """All leases of a subscription in a partition.
 
     Most leases of many messages are of a range, and are settled whole: those take one entry. Of all others, and once
@@ -54,20 +54,20 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self._by_offset: dict[int, Held] = {}
-        self._whole: dict[int, Held] = {}
+        self._by_offset: dict[int, LeaseRecord] = {}
+        self._whole: dict[int, LeaseRecord] = {}
         """By the first offset; none of their messages is among those that have entries of their own."""
         self._starts: list[int] = []
         """Of the whole ones, in order."""
-        self._leaving: dict[int, Held] = {}
+        self._leaving: dict[int, LeaseRecord] = {}
         """Who had those that are on their way out: as long as they may come back that has to be remembered."""
-        self._ends: list[tuple[int, int, Held]] = []
+        self._ends: list[tuple[int, int, LeaseRecord]] = []
         self._ends_max = _ENDS_MIN
         self._serial = 0
 
-    def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> Held:
+    def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> LeaseRecord:
         """These are leased from now on."""
-        held = Held(number, holder, until_us, offsets)
+        held = LeaseRecord(number, holder, until_us, offsets)
         if type(offsets) is range and len(offsets) >= WHOLE_MIN:
             self._release(offsets)
             self._whole[offsets.start] = held
@@ -80,7 +80,7 @@ class Leases:
 
     def remember(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
         """These were leased, and nobody has taken them since."""
-        held = Held(number, holder, until_us, ())
+        held = LeaseRecord(number, holder, until_us, ())
         held.over = True
         self._divide(offsets)
         self._by_offset.update(zip(offsets, repeat(held)))
@@ -91,25 +91,25 @@ class Leases:
         if held is not None:
             self.remember(held.number, held.holder, held.until_us, [offset])
 
-    def reserve(self, offsets: Sequence[int]) -> list[Held]:
+    def reserve(self, offsets: Sequence[int]) -> list[LeaseRecord]:
         """What was said about these is being written down: their holders have no more to say about them."""
         parts = self.parts(offsets)
         self._release(offsets)
         return parts
 
-    def parts(self, offsets: Sequence[int]) -> list[Held]:
+    def parts(self, offsets: Sequence[int]) -> list[LeaseRecord]:
         """The leases that these are under, each with those of them that it has."""
         held = self.common(offsets)
         if held is not None:
             return [held.part(offsets)]
-        parts: dict[Held, list[int]] = {}
+        parts: dict[LeaseRecord, list[int]] = {}
         for offset in offsets:
             held = self._by_offset.get(offset)
             if held is not None:
                 parts.setdefault(held, []).append(offset)
         return [held.part(some) for held, some in parts.items()]
 
-    def restore(self, reserved: Sequence[Held]) -> None:
+    def restore(self, reserved: Sequence[LeaseRecord]) -> None:
         """It could not be written down."""
         for held in reserved:
             hold = self.remember if held.over else self.hold
@@ -141,11 +141,11 @@ class Leases:
         if kept:
             self.hold(number, by_offset[kept[0]].holder, until_us, kept)
 
-    def get(self, offset: int) -> Held | None:
+    def get(self, offset: int) -> LeaseRecord | None:
         """Who has a message, or had it last."""
         return self._by_offset.get(offset) or self._whole_with(offset)
 
-    def common(self, offsets: Sequence[int]) -> Held | None:
+    def common(self, offsets: Sequence[int]) -> LeaseRecord | None:
         """The lease that all of these are under, if there is one."""
         held = self._whole_of(offsets)
         if held is not None:
@@ -192,19 +192,19 @@ class Leases:
             heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def frozen(self) -> Iterator[tuple[Held, Sequence[int]]]:
+    def frozen(self) -> Iterator[tuple[LeaseRecord, Sequence[int]]]:
         """All that are not over, or over and not taken by others, with their messages, as of now; in parts."""
         whole = [(held, held.offsets) for held in self._whole.values()]
         return chain(whole, _grouped(dict(self._by_offset)), _grouped(dict(self._leaving)))
 
     # Leases that are whole.
 
-    def _whole_of(self, offsets: Sequence[int]) -> Held | None:
+    def _whole_of(self, offsets: Sequence[int]) -> LeaseRecord | None:
         """The whole lease of just these."""
         held = self._whole.get(offsets[0]) if self._whole and offsets else None
         return held if held is not None and held.offsets == offsets else None
 
-    def _whole_with(self, offset: int) -> Held | None:
+    def _whole_with(self, offset: int) -> LeaseRecord | None:
         """The whole lease that a message is in."""
         if not self._starts or (at := bisect_right(self._starts, offset) - 1) < 0:
             return None
@@ -239,18 +239,18 @@ class Leases:
         elif self._by_offset:
             deque(map(self._by_offset.pop, offsets, repeat(None)), maxlen=0)
 
-    def _drop_whole(self, held: Held) -> None:
+    def _drop_whole(self, held: LeaseRecord) -> None:
         start = held.offsets[0]
         del self._whole[start]
         del self._starts[bisect_left(self._starts, start)]
 
-    def _is_alive(self, held: Held) -> bool:
+    def _is_alive(self, held: LeaseRecord) -> bool:
         """Whether it has any messages."""
         if held.offsets and self._whole.get(held.offsets[0]) is held:
             return True
         return held in map(self._by_offset.get, held.offsets)
 
-    def _expect_end(self, held: Held) -> None:
+    def _expect_end(self, held: LeaseRecord) -> None:
         self._serial += 1
         heappush(self._ends, (held.until_us, self._serial, held))
         if len(self._ends) > self._ends_max:

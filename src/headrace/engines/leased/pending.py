@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
 from headrace.engines.leased.contents import Contents
+from headrace.engines.leased.disciplines import ordered, rank_of, ranked
 from headrace.engines.leased.edits import EditRecord
-from headrace.engines.leased.order import ordered, rank_of, ranked
 from headrace.engines.leased.runs import Runs
 from headrace.engines.leased.statuses import (
     BLOCKED,
@@ -36,7 +36,7 @@ Entries = list[Entry]
 """Where messages were taken from, with keys and offsets."""
 
 
-class Pending:
+class PendingMessages:
     """The status of each message tells what counts; entries that a message left behind elsewhere are passed over."""
 
     def __init__(self, start: int) -> None:
@@ -162,7 +162,7 @@ class Pending:
         rests = dict(self._rests)
         return ((rests[offset], offset) for offset in statuses.with_status(RESTING))
 
-    def copied(self) -> "Pending":
+    def copied(self) -> "PendingMessages":
         """All as it is now, to be looked at a slice at a time while messages come and go."""
         same = copy(self)
         same.statuses, same.edits, same._rests = self.statuses.copied(), dict(self.edits), dict(self._rests)

@@ -8,7 +8,7 @@ from headrace.model.batch import Batch, Columns, message_bytes
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenMessages:
     """Messages that were taken out, to be leased."""
 
     offsets: Sequence[int]

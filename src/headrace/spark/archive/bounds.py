@@ -9,8 +9,8 @@ from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import SYSTEM_PREFIX, Storage, Validity, parse_topic, topic_settings
-from headrace.spark.archive.manifest import Shelf
-from headrace.spark.planning import Range, Span, divided
+from headrace.spark.archive.manifest import PartitionArchive
+from headrace.spark.source.planning import OffsetSpan, Range, divided
 
 CHUNK_BYTES = 4 << 30
 CHUNK_OFFSETS = 50_000_000
@@ -61,7 +61,9 @@ def may_vanish(info: TopicInfo) -> bool:
     return settings.compact_by_key or settings.validity is not Validity.KEEP
 
 
-def open_ranges(info: TopicInfo, shelves: Mapping[int, Shelf], bounds: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+def open_ranges(
+    info: TopicInfo, shelves: Mapping[int, PartitionArchive], bounds: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
     """What is old enough and not archived yet: partitions to the first offset and the one behind the last."""
     ranges = {}
     for each in info.partitions:
@@ -93,7 +95,9 @@ def pieces(
     info: TopicInfo, ranges: Mapping[int, tuple[int, int]], cuts: Mapping[int, list[tuple[int, int]]]
 ) -> list[Piece]:
     """The ranges, cut where days begin, and where a file would become too large."""
-    spans = {(info.topic, one.partition): Span(one.first_offset, one.next_offset, one.bytes) for one in info.partitions}
+    spans = {
+        (info.topic, one.partition): OffsetSpan(one.first_offset, one.next_offset, one.bytes) for one in info.partitions
+    }
     found = []
     for partition, (start, end) in sorted(ranges.items()):
         days, span = cuts[partition], spans[info.topic, partition]

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptFile, TopicNotFound, UnsupportedFormat
-from headrace.spark.planning import TopicState
+from headrace.spark.source.planning import TopicState
 
 MANIFEST_TOPIC = "headrace.archive"
 FORMAT = 1
@@ -83,7 +83,7 @@ class StoredFile(NamedTuple):
     file: ArchivedFile
 
 
-class Shelf:
+class PartitionArchive:
     """The archive of one partition: the stretch without gaps that ends with what was archived last.
 
     There are gaps where messages were removed before they were archived; what comes before one does not continue.
@@ -119,7 +119,7 @@ class Shelf:
         return sum(one.file.raw_bytes for one in self.between(self.first, offset))
 
 
-class Source(Protocol):
+class ArchivedTopic(Protocol):
     """What the manifest is read from."""
 
     def topic(self, name: str) -> TopicState:
@@ -132,14 +132,14 @@ class Source(Protocol):
 class Manifest:
     """All entries there are; each `refresh` reads only what has come since."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ArchivedTopic) -> None:
         self._source = source
         self._topic_id = 0
         self.next_offset = 0
         """Where the next entry will be."""
         self._entries: dict[int, dict[int, bytes]] = {}
         """Topics' ids to numbers of chunks to what the entries say; not looked into before it is needed."""
-        self._shelves: dict[int, Mapping[int, Shelf]] = {}
+        self._shelves: dict[int, Mapping[int, PartitionArchive]] = {}
         self._chunks: dict[int, list[Chunk]] = {}
 
     def refresh(self) -> None:
@@ -168,7 +168,7 @@ class Manifest:
             self._chunks[topic_id] = [chunk_of(entries[number]) for number in sorted(entries)]
         return self._chunks[topic_id]
 
-    def shelves(self, topic_id: int) -> Mapping[int, Shelf]:
+    def shelves(self, topic_id: int) -> Mapping[int, PartitionArchive]:
         """The archive of each partition of a topic that has one."""
         if topic_id not in self._entries:
             return {}
@@ -195,7 +195,7 @@ class Manifest:
             self._chunks.pop(topic_id, None)
 
 
-def shelves_of(chunks: Sequence[Chunk]) -> dict[int, Shelf]:
+def shelves_of(chunks: Sequence[Chunk]) -> dict[int, PartitionArchive]:
     """The archive of each partition, from the chunks of a topic in their order."""
     ranges: dict[int, list[tuple[int, int]]] = {}
     files: dict[int, list[StoredFile]] = {}
@@ -204,7 +204,7 @@ def shelves_of(chunks: Sequence[Chunk]) -> dict[int, Shelf]:
             ranges.setdefault(partition, []).append((start, end))
         for file in chunk.files:
             files.setdefault(file.partition, []).append(StoredFile(chunk.url, file))
-    return {partition: Shelf(known, files.get(partition, ())) for partition, known in ranges.items()}
+    return {partition: PartitionArchive(known, files.get(partition, ())) for partition, known in ranges.items()}
 
 
 def chunk_of(entry: bytes) -> Chunk:

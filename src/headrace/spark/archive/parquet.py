@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from headrace.model.errors import CorruptFile
 from headrace.spark.archive.manifest import StoredFile
-from headrace.spark.archive.places import Place, file_url, make_directory, place_of
+from headrace.spark.archive.paths import ArchivePath, file_url, make_directory, place_of
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers", "due", "priority", "expires")
 """All that a message has; the topic is in the path."""
@@ -42,7 +42,7 @@ _ROWS = 50_000
 """A record batch has so many rows."""
 
 
-def open_file(place: Place) -> pq.ParquetFile:
+def open_file(place: ArchivePath) -> pq.ParquetFile:
     """A file to be read, whose pages are checked on the way; raises CorruptFile if it is not there or no Parquet."""
     try:
         return pq.ParquetFile(
@@ -57,7 +57,7 @@ def open_file(place: Place) -> pq.ParquetFile:
         raise CorruptFile(f"an archived file cannot be read: {error}") from error
 
 
-def write_file(place: Place, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+def write_file(place: ArchivePath, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
     """Write messages to a file, or no file if there are none; returns how many rows and about how many bytes."""
     writer: pq.ParquetWriter | None = None
     waiting: list[pa.RecordBatch] = []

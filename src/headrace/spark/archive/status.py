@@ -8,7 +8,7 @@ from headrace.model.requests import TopicInfo
 from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 from headrace.spark.archive.bounds import bound_us, checked_age, open_ranges, why_not
 from headrace.spark.archive.manifest import Manifest
-from headrace.spark.origin import Broker
+from headrace.spark.source.message_source import BrokerSource
 
 
 @dataclass
@@ -49,7 +49,7 @@ class TopicStatus:
         return sum(each.open for each in self.partitions)
 
 
-def archive_status(origin: Broker, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
+def archive_status(origin: BrokerSource, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
     """The status of these topics; of all that have an archive, and all that could, if none are named."""
     manifest = Manifest(origin)
     names = list(topics) or [info.topic for info in origin.bus.topics() if not _is_system(info.topic)]
@@ -79,7 +79,7 @@ def _is_system(topic: str) -> bool:
     return parse_topic(topic).topic.startswith(SYSTEM_PREFIX)
 
 
-def _status(origin: Broker, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
+def _status(origin: BrokerSource, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
     shelves = manifest.shelves(info.id)
     ranges = {}
     if why_not(info) is None:

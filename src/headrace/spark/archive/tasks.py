@@ -12,10 +12,10 @@ from headrace.model.errors import CorruptFile, OffsetOutOfRange
 from headrace.spark.archive.bounds import Piece
 from headrace.spark.archive.manifest import ArchivedFile, StoredFile
 from headrace.spark.archive.parquet import COLUMNS, SCHEMA, Sum, rows_of, write_file
-from headrace.spark.archive.places import file_url, place_of, size_of, sync_path
-from headrace.spark.arrow import Decoder
-from headrace.spark.origin import Broker, surviving
-from headrace.spark.planning import Range, Window
+from headrace.spark.archive.paths import file_url, place_of, size_of, sync_path
+from headrace.spark.source.arrow import Decoder
+from headrace.spark.source.message_source import BrokerSource, surviving
+from headrace.spark.source.planning import Range, Window
 
 COPY_SCHEMA = pa.schema(
     [("at", pa.int32()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64()), ("raw_bytes", pa.int64())]
@@ -46,7 +46,7 @@ class LogReading:
             fail_on_data_loss=not self.skip_damaged,
             expired_too=True,
         )
-        origin = Broker(self.address, self.timeout)
+        origin = BrokerSource(self.address, self.timeout)
         place = wanted.topic, wanted.partition, wanted.start, wanted.end
         try:
             batches = surviving(origin, *place, gone_too=False) if self.skip_damaged else origin.batches(*place)

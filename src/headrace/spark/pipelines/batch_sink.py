@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.sink_options import checked_columns, sink_options
+from headrace.spark.sink.options import checked_columns, sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

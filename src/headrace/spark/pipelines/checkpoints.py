@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.model.errors import InvalidArgument
-from headrace.spark.pipelines.places import Folder, is_local_path
+from headrace.spark.pipelines.paths import Folder, is_local_path
 
 
 def set_aside(folder: Folder, checkpoints: str, queries: Iterable[str]) -> list[Path]:

@@ -6,11 +6,11 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headrace.spark.pipelines.deciding import Seen
 from headrace.spark.pipelines.logs import last_lines
-from headrace.spark.pipelines.places import Folder
+from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive, send, start_mark
-from headrace.spark.pipelines.records import FAILED, FINISHED, STARTING, STOPPED, Record
+from headrace.spark.pipelines.records import FAILED, FINISHED, STARTING, STOPPED, PipelineRecord
+from headrace.spark.pipelines.supervisor_decisions import Seen
 
 _WORDS_MAX = 500
 
@@ -28,7 +28,7 @@ class Drivers:
         """Where a pipeline's files are."""
         return Folder(self._home / name)
 
-    def see(self, record: Record) -> Seen:
+    def see(self, record: PipelineRecord) -> Seen:
         """What there is of a pipeline's driver."""
         name, folder = record.name, self.folder(record.name)
         child, driver = self._children.get(name), folder.driver()
@@ -48,7 +48,7 @@ class Drivers:
         permanent = driver is not None and driver.permanent
         return Seen(phase=ended, error=error, locked=folder.locked(), permanent=permanent)
 
-    def start(self, record: Record) -> None:
+    def start(self, record: PipelineRecord) -> None:
         """Start a driver; if that does not work, the next look tells why."""
         name, folder = record.name, self.folder(record.name)
         folder.make()
@@ -95,7 +95,7 @@ class Drivers:
         return f"the driver {how}" + (f"; the log ends with: {said}" if said else "")
 
 
-def command(record: Record, address: str, folder: Folder) -> list[str]:
+def command(record: PipelineRecord, address: str, folder: Folder) -> list[str]:
     """How the driver of a pipeline is started."""
     wanted = record.definition
     # -P: the file's own folder is on the path, as if Python ran the file, and not the current directory.

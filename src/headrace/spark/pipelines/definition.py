@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from headrace.model.errors import InvalidArgument
 from headrace.model.topic import checked_name
-from headrace.spark.pipelines.ends import Sink, Source, sink_of, sources_of, texts
+from headrace.spark.pipelines.sources_sinks import PipelineSink, PipelineSource, sink_of, sources_of, texts
 from headrace.spark.pipelines.triggers import Trigger, trigger_of
 
 APPEND = "append"
@@ -27,8 +27,8 @@ class Definition:
     """A streaming query as its author describes it, checked."""
 
     name: str
-    sources: tuple[Source, ...]
-    sink: Sink
+    sources: tuple[PipelineSource, ...]
+    sink: PipelineSink
     trigger: Trigger = field(default_factory=Trigger)
     output_mode: str = "append"
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def _defined(
 def _check_arguments(
     name: str,
     parameters: Mapping[str, inspect.Parameter],
-    sources: Sequence[Source],
+    sources: Sequence[PipelineSource],
     by_name: bool,
     wants_session: bool,
 ) -> None:

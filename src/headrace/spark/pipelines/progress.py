@@ -12,7 +12,7 @@ ROWS_OUT = "headrace_rows_out"
 """The name under which rows on their way to the sink are counted: Spark does not count those of all sinks."""
 
 
-class Progress(msgspec.Struct):
+class QueryProgress(msgspec.Struct):
     """What a query has done in its last batch."""
 
     pipeline: str
@@ -39,14 +39,14 @@ class Progress(msgspec.Struct):
     """Nothing came in."""
 
 
-def progress_of(pipeline: str, said: Mapping[str, Any]) -> Progress:
+def progress_of(pipeline: str, said: Mapping[str, Any]) -> QueryProgress:
     """What Spark's progress, as JSON, means."""
     batch_ms = int(said.get("batchDuration") or 0)
     rows_in = int(said.get("numInputRows") or 0)
     rows_out = _rows_out(said)
     in_per_s = _number(said.get("inputRowsPerSecond")) or _per_s(rows_in, batch_ms)  # the first batch has none
     states = said.get("stateOperators", [])
-    return Progress(
+    return QueryProgress(
         pipeline=pipeline,
         query=said.get("name") or "",
         time_us=time.time_ns() // 1000,
@@ -127,9 +127,9 @@ def _number(given: Any) -> float:
     return round(number, 1) if math.isfinite(number) else 0.0
 
 
-def idle_after(last: Progress) -> Progress:
+def idle_after(last: QueryProgress) -> QueryProgress:
     """What to say of a query to which nothing comes any more."""
-    idle = Progress(last.pipeline, last.query, time.time_ns() // 1000, last.batch, idle=True)
+    idle = QueryProgress(last.pipeline, last.query, time.time_ns() // 1000, last.batch, idle=True)
     idle.rows_out = None if last.rows_out is None else 0
     idle.rows_out_per_s = None if last.rows_out_per_s is None else 0.0
     idle.lag = last.lag

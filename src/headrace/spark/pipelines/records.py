@@ -44,7 +44,7 @@ class Wanted(msgspec.Struct, kw_only=True):
     """What Spark and Java look for in the environment."""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class PipelineRecord(msgspec.Struct, kw_only=True):
     """All that is kept of a pipeline."""
 
     name: str
@@ -86,14 +86,14 @@ class Record(msgspec.Struct, kw_only=True):
         return content
 
 
-def encoded(record: Record) -> bytes:
+def encoded(record: PipelineRecord) -> bytes:
     """A record as a message's value."""
     return msgspec.json.encode(record)
 
 
-def decoded(value: bytes) -> Record | None:
+def decoded(value: bytes) -> PipelineRecord | None:
     """The record that a message holds; None if it is none that this version knows."""
     try:
-        return msgspec.json.decode(value, type=Record)
+        return msgspec.json.decode(value, type=PipelineRecord)
     except msgspec.DecodeError:
         return None

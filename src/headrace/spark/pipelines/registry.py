@@ -9,12 +9,12 @@ from headrace.client._sync.bus import Bus
 from headrace.client.results import Received, ReceivedBatch
 from headrace.model.errors import OffsetOutOfRange, UnexpectedOffset
 from headrace.spark.errors import PipelineNotFound
-from headrace.spark.pipelines.progress import Progress
+from headrace.spark.pipelines.progress import QueryProgress
 from headrace.spark.pipelines.records import (
     PROGRESS_KEPT_S,
     PROGRESS_TOPIC,
     TOPIC,
-    Record,
+    PipelineRecord,
     decoded,
     encoded,
 )
@@ -25,7 +25,7 @@ _AGAIN_S = 0.01
 _LOOKED_BACK = (500, 20_000)
 """How many messages before the end of what is said about progress are looked at; more, if that was not enough."""
 
-Change = Callable[[Record | None], Record | None]
+Change = Callable[[PipelineRecord | None], PipelineRecord | None]
 """What becomes of a record; None if nothing does."""
 
 
@@ -37,7 +37,7 @@ class Registry:
         self._offset = 0
         self._offsets: dict[str, int] = {}
         """Where the records are in the topic."""
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, PipelineRecord] = {}
         """As of the last look, by name."""
         self.removed: set[str] = set()
         """Names of which the topic says that they were removed; others that are missing were lost."""
@@ -74,13 +74,13 @@ class Registry:
         self._read_again()
         return False
 
-    def get(self, name: str) -> Record:
+    def get(self, name: str) -> PipelineRecord:
         """A pipeline's record, as of the last look."""
         if name not in self.records:
             raise PipelineNotFound(f"the broker knows no pipeline {name!r}")
         return self.records[name]
 
-    def change(self, name: str, change: Change) -> Record | None:
+    def change(self, name: str, change: Change) -> PipelineRecord | None:
         """Change a record as it is now, not as it was; returns what is there then.
 
         `change` may be called more than once, must not alter what it is given, and returns None to leave it so.
@@ -99,9 +99,9 @@ class Registry:
         self._bus.publish(TOPIC, None, key=name)
         self.look()
 
-    def progress(self, *names: str) -> dict[str, dict[str, Progress]]:
+    def progress(self, *names: str) -> dict[str, dict[str, QueryProgress]]:
         """The last that the queries of pipelines have said, by pipeline and query; nothing if that is long ago."""
-        latest: dict[str, dict[str, Progress]] = {name: {} for name in names}
+        latest: dict[str, dict[str, QueryProgress]] = {name: {} for name in names}
         if not names or not self._bus.topics(PROGRESS_TOPIC):
             return latest
         first = self._bus.offsets(PROGRESS_TOPIC, at="earliest")[0]
@@ -111,7 +111,7 @@ class Registry:
                 for message in batch.messages():
                     name, _, query = (message.key or b"").decode("utf-8", "replace").partition("/")
                     if message.value and name in latest:
-                        latest[name][query] = msgspec.json.decode(message.value, type=Progress)
+                        latest[name][query] = msgspec.json.decode(message.value, type=QueryProgress)
             if all(latest.values()) or end - back <= first:
                 break
         return latest

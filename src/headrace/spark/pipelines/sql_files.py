@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.topic import checked_name
 from headrace.spark.pipelines.definition import Definition, checked_conf, checked_mode
-from headrace.spark.pipelines.ends import Sink, Source, sink_of, source_of
+from headrace.spark.pipelines.sources_sinks import PipelineSink, PipelineSource, sink_of, source_of
 from headrace.spark.pipelines.triggers import trigger_of
 
 _WORDS = ("source", "sink", "trigger", "output mode", "options", "conf", "name")
@@ -122,7 +122,7 @@ def _one(said: list[Said], file: str, parse: Any) -> Any:
     return _read(said[0], file, parse) if said else None
 
 
-def _source(text: str, options: dict[str, Any]) -> Source:
+def _source(text: str, options: dict[str, Any]) -> PipelineSource:
     """`orders`, `orders {"startingOffsets": "earliest"}` or `orders.eu as orders`."""
     found = _TOPIC.match(text)
     if not found:
@@ -139,7 +139,7 @@ def _source(text: str, options: dict[str, Any]) -> Source:
     return source_of(view, own, options)
 
 
-def _sink(text: str) -> Sink:
+def _sink(text: str) -> PipelineSink:
     """`alerts`, `console`, or options."""
     if text.startswith("{"):
         return sink_of(_object(text))
@@ -166,7 +166,7 @@ def _object(text: str) -> dict[str, Any]:
     return content
 
 
-def _check_views(sources: list[Source], said: list[Said], file: str) -> None:
+def _check_views(sources: list[PipelineSource], said: list[Said], file: str) -> None:
     for number, source in enumerate(sources):
         if source.argument.lower() in [before.argument.lower() for before in sources[:number]]:
             raise InvalidArgument(

@@ -1,0 +1,244 @@
+"""Edits: messages that nobody has in hand can still be moved, changed and deleted by their owners."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from headrace.broker.leased_facts import MessageEdited as EditedFact
+from headrace.broker.ledger import Ledger
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Ports
+from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.engines.api import Content, Contents, EditRecord
+from headrace.model.batch import Columns, check_messages, message_bytes, received
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    MessageGone,
+    MessageLeased,
+    MessageTooLarge,
+    NotOwner,
+    PartitionNotFound,
+    StaleVersion,
+    TopicNotFound,
+)
+from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
+from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
+from headrace.model.request import Answer
+
+APPLIED = "applied"
+EDITS_TOGETHER = 32
+"""Messages that are edited in one slice."""
+
+
+class MessageEdit(NamedTuple):
+    """What becomes of messages, and in whose name."""
+
+    change: MessageChange
+    content: Content | None
+    owner: str
+
+
+class _Stored(NamedTuple):
+    """What the log says of a message, as far as edits need it."""
+
+    owner: bytes
+    """Empty: it belongs to nobody."""
+    ready_us: int
+    """When it was to be ready as it was published."""
+
+
+_Places = dict[tuple[int, int], _Stored]
+
+
+class MessageEditor:
+    """Changes messages; the answer for each is definite."""
+
+    def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, ports: Ports) -> None:
+        self._topics = topics
+        self._registry = registry
+        self._ledger = ledger
+        self._ports = ports
+        self._contents: tuple[tuple[int, int], Contents] | None = None
+        """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
+
+    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Answer]:
+        """Change messages that are named."""
+        if len(request.messages) > LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
+        topic = self._topics.get(request.topic)
+        edition = checked_edit(topic, request.change, request.owner, body)
+        if request.topic_id not in (0, topic.id):  # they were in another topic of that name
+            return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])
+        return in_slices(self._ports, self._edit(topic, request.messages, edition, now_us))
+
+    def _edit(self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int) -> Steps:
+        outcomes: list[EditOutcome] = []
+        for start in range(0, len(messages), EDITS_TOGETHER):
+            if start:
+                yield
+            now_us = max(now_us, self._registry.now_us)
+            try:
+                outcomes += self.apply(topic, messages[start : start + EDITS_TOGETHER], edition, now_us)
+            except HeadraceError as error:
+                if not outcomes:
+                    raise
+                outcomes += [EditOutcome(one.partition, one.offset, error.code) for one in messages[start:]]
+                break
+        return self.answer(outcomes)
+
+    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Answer]:
+        """Tell what became of messages when that is safe."""
+        return self._ledger.durably(Edited(outcomes, after))
+
+    def apply(
+        self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int
+    ) -> list[EditOutcome]:
+        """Change a few messages, all or none of those that can be."""
+        if self._topics.by_id.get(topic.id) is not topic:
+            raise TopicNotFound(f"the topic {topic} was deleted")
+        self._ledger.flush()  # what was decided about leases must count before this is decided
+        subscriptions = self._registry.of_topic(topic)
+        for subscription in subscriptions:
+            self._registry.refresh(subscription, now_us)
+        stored = self._read(topic, subscriptions, messages)
+        facts: dict[tuple[int, int], EditedFact] = {}
+        outcomes: list[EditOutcome] = []
+        for message in messages:
+            place = message.partition, message.offset
+            record = facts[place].edit if place in facts else self._ledger.state.leased.edit_of(topic.id, *place)
+            refused = _refusal(subscriptions, message, record, stored, edition)
+            if refused is None:
+                edit = _changed(subscriptions, place, record, stored[place], edition)
+                if _is_too_large(edit, edition, topic.settings.message_bytes_max):
+                    outcomes.append(EditOutcome(*place, MessageTooLarge.code, record.version))
+                    continue
+                moved = edition.change.due_us is not None or bool(edition.change.shift_us)
+                facts[place] = EditedFact(topic.id, *place, edit, moved, now_us)
+                refused = EditOutcome(*place, APPLIED, edit.version)
+            outcomes.append(refused)
+        if facts:
+            self._ledger.record(now_us, *facts.values())
+            for subscription in subscriptions:
+                if subscription.pending_leases:
+                    self._ports.soon(lambda each=subscription: self._registry.served(each))  # type: ignore[misc]
+        return outcomes
+
+    def _read(self, topic: Topic, subscriptions: list[Subscription], messages: Iterable[MessageId]) -> _Places:
+        """Those of the messages that there are; each batch is decoded at most once."""
+        offsets: dict[int, set[int]] = {}
+        for message in messages:
+            offsets.setdefault(message.partition, set()).add(message.offset)
+        found: _Places = {}
+        for number, wanted in offsets.items():
+            try:
+                active = self._topics.active(topic, number)
+            except PartitionNotFound:
+                continue
+            first, end = active.partition.first_offset, active.end_offset
+            within = sorted(offset for offset in wanted if first <= offset < end)
+            columns, there, _ = self._contents_of(topic, number, subscriptions).read(within)
+            for at, offset in enumerate(there):
+                headers = (columns.headers[at] if columns.headers is not None else None) or {}
+                due = columns.dues[at] if columns.dues is not None else None
+                ready_us = due if due is not None else (columns.timestamps or [0])[at]
+                found[number, offset] = _Stored(headers.get(OWNER_HEADER, b""), ready_us)
+        return found
+
+    def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> Contents:
+        for subscription in subscriptions:
+            index = subscription.indexes.get(number)
+            if index is not None and index.pending.contents is not None:
+                return index.pending.contents
+        if self._contents is None or self._contents[0] != (topic.id, number):
+            self._contents = (topic.id, number), Contents(self._topics.active(topic, number).partition)
+        return self._contents[1]
+
+
+def _refusal(
+    subscriptions: list[Subscription], message: MessageId, record: EditRecord, stored: _Places, edition: MessageEdit
+) -> EditOutcome | None:
+    """What is said instead of editing a message; None if it may be edited."""
+    place = message.partition, message.offset
+    if place not in stored:
+        return EditOutcome(*place, MessageGone.code)
+    stranger = _owner(record, stored[place]) not in (b"", edition.owner.encode())
+    if record.deleted:
+        # Whoever lost the answer asks again.
+        again = edition.change.delete and not stranger and message.version in (None, record.version - 1, record.version)
+        return EditOutcome(*place, APPLIED if again else MessageGone.code, record.version if again else 0)
+    settled = [one.is_settled(*place) for one in subscriptions]
+    if settled and all(settled):
+        return EditOutcome(*place, MessageGone.code)
+    for one in subscriptions:
+        holder = one.indexes[place[0]].holder(place[1]) if place[0] in one.indexes else None
+        if holder is not None:
+            return EditOutcome(*place, MessageLeased.code, record.version, holder)
+    if stranger:
+        return EditOutcome(*place, NotOwner.code, record.version)
+    if message.version not in (None, record.version):
+        return EditOutcome(*place, StaleVersion.code, record.version)
+    return None
+
+
+def _owner(record: EditRecord, stored: _Stored) -> bytes:
+    """Whom a message belongs to; empty: to nobody."""
+    if record.content is None:
+        return stored.owner
+    return (record.content.headers or {}).get(OWNER_HEADER, b"")
+
+
+def _changed(
+    subscriptions: list[Subscription],
+    place: tuple[int, int],
+    record: EditRecord,
+    stored: _Stored,
+    edition: MessageEdit,
+) -> EditRecord:
+    """The message's edits with this one."""
+    change, content, owner = edition.change, edition.content, _owner(record, stored)
+    if change.delete:
+        left = Content(None, {OWNER_HEADER: owner}) if record.content is not None else None
+        return EditRecord(record.version + 1, content=left, deleted=True)
+    due = record.due if change.due_us is None else change.due_us
+    if change.shift_us:
+        indexes = [one.indexes[place[0]] for one in subscriptions if place[0] in one.indexes]
+        rests = [rest_us for index in indexes if (rest_us := index.pending.rest_of(place[1])) is not None]
+        base_us = max(rests, default=stored.ready_us if record.due is None else record.due)
+        due = min(max(base_us + change.shift_us, 0), TIMESTAMP_US_MAX)
+    if content is not None and owner:  # stays whoever's it is
+        content = Content(content.value, {**(content.headers or {}), OWNER_HEADER: owner})
+    priority = record.priority if change.priority is None else change.priority
+    return EditRecord(record.version + 1, due, priority, content or record.content)
+
+
+def _is_too_large(edit: EditRecord, edition: MessageEdit, bytes_max: int) -> bool:
+    """Whether a new value is too large together with the header that names its owner."""
+    if edition.content is None or edit.content is None:
+        return False
+    return message_bytes(Columns([edit.content.value], headers=[edit.content.headers]), 0) > bytes_max
+
+
+def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryview) -> MessageEdit:
+    """The edition that a request asks for; says what is wrong with it."""
+    if change.due_us is not None and change.shift_us:
+        raise InvalidArgument("give either due_us or shift_us, not both")
+    if change.due_us is not None and not 0 <= change.due_us <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f"due_us cannot be {change.due_us}")
+    if change.priority is not None and not PRIORITY_STORED_MIN <= change.priority <= PRIORITY_STORED_MAX:
+        raise InvalidArgument(f"a priority is {PRIORITY_STORED_MIN} to {PRIORITY_STORED_MAX}, not {change.priority}")
+    changes = (change.due_us is not None, change.shift_us, change.priority is not None, change.replace)
+    if change.delete == any(changes):
+        raise InvalidArgument(
+            "say what to change: due_us or shift_us, priority, replace; or delete, which excludes them"
+        )
+    if not change.replace:
+        return MessageEdit(change, None, owner)
+    batch = received(body)
+    columns = batch.columns()
+    if batch.count != 1:
+        raise InvalidArgument(f"the new value comes as one message, not {batch.count}")
+    check_messages(columns, topic.settings.message_bytes_max, str(topic))
+    headers = columns.headers[0] if columns.headers is not None else None
+    return MessageEdit(change, Content(columns.values[0], headers), owner)

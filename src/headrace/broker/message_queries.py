@@ -1,0 +1,294 @@
+"""Looking at what a leased subscription has: by status, time, key, owner and headers, a page at a time."""
+
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+
+from headrace.broker.dead_letters import LOST_HEADER, PREFIX, DeadLetters
+from headrace.broker.ledger import Ledger
+from headrace.broker.message_editor import EDITS_TOGETHER, MessageEdit, MessageEditor, checked_edit
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
+from headrace.broker.ports import Ports
+from headrace.broker.search import Search, SearchPosition, died_us, headers_of, number_in
+from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.topic_views import TopicView, TopicViews
+from headrace.broker.topics import TopicRegistry
+from headrace.engines.api import LeasedIndex, inspection
+from headrace.model.batch import Columns, message_bytes
+from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
+from headrace.model.leasing import (
+    EditMatching,
+    EditOutcome,
+    Find,
+    Forecast,
+    Forecasted,
+    Found,
+    FoundMessage,
+    MessageId,
+    Redrive,
+    Redriven,
+    Selection,
+)
+from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.model.request import Answer
+from headrace.model.subscription import checked_subscription
+
+_TOGETHER = 64
+"""Messages that are looked at in one slice."""
+_BODY_BYTES_MAX = 8 << 20
+_BUCKETS_MAX = 10_000
+_STATUSES = ("", "waiting", "ready", "leased", "dead")
+
+
+class MessageQueries:
+    """Searches, and what is done with all that is found; all of it in slices."""
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        registry: SubscriptionRegistry,
+        dead_letters: DeadLetters,
+        editing: MessageEditor,
+        ledger: Ledger,
+        ports: Ports,
+    ) -> None:
+        self._topics = topics
+        self._registry = registry
+        self._dead_letters = dead_letters
+        self._editor = editing
+        self._ports = ports
+        self._leased = ledger.state.leased
+        self._views = TopicViews(topics, self._leased)
+
+    def find(self, request: Find, now_us: int) -> PendingAnswer[Any]:
+        """A page of messages."""
+        _check(request.selection, request.messages_max)
+        return in_slices(self._ports, self._find(request, now_us))
+
+    def _find(self, request: Find, now_us: int) -> Steps:
+        wanted = yield from self._subject(request.topic, request.subscription, now_us)
+        subscription, selection = self._place(wanted, request.selection)
+        if subscription is None or request.topic_id not in (0, wanted.topic.id):
+            return Found([], topic_id=wanted.topic.id)
+        found: list[FoundMessage] = []
+        contents: list[Columns] = []
+        size = 0
+        search = Search(subscription, selection, request.after, by_time=selection.status == "waiting")
+        while search.goes_on:
+            now_us = yield from self._refresh(subscription, now_us)
+            for spot, columns, at in search.examine(_TOGETHER):
+                if len(found) == request.messages_max or size > _BODY_BYTES_MAX:
+                    search.stop()
+                    break
+                index = subscription.indexes[spot.partition]
+                found.append(_described(index, spot, columns, at, request.selection.status))
+                contents.append(columns.picked([at], [0] * (at + 1)))
+                size += message_bytes(columns, at)
+                search.take(spot)
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        answer = Found(found, search.after, subscription.topic.id)
+        return AnswerWithBody(answer, encode_detached_batch(_joined(contents), now_us)) if found else answer
+
+    def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Any]:
+        """How many messages are due when."""
+        if not 0 < request.buckets <= _BUCKETS_MAX or request.bucket_us <= 0:
+            raise InvalidArgument(f"buckets is 1 to {_BUCKETS_MAX}, and bucket_us more than 0")
+        return in_slices(self._ports, self._forecast(request, now_us))
+
+    def _forecast(self, request: Forecast, now_us: int) -> Steps:
+        subscription = yield from self._subject(request.topic, request.subscription, now_us)
+        yield from self._refresh(subscription, now_us)
+        bounds = [request.from_us + at * request.bucket_us for at in range(request.buckets + 1)]
+        tallies = [inspection.ForecastCounter(index.pending, bounds) for index in subscription.indexes.values()]
+        totals = [sum(tally.ready for tally in tallies), *[0] * (request.buckets + 1)]
+        for tally in tallies:
+            while tally.count_some():
+                yield
+            totals = [total + count for total, count in zip(totals, tally.counts, strict=True)]
+        return Forecasted(totals[1:-1], totals[0], totals[-1])
+
+    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Any]:
+        """Change all that match, up to a number."""
+        _check(request.selection, request.messages_max)
+        if request.selection.status == "dead":
+            raise InvalidArgument("dead messages cannot be edited; redrive them first")
+        edition = checked_edit(self._topics.get(request.topic), request.change, request.owner, body)
+        return in_slices(self._ports, self._edit_matching(request, edition, now_us))
+
+    def _edit_matching(self, request: EditMatching, edition: MessageEdit, now_us: int) -> Steps:
+        subscription = yield from self._subject(request.topic, request.subscription, now_us)
+        selection = request.selection
+        if request.owner and not selection.owner:
+            selection = msgspec.structs.replace(selection, owner=request.owner)
+        named = {(one.partition, one.offset): one for one in selection.messages}
+        outcomes: list[EditOutcome] = []
+        # By offset: a message that was moved is not met again.
+        search = Search(subscription, selection, request.after, by_time=False)
+        while search.goes_on:
+            now_us = yield from self._refresh(subscription, now_us)
+            spots = [spot for spot, _, _ in search.examine(EDITS_TOGETHER)]
+            left = request.messages_max - len(outcomes)
+            messages = [named.get(spot[1:]) or MessageId(*spot[1:]) for spot in spots[:left]]
+            try:
+                outcomes += self._editor.apply(subscription.topic, messages, edition, now_us)
+            except HeadraceError as error:
+                if not outcomes:
+                    raise
+                outcomes += [EditOutcome(one.partition, one.offset, error.code) for one in messages]
+                search.stop()
+                break
+            if len(spots) > left:
+                if left:
+                    search.take(spots[left - 1])
+                search.stop()
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        return self._editor.answer(outcomes, search.after)
+
+    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Any]:
+        """Put dead messages back."""
+        _check(request.selection, request.messages_max)
+        request.selection.status = "dead"
+        return in_slices(self._ports, self._redrive(request, now_us))
+
+    def _redrive(self, request: Redrive, now_us: int) -> Steps:
+        wanted = self._registry.get(request.topic, request.subscription)
+        dead, selection = self._place(wanted, request.selection)
+        if dead is None:
+            return Redriven(0)
+        found: list[SearchPosition] = []
+        search = Search(dead, selection, request.after, by_time=False)
+        while search.goes_on:
+            now_us = yield from self._refresh(dead, now_us)
+            for spot, columns, at in search.examine(_TOGETHER):
+                if len(found) == request.messages_max:
+                    search.stop()
+                    break
+                if LOST_HEADER not in headers_of(columns, at):  # else there is nothing to put back
+                    found.append(spot)
+                search.take(spot)
+            else:
+                search.advance()
+            if search.goes_on:
+                yield
+        self._check_alive(wanted)
+        chosen: dict[int, list[int]] = {}
+        for spot in found:  # others may have been quicker
+            if inspection.status(dead.indexes[spot.partition].pending, spot.offset) in ("ready", "waiting"):
+                chosen.setdefault(spot.partition, []).append(spot.offset)
+        if not chosen:
+            return Redriven(0, search.after)
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+
+        def tell(outcome: object) -> None:
+            if isinstance(outcome, Redriven):
+                outcome.after = search.after
+            pending_answer.settle(outcome)  # type: ignore[arg-type]
+
+        redriven = yield from self._dead_letters.redrive(wanted, dead, chosen, now_us)
+        redriven.then(tell)
+        return pending_answer
+
+    def tick(self, now_us: int) -> None:
+        """Let go of what was kept for queries that nobody makes any more."""
+        self._views.forget(now_us)
+
+    def _place(self, subscription: Subscription, selection: Selection) -> tuple[Subscription | None, Selection]:
+        """Where to look, and for what: dead messages are in another topic, which subscriptions may share."""
+        if selection.status != "dead":
+            return subscription, selection
+        headers = {
+            **selection.headers,
+            f"{PREFIX}topic": str(subscription.topic).encode(),
+            f"{PREFIX}subscription": subscription.name.encode(),
+        }
+        there = Selection("", None, None, selection.key, selection.owner, headers, selection.messages)
+        there.due_from_us, there.due_to_us = selection.due_from_us, selection.due_to_us
+        return self._dead_letters.subscription(subscription), there
+
+    def _subject(self, topic: str, name: str, now_us: int) -> Generator[None, None, Subscription]:
+        """The subscription to look at; of a topic that has none, what a new one would have."""
+        found = self._topics.get(topic)
+        if self._leased.has_subscriptions(found.id):
+            return self._registry.get(topic, name)
+        self._views.forget(now_us)
+        view = self._views.of(found, checked_subscription(name), now_us)
+        yield from view.steps(self._topics, self._leased, now_us)
+        return view
+
+    def _refresh(self, subscription: Subscription, now_us: int) -> Generator[None, None, int]:
+        """Bring a subscription up to the moment, which is returned; in slices, if very much has happened."""
+        now_us = max(now_us, self._registry.now_us)
+        self._check_alive(subscription)
+        if isinstance(subscription, TopicView):
+            subscription.refresh(self._topics, now_us)
+        else:
+            self._registry.refresh(subscription, now_us)
+        for index in list(subscription.indexes.values()):
+            while index.pending.is_behind(now_us):
+                index.pending.advance(now_us)
+                if index.pending.is_behind(now_us):
+                    yield
+        self._check_alive(subscription)
+        return now_us
+
+    def _check_alive(self, subscription: Subscription) -> None:
+        """A topic or a subscription may go between two slices."""
+        if isinstance(subscription, TopicView):
+            alive = self._topics.by_id.get(subscription.topic.id) is subscription.topic
+        else:
+            alive = self._registry.find(subscription.topic, subscription.name) is subscription
+        if not alive:
+            raise SubscriptionNotFound(f"{subscription} was deleted; nothing more can be told of it")
+
+
+def _described(index: LeasedIndex, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
+    offset = spot.offset
+    status = inspection.status(index.pending, offset)
+    due = columns.dues[place] if columns.dues is not None else None
+    published = columns.timestamps[place] if columns.timestamps else 0
+    held = index.leases.get(offset) if status == "leased" else None
+    notes = index.notes.get(offset)
+    reason = notes[-1].reason if notes else ""
+    ready_us = index.pending.rest_of(offset) or (due if due is not None else published)
+    deliveries = (index.statuses.failures([offset]) or [0])[0] + (status == "leased")
+    if wanted == "dead":
+        headers = headers_of(columns, place)
+        status, ready_us = "dead", died_us(headers) or ready_us
+        reason = headers.get(f"{PREFIX}reason", b"").decode("utf-8", "replace")
+        deliveries = number_in(headers, "deliveries")
+    return FoundMessage(
+        spot.partition,
+        offset,
+        status,
+        ready_us,
+        deliveries,
+        index.edits[offset].version if offset in index.edits else 1,
+        held.holder if held is not None else "",
+        held.until_us if held is not None else 0,
+        reason,
+    )
+
+
+def _check(selection: Selection, count: int) -> None:
+    if selection.status not in _STATUSES:
+        raise InvalidArgument(f"a status is waiting, ready, leased or dead, not {selection.status}")
+    if not 0 < count <= LEASE_MESSAGES_MAX:
+        raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {count}")
+
+
+def _joined(columns: list[Columns]) -> Columns:
+    """Single messages together; each comes with the columns that its batch has."""
+    joined = Columns([one.values[0] for one in columns], timestamps=[(one.timestamps or [0])[0] for one in columns])
+    for name in ("keys", "headers", "dues", "priorities", "expires"):
+        parts = [getattr(one, name) for one in columns]
+        if any(part is not None for part in parts):
+            setattr(joined, name, [None if part is None else part[0] for part in parts])
+    return joined

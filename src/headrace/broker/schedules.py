@@ -1,0 +1,494 @@
+"""Schedules: messages published by the broker again and again, each run once, whatever ends it on the way."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+import msgspec
+
+from headrace.broker.facts import ScheduleAdvanced, ScheduleDeleted, ScheduleRunLocation, ScheduleStored
+from headrace.broker.ledger import Ledger
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Ports
+from headrace.broker.schedule_entry import (
+    DueRuns,
+    ScheduleEntry,
+    next_run_us,
+    runs_left,
+    same_times,
+)
+from headrace.broker.slices import Steps, in_slices
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.transactions import Transactions
+from headrace.model.batch import Columns, check_messages, encode
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    InvalidBatch,
+    LimitExceeded,
+    MessageTooLarge,
+    PartitionNotFound,
+    ScheduleExists,
+    ScheduleNotFound,
+    TopicNotFound,
+)
+from headrace.model.limits import SCHEDULES_MAX
+from headrace.model.partitioning import by_key
+from headrace.model.request import Answer
+from headrace.model.requests import Done, PartitionOffset
+from headrace.model.schedule import checked_schedule, schedule_of
+from headrace.model.schedule_requests import (
+    CRON_HEADER,
+    RUN_HEADER,
+    ScheduleDefinition,
+    ScheduleInfo,
+    ScheduleList,
+    ScheduleNext,
+    SchedulePause,
+    ScheduleRemove,
+    ScheduleRun,
+    ScheduleRuns,
+    ScheduleSet,
+)
+from headrace.model.schedule_requests import Schedules as CronsFound
+from headrace.model.topic import DEFAULT_TENANT, parse_topic
+
+logger = logging.getLogger("headrace.broker")
+
+_LATE_US = 10_000_000
+"""A run that is later than this was missed: the clock has jumped, or the broker was stuck."""
+_RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
+"""What could not be published is tried again after 1, 2, 4, and then always 8 seconds."""
+_PUT_BACK_US = 1_000_000
+_CORRECTION_US = 3 * 3600 * 1_000_000
+"""A clock that is put back by more was wrong before: all times of the day count anew, as with Debian's cron."""
+_FIRED_MAX = 32
+"""Schedules looked at in one go; the others are a moment later."""
+_SEARCHED_MAX = 4
+"""Schedules whose last message is looked for in one go, as it is after a restart."""
+_LISTED_MAX = 64
+"""Schedules that are listed in one go: the next run of each has to be found in the calendar."""
+_RUNS_AT_ONCE_MAX = 1000
+_RUNS_BYTES = 1 << 20
+"""Runs of one schedule that are published together: so many, or so many bytes."""
+_OUTDATED_MAX = 1000
+_SEARCHED_BYTES = 16 << 20
+_NEXT_MAX = 1000
+
+_NEVER = (TopicNotFound, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
+"""What trying again does not help against."""
+
+
+class ScheduleRunner:
+    """All schedules."""
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        transactions: Transactions,
+        ledger: Ledger,
+        ports: Ports,
+        unsettled: Callable[[Topic, int, int], bool],
+        now_us: int,
+    ) -> None:
+        """Go on with those that the ledger knows; `unsettled` tells whether a message (topic, partition, offset) is
+        waited for by a leased subscription.
+        """
+        self._topics = topics
+        self._transactions = transactions
+        self._ledger = ledger
+        self._ports = ports
+        self._unsettled = unsettled
+        self._started_us = now_us
+        self._now_us: int | None = None
+        """When it was last looked what is due."""
+        self._put_back: deque[tuple[ScheduleEntry, int]] = deque()
+        """Those whose times come again because the clock was put back, and by how much it was."""
+        self._ticking = False
+        self._searched = 0
+        """How many messages of last runs were looked for in this tick."""
+        self._entries: dict[str, ScheduleEntry] = {}
+        self._agenda: list[tuple[int, int, ScheduleEntry]] = []
+        self._turns = count()
+        self._id = max((kept.id for kept in ledger.state.schedules.values()), default=0)
+        self._failures: dict[str, str] = {}
+        """Why schedules rest until they are set again."""
+        for name, kept in ledger.state.schedules.items():
+            try:
+                self._entries[name] = ScheduleEntry(name, kept.id, schedule_of(kept.definition, kept.created_us))
+                self._arm(self._entries[name])
+            except Exception as error:  # noqa: BLE001 it is told; all others run
+                self._fail(name, error)
+
+    def __len__(self) -> int:
+        return len(self._ledger.state.schedules)
+
+    # What can be asked.
+
+    def set(self, request: ScheduleSet, now_us: int) -> PendingAnswer[Answer]:
+        """Make a schedule or replace one, which goes on from where it is if it runs at the same times.
+
+        One that is paused stays so: services set theirs whenever they start, and whoever paused it had a reason.
+        """
+        rule = checked_schedule(request.definition)
+        before = self._ledger.state.schedules.get(rule.name)
+        if before is not None and not request.replace:
+            raise ScheduleExists(f"there is already a schedule {rule.name}")
+        if before is None and len(self) >= SCHEDULES_MAX:
+            raise LimitExceeded(f"there are {SCHEDULES_MAX} schedules, and no more are allowed")
+        if before is not None and before.definition.paused:
+            rule = msgspec.structs.replace(rule, paused=True)
+        kept, entry = self._replaced(rule, before, now_us)
+        topic = self._topics.get_or_create(rule.topic, now_us)
+        columns = _columns(rule, [now_us])
+        check_messages(columns, topic.settings.message_bytes_max, rule.topic)
+        _partition(rule, topic)
+        if kept != before:
+            self._ledger.record(now_us, kept)
+        self._id = max(self._id, kept.id)
+        self._disarm(rule.name)
+        self._failures.pop(rule.name, None)
+        self._entries[rule.name] = entry
+        self._arm(entry)
+        return self._ledger.durably(self._info(rule.name))
+
+    def _replaced(
+        self, rule: ScheduleDefinition, before: ScheduleStored | None, now_us: int
+    ) -> tuple[ScheduleStored, ScheduleEntry]:
+        """What is to be remembered of a schedule, and the entry that goes with it."""
+        if before is not None and same_times(before.definition, rule):
+            entry = self._entries.get(rule.name) or ScheduleEntry(
+                rule.name, before.id, schedule_of(rule, before.created_us)
+            )
+            schedule_of(rule, before.created_us)  # for what it says of the rest
+            # Of one that had ended and goes on nothing was missed in between.
+            done_us = before.done_us if entry.next_us(before) is not None else max(before.done_us, now_us)
+            return msgspec.structs.replace(before, definition=rule, done_us=done_us), entry
+        schedule = schedule_of(rule, now_us)
+        # Where the clock was put back, what was done already is not done again.
+        done_us = now_us if before is None else max(now_us, before.done_us)
+        if next_run_us(schedule, rule, done_us) is None:
+            raise InvalidArgument(f"the schedule {rule.name} would never run: all of its times are over")
+        place, last_us = (None, 0) if before is None else (before.place, before.last_us)
+        kept = ScheduleStored(rule, self._id + 1, now_us, done_us, 0, last_us, place)
+        return kept, ScheduleEntry(rule.name, kept.id, schedule)
+
+    def remove(self, request: ScheduleRemove, now_us: int) -> PendingAnswer[Answer]:
+        """Forget a schedule; what it published stays."""
+        self._kept(request.name)
+        self._ledger.record(now_us, ScheduleDeleted(request.name))
+        self._disarm(request.name)
+        self._failures.pop(request.name, None)
+        self._entries.pop(request.name, None)
+        return self._ledger.durably(Done())
+
+    def pause(self, request: SchedulePause, now_us: int) -> PendingAnswer[Answer]:
+        """Let a schedule rest, or go on with the runs from now on."""
+        kept = self._kept(request.name)
+        if kept.definition.paused != request.paused:
+            rule = msgspec.structs.replace(kept.definition, paused=request.paused)
+            done_us = kept.done_us if request.paused else max(kept.done_us, now_us)
+            self._ledger.record(now_us, msgspec.structs.replace(kept, definition=rule, done_us=done_us))
+            if request.name in self._entries:
+                self._arm(self._entries[request.name])
+        return self._ledger.durably(self._info(request.name))
+
+    def run(self, request: ScheduleRun, now_us: int) -> PendingAnswer[Answer]:
+        """Publish its message now; regular runs are as they were, and it is not counted among them."""
+        kept = self._kept(request.name)
+        topic = self._topics.get_or_create(kept.definition.topic, now_us)
+        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+
+        entry = self._entries.get(request.name)
+
+        def settled(outcome: list[PartitionOffset] | HeadraceError) -> None:
+            if entry is not None:
+                entry.busy -= 1
+                if self._entries.get(request.name) is entry and entry.armed_us is None:
+                    self._arm(entry)
+            if isinstance(outcome, HeadraceError):
+                pending_answer.settle(outcome)
+            else:
+                pending_answer.settle(
+                    self._info(request.name) if request.name in self._ledger.state.schedules else _info(kept)
+                )
+
+        published = self._publish(kept, topic, [now_us], 0, now_us)
+        if entry is not None:
+            entry.busy += 1  # a regular run has to see whether this one's message is still waited for
+        published.then(settled)
+        return pending_answer
+
+    def listed(self, request: ScheduleList) -> PendingAnswer[Answer]:
+        """The schedules there are for a topic, or for all topics of a tenant, by name."""
+        topic = str(parse_topic(request.topic)) if request.topic else ""
+        tenant = request.tenant or DEFAULT_TENANT
+
+        def wanted(rule: ScheduleDefinition) -> bool:
+            return topic == rule.topic or (not topic and parse_topic(rule.topic).tenant == tenant)
+
+        def steps() -> Steps:
+            crons, found = self._ledger.state.schedules, list[ScheduleInfo]()
+            for number, name in enumerate(sorted(crons), 1):
+                if name in crons and wanted(crons[name].definition):  # it may have been removed meanwhile
+                    found.append(self._info(name))
+                if not number % _LISTED_MAX:
+                    yield
+            return CronsFound(found)
+
+        return in_slices(self._ports, steps())
+
+    def next_runs(self, request: ScheduleNext, now_us: int) -> Answer:
+        """The next runs of a schedule, or of one that is only tried out; as if it was not paused."""
+        if not 0 < request.runs <= _NEXT_MAX:
+            raise InvalidArgument(f"runs is 1 to {_NEXT_MAX}, not {request.runs}")
+        after_us = now_us if request.from_us is None else request.from_us
+        left: int | None
+        if request.definition is not None:
+            rule = request.definition
+            schedule, left = schedule_of(rule, after_us), rule.runs_max
+        else:
+            kept = self._kept(request.name)
+            rule, left = kept.definition, runs_left(kept)
+            schedule = schedule_of(rule, kept.created_us)
+            after_us = max(after_us, kept.done_us) if request.from_us is None else after_us
+        times_us: list[int] = []
+        for _ in range(request.runs if left is None else min(request.runs, left)):
+            run_us = next_run_us(schedule, rule, after_us)
+            if run_us is None:
+                break
+            times_us.append(run_us)
+            after_us = run_us
+        return ScheduleRuns(times_us)
+
+    # What happens by itself.
+
+    def tick(self, now_us: int) -> None:
+        """Publish what is due."""
+        back_us = 0 if self._now_us is None else self._now_us - now_us
+        if self._now_us is None or back_us > _PUT_BACK_US:
+            self._started_us = min(self._started_us, now_us)
+            self._put_back.extend((entry, back_us) for entry in self._entries.values())
+        self._now_us = now_us
+        self._ticking = True
+        for _ in range(min(len(self._put_back), _FIRED_MAX)):
+            entry, back_us = self._put_back.popleft()
+            if self._entries.get(entry.name) is entry:
+                self._go_back(entry, back_us, now_us)
+        self._searched = 0
+        for _ in range(_FIRED_MAX):
+            due_us = self._next_due_us()
+            if due_us is None or due_us > now_us or self._searched == _SEARCHED_MAX:
+                break
+            _, _, entry = heappop(self._agenda)
+            entry.armed_us = None
+            try:
+                if not entry.busy:  # else it is looked at again when its message has arrived
+                    self._fire(entry, now_us)
+            except Exception as error:  # noqa: BLE001 it is told; all others run
+                self._fail(entry.name, error)
+        self._ticking = False
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """A schedule rests until it is set again."""
+        is_ours = isinstance(error, HeadraceError)
+        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        logger.error("the schedule %s rests until it is set again: %s", name, text, exc_info=None if is_ours else error)
+        self._disarm(name)
+        self._entries.pop(name, None)
+        self._failures[name] = text
+
+    def _go_back(self, entry: ScheduleEntry, back_us: int, now_us: int) -> None:
+        """The clock was put back, or was before the start: times come again, but for certain times of the day."""
+        kept = self._ledger.state.schedules[entry.name]
+        ahead_us = max(kept.done_us, kept.created_us) - now_us
+        corrected = max(ahead_us, back_us) > _CORRECTION_US
+        if ahead_us > 0 and not entry.busy and (corrected or not entry.schedule.certain):
+            try:
+                # Intervals are counted from when it was made, which must not be to come.
+                done_us, created_us = min(kept.done_us, now_us), min(kept.created_us, now_us)
+                self._ledger.record(now_us, msgspec.structs.replace(kept, done_us=done_us, created_us=created_us))
+                entry.schedule = schedule_of(kept.definition, created_us)
+            except HeadraceError as error:
+                logger.warning(
+                    "schedule keeps its time from before the clock was put back; name=%s: %s", entry.name, error
+                )
+        self._arm(entry)
+
+    def next_tick_us(self) -> int | None:
+        """When there is something to do again."""
+        return self._now_us if self._put_back else self._next_due_us()
+
+    def _next_due_us(self) -> int | None:
+        while self._agenda and self._agenda[0][0] != self._agenda[0][2].armed_us:
+            heappop(self._agenda)  # it was changed or removed
+        return self._agenda[0][0] if self._agenda else None
+
+    def _fire(self, entry: ScheduleEntry, now_us: int) -> None:
+        kept = self._ledger.state.schedules[entry.name]
+        rule = kept.definition
+        missed_us = max(self._started_us, now_us - _LATE_US)
+        size = len(rule.value) + sum(map(len, rule.headers.values())) + 100
+        due = entry.due(kept, missed_us, now_us, max(min(_RUNS_AT_ONCE_MAX, _RUNS_BYTES // size), 1))
+        try:
+            pending_answer = self._begin(entry, kept, due, now_us)
+        except (HeadraceError, OSError) as error:
+            self._wait(entry, error, now_us)
+            return
+        if pending_answer is None:
+            self._arm(entry)
+            return
+        entry.busy += 1
+        self._arm(entry, done_us=due.done_us)
+
+        def settled(outcome: list[PartitionOffset] | HeadraceError) -> None:
+            entry.busy -= 1
+            if self._entries.get(entry.name) is not entry:
+                return  # it was removed, or began anew
+            if isinstance(outcome, HeadraceError):
+                self._wait(entry, outcome, now_us)
+                return
+            entry.failures = 0
+            if self._now_us is not None:  # the clock may have been put back meanwhile
+                self._go_back(entry, 0, self._now_us)
+            elif entry.armed_us is None:
+                self._arm(entry)
+
+        pending_answer.then(settled)
+
+    def _begin(
+        self, entry: ScheduleEntry, kept: ScheduleStored, due: DueRuns, now_us: int
+    ) -> PendingAnswer[list[PartitionOffset]] | None:
+        """Publish the runs that are due; None when all of them are left out, which is remembered too."""
+        times_us = due.times_us
+        if times_us and kept.definition.overlap == "skip":
+            times_us = [] if self._overlaps(entry, kept) else times_us[-1:]
+        pending_answer = None
+        if times_us:
+            try:
+                topic = self._topics.get_or_create(kept.definition.topic, now_us)
+                pending_answer = self._publish(kept, topic, times_us, due.done_us, now_us)
+            except _NEVER as error:
+                logger.warning("the schedule %s cannot run this time: %s", entry.name, error)
+        if pending_answer is None and due.done_us > kept.done_us:
+            self._ledger.record(now_us, ScheduleAdvanced(entry.name, entry.id, due.done_us, 0))
+        left_out = due.left_out + len(due.times_us) - (len(times_us) if pending_answer is not None else 0)
+        if left_out:
+            logger.info("the schedule %s was left out %s times", entry.name, left_out)
+            entry.skipped += left_out
+        return pending_answer
+
+    def _publish(
+        self, kept: ScheduleStored, topic: Topic, times_us: list[int], done_us: int, now_us: int
+    ) -> PendingAnswer[list[PartitionOffset]]:
+        """Publish runs, and remember with the same stroke that they were; without `done_us` it is one besides."""
+        rule = kept.definition
+        number = _partition(rule, topic)
+        batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
+        place = ScheduleRunLocation(topic.id, number, now_us)
+        fact = ScheduleAdvanced(rule.name, kept.id, done_us, len(times_us) if done_us else 0, times_us[-1], place)
+        entry = self._entries.get(rule.name)
+        if entry is not None:
+            entry.offset = None
+        pending_answer: PendingAnswer[list[PartitionOffset]] = PendingAnswer()
+
+        def settled(outcome: list[PartitionOffset] | HeadraceError) -> None:
+            last = self._ledger.state.schedules.get(rule.name)
+            is_last = last is not None and (last.place, last.last_us) == (place, times_us[-1])
+            if entry is not None and is_last and not isinstance(outcome, HeadraceError) and outcome:
+                entry.offset = outcome[0].offset + len(times_us) - 1
+            pending_answer.settle(outcome)
+
+        self._transactions.carry([(topic, number, batch)], [fact], now_us).then(settled)
+        return pending_answer
+
+    def _wait(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
+        if not entry.failures:
+            logger.warning("the schedule %s has to wait: %s", entry.name, error)
+        self._arm(entry, not_before_us=now_us + (_RETRY_US << min(entry.failures, _RETRY_DOUBLINGS)))
+        entry.failures += 1
+
+    def _disarm(self, name: str) -> None:
+        if name in self._entries:
+            self._entries[name].armed_us = None
+
+    def _arm(self, entry: ScheduleEntry, done_us: int = 0, not_before_us: int = 0) -> None:
+        """Look at it again when its next run is due."""
+        run_us = entry.next_us(self._ledger.state.schedules[entry.name], done_us)
+        armed_us = None if run_us is None else max(run_us, not_before_us)
+        if armed_us is not None and armed_us != entry.armed_us:
+            heappush(self._agenda, (armed_us, next(self._turns), entry))
+        entry.armed_us = armed_us
+        if armed_us is not None and self._agenda[0][0] == armed_us and not self._ticking:
+            self._ports.wake_at(armed_us)
+        if len(self._agenda) > 2 * len(self._entries) + _OUTDATED_MAX:
+            self._agenda = [turn for turn in self._agenda if turn[0] == turn[2].armed_us]
+            heapify(self._agenda)
+
+    # Where the last run's message is.
+
+    def _overlaps(self, entry: ScheduleEntry, kept: ScheduleStored) -> bool:
+        """Whether the message of the last run is still waited for."""
+        topic = self._topics.by_id.get(kept.place.topic_id) if kept.place is not None else None
+        if topic is None or kept.place is None:
+            return False
+        if entry.offset is None:
+            self._searched += 1
+            entry.offset = self._find(kept, topic, kept.place)
+        return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset)
+
+    def _find(self, kept: ScheduleStored, topic: Topic, place: ScheduleRunLocation) -> int | None:
+        """Where the message of the last run stands; None when it is gone."""
+        partition = self._topics.active(topic, place.partition).partition
+        wanted = (kept.definition.name.encode(), b"%d" % kept.last_us)
+        begin, searched = partition.find_time(place.published_us), 0
+        for batch in partition.batches(begin, partition.next_offset):
+            searched += batch.length
+            if searched > _SEARCHED_BYTES and batch.append_time > place.published_us + _LATE_US:
+                break  # so long afterwards it will not come any more
+            if not batch.time_min <= place.published_us <= batch.time_max:
+                continue
+            with suppress(InvalidBatch):  # stored by an earlier version
+                for message in batch.messages():
+                    headers = message.headers or {}
+                    if (headers.get(CRON_HEADER), headers.get(RUN_HEADER)) == wanted:
+                        return message.offset
+        return None
+
+    def _kept(self, name: str) -> ScheduleStored:
+        kept = self._ledger.state.schedules.get(name)
+        if kept is None:
+            raise ScheduleNotFound(f"there is no schedule {name}")
+        return kept
+
+    def _info(self, name: str) -> ScheduleInfo:
+        kept, entry = self._kept(name), self._entries.get(name)
+        if entry is None:
+            return msgspec.structs.replace(_info(kept), error=self._failures.get(name, ""))
+        return _info(kept, entry.next_us(kept) or 0, entry.skipped)
+
+
+def _info(kept: ScheduleStored, next_us: int = 0, skipped: int = 0) -> ScheduleInfo:
+    return ScheduleInfo(kept.definition, kept.created_us, next_us, kept.last_us, kept.runs, skipped)
+
+
+def _columns(rule: ScheduleDefinition, times_us: list[int]) -> Columns:
+    runs = len(times_us)
+    name = rule.name.encode()
+    headers = [{**rule.headers, CRON_HEADER: name, RUN_HEADER: b"%d" % time_us} for time_us in times_us]
+    return Columns([rule.value] * runs, None if rule.key is None else [rule.key] * runs, headers=headers)
+
+
+def _partition(rule: ScheduleDefinition, topic: Topic) -> int:
+    """The partition of its messages: the one it names, or its key's, or the first."""
+    partitions = topic.settings.partitions
+    if rule.partition is None:
+        return by_key(rule.key, partitions) if rule.key is not None else 0
+    if not 0 <= rule.partition < partitions:
+        raise PartitionNotFound(
+            f"{topic} has the partitions 0 to {partitions - 1}, not {rule.partition}", partitions=partitions
+        )
+    return rule.partition

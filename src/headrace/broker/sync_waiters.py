@@ -1,0 +1,108 @@
+"""Waiting for the disk: whoever wants to know that something is synced is told on the broker's thread."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from headrace.broker.ports import Ports
+from headrace.model.errors import HeadraceError
+
+Told = Callable[[HeadraceError | None], None]
+
+_TOLD_AT_ONCE = 16
+"""Callbacks in a slice. One may publish, or write to the journal; a loop turn can have eight slices."""
+
+
+class Syncable(Protocol):
+    """What can be synced: a partition, or a journal."""
+
+    @property
+    def synced_offset(self) -> int: ...
+    @property
+    def is_small_backlog(self) -> bool: ...
+    def when_synced(self, offset: int, tell: Told) -> None: ...
+
+
+class SyncWaiters:
+    """Those who wait for offsets of one log, with one question to the log for all of them at a time."""
+
+    def __init__(self, source: Syncable, ports: Ports, *, held: bool = False) -> None:
+        self._source = source
+        self.held = held
+        """Whether nobody is told anything before `release`."""
+        self._ports = ports
+        self._waiting: deque[tuple[int, Told]] = deque()
+        self._coming = False
+        """Whether the log is going to be asked."""
+        self._asked = 0
+        self._failure: HeadraceError | None = None
+        self._told: deque[tuple[Told, HeadraceError | None]] = deque()
+        """Those whose wait is over, and who are told in slices."""
+        self._telling = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits."""
+        return not self._waiting and not self._told
+
+    def wait(self, offset: int, tell: Told) -> None:
+        """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
+        if self._failure is not None:
+            self._ports.soon(partial(tell, self._failure))
+            return
+        self._waiting.append((offset, tell))
+        if not self._asked and not self.held:
+            self._ask_soon()
+
+    def release(self) -> None:
+        """Hold it no longer."""
+        self.held = False
+        if self._waiting and not self._asked:
+            self._ask_soon()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Tell all who wait, now or later, that it cannot be."""
+        self._failure = error
+        self._tell(error)
+
+    def _ask_soon(self) -> None:
+        """Ask at once; or, if it is little, for which the log may keep us waiting, when others have their answers."""
+        if not self._source.is_small_backlog:
+            self._ask()
+        elif not self._coming:
+            self._coming = True
+            self._ports.last(self._ask)
+
+    def _ask(self) -> None:
+        self._coming = False
+        if not self._waiting or self._asked:
+            return
+        self._asked = max(offset for offset, _ in self._waiting)
+        self._source.when_synced(self._asked, self._on_some_thread)
+
+    def _on_some_thread(self, error: HeadraceError | None) -> None:
+        self._ports.from_thread(lambda: self._tell(error))
+
+    def _tell(self, error: HeadraceError | None) -> None:
+        # Whatever was written when the disk began is synced now, which may be more than was asked for.
+        synced, self._asked = max(self._asked, self._source.synced_offset), 0
+        told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
+        self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
+        if self._waiting:
+            self._ask_soon()
+        self._told.extend((tell, error) for _, tell in told)
+        if not self._telling:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """Tell the first ones now, and the others soon: the broker serves other requests in between."""
+        self._telling = True
+        try:
+            for _ in range(min(len(self._told), _TOLD_AT_ONCE)):
+                tell, error = self._told.popleft()
+                tell(error)
+        finally:
+            self._telling = bool(self._told)
+            if self._told:
+                self._ports.soon(self._tell_some)

@@ -1,0 +1,111 @@
+"""Removing old messages of a topic at once, when somebody asks for it: by default nothing that is still to be read."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from headrace.broker.active_partition import ActivePartition
+from headrace.broker.group_coordinator import GroupCoordinator
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Ports
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.engines.api import as_headrace_error
+from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
+from headrace.model.request import Answer
+from headrace.model.requests import TopicTrim, TopicTrimmed
+
+
+class TopicTrimmer:
+    """Trims topics. Work on files is done in the background; the answer comes when it lasts."""
+
+    def __init__(
+        self, topics: TopicRegistry, membership: GroupCoordinator, subscriptions: SubscriptionRegistry, ports: Ports
+    ) -> None:
+        self._topics = topics
+        self._groups = membership
+        self._subscriptions = subscriptions
+        self._ports = ports
+        self._open = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._open
+
+    def trim(self, request: TopicTrim, now_us: int) -> TopicTrimmed | PendingAnswer[Answer]:
+        """Remove what comes before the offsets; answers with the first offsets there are then."""
+        topic = self._topics.get(request.topic)
+        if request.topic_id not in (0, topic.id):
+            raise TopicNotFound(f"the topic {topic} was made again: its id is {topic.id}, not {request.topic_id}")
+        active_partitions = [self._topics.active(topic, number) for number in sorted(request.offsets)]
+        if wrong := [offset for offset in request.offsets.values() if offset < 0]:
+            raise InvalidArgument(f"there is no offset {wrong[0]}; they begin with 0")
+        answer = _TrimAnswer(len(active_partitions), self._answered)
+        if not active_partitions:
+            return TopicTrimmed({})
+        self._open += 1
+        for active in active_partitions:
+            bound = min(request.offsets[active.number], active.end_offset)
+            if not request.unread:
+                bound = min(bound, self.unread_from(topic, active))
+            if bound <= active.partition.first_offset:
+                answer.add(active, None)
+                continue
+            # Before messages go: who produced them, and who has passed them, must be safe.
+            kept = self._topics.keep_producers(topic, active, now_us, at_once=True)
+            kept.then(partial(self._remove, active, bound, answer))
+        return answer.pending_answer
+
+    def unread_from(self, topic: Topic, active: ActivePartition) -> int:
+        """The first offset that some group or leased subscription has still to read; the end if there is none."""
+        by_groups = self._groups.consumed_offset(topic, active.number)
+        by_leases = self._subscriptions.consumed_offset(topic, active.number)
+        return min(offset for offset in (by_groups, by_leases, active.end_offset) if offset is not None)
+
+    def _remove(self, active: ActivePartition, bound: int, answer: "_TrimAnswer", outcome: object) -> None:
+        """Have it removed in the background, unless the disk does not even take notes."""
+
+        def job() -> None:
+            failure: HeadraceError | None = InternalError()
+            try:
+                if isinstance(outcome, HeadraceError):
+                    raise outcome
+                if active.gone is not None:
+                    raise TopicNotFound(str(active.gone))
+                ballast = self._topics.ballast
+                ballast.use(partial(active.partition.truncate_before, bound))
+                failure = None
+                with suppress(DiskFull):  # maintenance tries again
+                    ballast.restore()
+            except HeadraceError as error:
+                failure = error
+            except OSError as error:
+                failure = as_headrace_error(error)
+            finally:
+                self._ports.from_thread(partial(answer.add, active, failure))
+
+        self._ports.background(job)
+
+    def _answered(self) -> None:
+        self._open -= 1
+
+
+class _TrimAnswer:
+    """The answer that is ready when all partitions are."""
+
+    def __init__(self, count: int, answered: Callable[[], None]) -> None:
+        self.pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        self._left = count
+        self._answered = answered
+        self._offsets: dict[int, int] = {}
+        self._failure: HeadraceError | None = None
+
+    def add(self, active: ActivePartition, failure: HeadraceError | None) -> None:
+        """A partition is done, or cannot be."""
+        self._failure = self._failure or failure
+        self._offsets[active.number] = active.partition.first_offset
+        self._left -= 1
+        if not self._left:
+            self._answered()
+            self.pending_answer.settle(self._failure or TopicTrimmed(dict(sorted(self._offsets.items()))))

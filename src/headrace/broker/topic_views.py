@@ -1,0 +1,81 @@
+"""Topics without a leased subscription, as one that is made now would have them: for queries."""
+
+from collections.abc import Iterator
+
+from headrace.broker.leased_facts import LeasedSubscriptionsState, SubscriptionSet
+from headrace.broker.slices import Steps
+from headrace.broker.subscriptions import Subscription
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.engines.api import LeasedIndex
+from headrace.model.errors import TopicNotFound
+from headrace.model.subscription import SubscriptionSettings
+from headrace.model.topic import Validity
+
+_OFFSETS_TOGETHER = 1000
+"""Offsets that are read in one slice, or a batch if that has more."""
+_KEPT_US = 30_000_000
+"""How long a view is kept after it was last asked for: pages follow each other."""
+
+
+class TopicView(Subscription):
+    """What a subscription of all messages of a topic would have; hands out nothing."""
+
+    used_us = 0
+
+    def steps(self, topics: TopicRegistry, state: LeasedSubscriptionsState, now_us: int) -> Steps:
+        """Take in what was published since the last time, and what has expired or is gone."""
+        for number in range(self.topic.settings.partitions):
+            active = topics.active(self.topic, number)
+            index = self.indexes.get(number)
+            if index is None:
+                index = self.indexes[number] = state.unsubscribed[self.topic.id, number] = LeasedIndex(0)
+                ttl = self.topic.settings.ttl_seconds if self.topic.settings.validity is Validity.TTL else None
+                ttl_us = None if ttl is None else round(ttl * 1e6)
+                edits, first = state.edits_of(self.topic.id, number), active.partition.first_offset
+                yield from index.attach(active.partition, self.name, self.settings, ttl_us, edits, first, now_us)
+            while index.statuses.end < active.end_offset:
+                index.catch_up(min(index.statuses.end + _OFFSETS_TOGETHER, active.end_offset), now_us)
+                yield
+                if topics.by_id.get(self.topic.id) is not self.topic:
+                    raise TopicNotFound(f"the topic {self.topic} was deleted")
+        self.refresh(topics, now_us)
+
+    def refresh(self, topics: TopicRegistry, now_us: int) -> None:
+        """What has expired or is gone since does not count."""
+        for number, index in self.indexes.items():
+            index.forget_before(topics.active(self.topic, number).partition.first_offset)
+            index.apply_settled(index.pending.expired(now_us))
+            for damaged in index.take_lost(now_us):
+                index.apply_settled(damaged)
+
+
+class TopicViews:
+    """The views that are in use."""
+
+    def __init__(self, topics: TopicRegistry, state: LeasedSubscriptionsState) -> None:
+        self._topics = topics
+        self._state = state
+        self._views: dict[int, TopicView] = {}
+
+    def of(self, topic: Topic, name: str, now_us: int) -> TopicView:
+        """The view of a topic, begun if there is none."""
+        view = self._views.get(topic.id)
+        if view is None:
+            self._state.recall_edits(topic.id)
+            fact = SubscriptionSet(0, topic.id, name, now_us, {}, {})
+            view = self._views[topic.id] = TopicView(fact, topic, SubscriptionSettings())
+        view.used_us = now_us
+        return view
+
+    def forget(self, now_us: int) -> None:
+        """Let go of views that nobody asked for lately, and of those whose topics have gone or have a subscription."""
+        for view in list(self._outdated(now_us)):
+            del self._views[view.topic.id]
+            for number in view.indexes:
+                self._state.unsubscribed.pop((view.topic.id, number), None)
+
+    def _outdated(self, now_us: int) -> Iterator[TopicView]:
+        for view in self._views.values():
+            unused = not view.used_us <= now_us < view.used_us + _KEPT_US
+            if unused or view.topic.id not in self._topics.by_id or self._state.has_subscriptions(view.topic.id):
+                yield view

@@ -1,0 +1,336 @@
+"""`headrace archive`: move old messages to Parquet files, see what is there, and bring them back."""
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.arguments import command_maker, completes, duration_from_zero, start
+from headrace.cli.connection import add_connection, add_yes, broker_url, confirmed
+from headrace.cli.message_formats import time_text
+from headrace.cli.spark import archive_removal
+from headrace.cli.spark.pipeline_display import bytes_text
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, ProgressLine, counted, say, table
+from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.archive.archiver import Archiver, ArchiveResult
+    from headrace.spark.archive.status import TopicStatus
+
+_WEEK_S = 7 * 86400.0
+
+_RUN = """\
+examples:
+  headrace archive run orders --to /srv/archive
+  headrace archive run --all --to s3://company/archive --older-than 30d
+  headrace archive run orders --to /srv/archive --older-than 1d --keep
+  headrace archive run orders --to 's3://company/archive?endpoint_override=minio:9000&scheme=http'
+
+Copies messages that are older, up to the first one that is not, to Parquet
+files at a path or URL, compares the files with the log, and then has the broker
+drop the messages. What groups or leased subscriptions have still to read stays.
+Reads of the topic through Spark go on over the files.
+
+URLs are s3 (also written s3a), gs, abfs and hdfs ones; no jar is needed. For S3
+the credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and another
+server's address is AWS_ENDPOINT_URL, or endpoint_override in the URL.
+
+A run that is interrupted at any point can simply be started again. Needs Spark
+and Java: see `bin/setup spark`. Topics in memory, topics compacted by
+key and system topics (headrace.*) cannot be archived.
+"""
+
+_STATUS = """\
+examples:
+  headrace archive status
+  headrace archive status orders --json
+
+What could be archived now is what is older than --older-than, and not archived.
+"""
+
+_RESTORE = """\
+examples:
+  headrace archive restore orders --to orders.again
+  headrace archive restore orders --to orders.march --from 2026-03-01 --until 2026-04-01
+  headrace archive restore orders --url /srv/archive
+
+Publishes archived messages to a topic, with their keys, headers and times, each
+to the partition it was in, in order. The topic is made if there is none. The
+same files are published to a topic only once, however often that is asked for,
+within the seven days that a broker remembers it.
+
+--from and --until take an offset, which is meant for every partition, or a
+time. With --url the archive is read by its files alone, as when the broker it
+came from is lost. Needs Spark and Java: see `bin/setup spark`.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands to the parser of `headrace archive`."""
+    parser.epilog = "`headrace archive COMMAND --help` tells more, with examples."
+    make = command_maker(parser)
+    _add_run(make("run", run, "archive old messages of topics, and drop them from the log", _RUN))
+    _add_status(make("status", status, "print what is archived, and what could be", _STATUS))
+    _add_restore(make("restore", restore, "publish archived messages again", _RESTORE))
+    archive_removal.add_commands(make)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_topics(parser)
+    add = parser.add_argument
+    add("--all", action="store_true", help="all topics that can be archived")
+    completes(add("--to", metavar="URL", required=True, help="where the archive is, a path or a URL"), "directory")
+    _add_age(parser)
+    add("--keep", action="store_true", help="do not drop from the log what is archived")
+    add("--skip-damaged", action="store_true", help="leave out messages that are damaged in the log")
+    _add_spark(parser)
+    add_connection(parser)
+    parser.set_defaults(check=_check_run)
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    _add_topics(parser)
+    _add_age(parser)
+    add_connection(parser)
+
+
+def _add_restore(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    completes(add("topic", metavar="TOPIC", help="whose archive"), "topic")
+    completes(add("--to", metavar="TOPIC", help="publish to this topic (default: the same)"), "topic")
+    add("--from", dest="begin", metavar="WHERE", type=_offset_or_time, help="only from this offset or time on")
+    add("--until", metavar="WHERE", type=_offset_or_time, help="only before this offset or time")
+    completes(add("--url", metavar="URL", help="read the archive there, whatever the broker knows"), "directory")
+    add("--archive", metavar="ID", default="", help="which of several topics that have had the name")
+    add_yes(parser)
+    _add_spark(parser)
+    add_connection(parser)
+
+
+def _offset_or_time(text: str) -> int | datetime:
+    """Where a restored range begins or ends; without it, it is all that is archived."""
+    try:
+        found = start(text)
+    except argparse.ArgumentTypeError:
+        found = text
+    if isinstance(found, str):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no offset and no time; give an offset, a time like 2026-01-31, or '5m ago'"
+        )
+    return found
+
+
+def _add_topics(parser: argparse.ArgumentParser) -> None:
+    completes(parser.add_argument("topics", metavar="TOPIC", nargs="*", help="the topic's name"), "topic")
+
+
+def _add_age(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=duration_from_zero,
+        default=_WEEK_S,
+        help="how old messages have to be (default: 7d)",
+    )
+
+
+def _add_spark(parser: argparse.ArgumentParser) -> None:
+    spark = parser.add_argument_group("Spark")
+    spark.add_argument("--master", default="local[*]", help="where Spark runs (default: local[*])")
+    spark.add_argument(
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark; may be given again"
+    )
+
+
+def _check_run(given: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments together."""
+    if given.all == bool(given.topics):
+        return "give topics, or --all"
+    return None
+
+
+def run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Archive topics."""
+
+    def work(spark: "SparkSession", progress: ProgressLine) -> int:
+        from headrace.spark.archive.archiver import Archiver, ArchiveRequest
+
+        def on_step(_step: str, _topic: str) -> None:
+            interrupts.check()
+
+        wishes = ArchiveRequest(given.to, given.older_than, given.keep, given.skip_damaged, given.timeout)
+        with Archiver(spark, broker_url(given), wishes, on_step) as archiver:
+            return _run_each(given, out, archiver, progress)
+
+    return _on_spark(given, out, interrupts, work)
+
+
+def _run_each(given: argparse.Namespace, out: Output, archiver: "Archiver", progress: ProgressLine) -> int:
+    topics = archiver.topics() if given.all else list(dict.fromkeys(given.topics))
+    if not topics:
+        out.note("there is no topic to archive")
+    failed = 0
+    for topic in topics:
+        try:
+            outcome = archiver.run(topic)
+        except HeadraceError as error:
+            if len(topics) == 1:
+                raise
+            failed += 1  # the others do not have to wait for this one
+            content = {
+                "error": {"code": error.code, "message": str(error), "retryable": error.retryable, "topic": topic}
+            }
+            say(content, f"headrace: {topic}: {error} [{error.code}]", as_json=out.json)
+            continue
+        progress.clear()
+        for note in outcome.notes:
+            out.note(note)
+        out.tell(_outcome_content(outcome), _outcome_text(outcome))
+    return EXIT_ERROR if failed else 0
+
+
+def _outcome_content(outcome: "ArchiveResult") -> dict[str, Any]:
+    return {**asdict(outcome), "archived_to": {str(at): end for at, end in sorted(outcome.archived_to.items())}}
+
+
+def _outcome_text(outcome: "ArchiveResult") -> str:
+    done = "nothing more to archive"
+    if outcome.files:
+        files = f"{counted(outcome.files, 'file')}, {bytes_text(outcome.bytes)}"
+        done = f"{counted(outcome.messages, 'message')} archived in {files}"
+    dropped = f"; {counted(outcome.dropped, 'message')} dropped from the log" if outcome.dropped else ""
+    return f"{outcome.topic}: {done}{dropped}"
+
+
+def status(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print what is archived."""
+    from headrace.spark.archive.status import archive_status
+    from headrace.spark.source.message_source import BrokerSource
+
+    origin = BrokerSource(broker_url(given), given.timeout)
+    try:
+        found = archive_status(origin, given.topics, given.older_than)
+    finally:
+        origin.close()
+    if out.json:
+        for each in found:
+            out.tell({**asdict(each), "open": each.open})
+        return 0
+    if not found:
+        out.note("there are no topics")
+        return 0
+    columns = ("topic", "archived messages", "files", "size", "until", "messages in the log", "could be archived")
+    out.tell({}, *table(columns, *map(_row, found)))
+    if given.topics:
+        for each in found:
+            out.tell({}, "", *_partitions(each))
+    return 0
+
+
+def _row(one: "TopicStatus") -> tuple[Any, ...]:
+    until = "-" if one.archived_until_us is None else time_text(one.archived_until_us)
+    name = f"{one.topic} (deleted, id {one.topic_id})" if one.deleted else one.topic
+    in_log = sum(each.log_end - each.log_first for each in one.partitions)
+    return name, one.messages, one.files, bytes_text(one.bytes), until, in_log, one.open
+
+
+def _partitions(one: "TopicStatus") -> Iterator[str]:
+    yield f"{one.topic}  {', '.join(one.urls) or 'not archived'}"
+    columns = ("partition", "archived from", "archived to", "log from", "log to", "could be archived")
+    rows = [
+        (
+            each.partition,
+            "-" if each.archived_from is None else each.archived_from,
+            "-" if each.archived_to is None else each.archived_to,
+            each.log_first,
+            each.log_end,
+            each.open,
+        )
+        for each in one.partitions
+    ]
+    if rows:
+        yield from table(columns, *rows)
+
+
+def restore(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Publish archived messages again."""
+
+    def work(spark: "SparkSession", progress: ProgressLine) -> int:
+        from headrace.spark.archive.restorer import Restorer, archived_chunks, chosen_parts
+        from headrace.spark.source.message_source import BrokerSource
+
+        address = broker_url(given)
+        origin = BrokerSource(address, given.timeout)
+        target = given.to or given.topic
+        try:
+            chunks = archived_chunks(origin, given.topic, given.url or "", given.archive)
+            parts = chosen_parts(chunks, given.begin, given.until)
+            interrupts.check()
+            done = Restorer(spark, origin, address, target).restore(chunks, parts)
+        finally:
+            origin.close()
+        progress.clear()
+        out.tell(asdict(done), f"{counted(done.messages, 'message')} of {given.topic} restored to {target}")
+        return 0
+
+    if not _sure(given, out):
+        out.note("nothing was restored")
+        return EXIT_ERROR
+    return _on_spark(given, out, interrupts, work)
+
+
+def _sure(given: argparse.Namespace, out: Output) -> bool:
+    """Whether the user wants archived messages in the topic where readers find them already."""
+    from headrace.cli.connection import connected
+
+    with connected(given, out) as bus:
+        if given.to not in (None, given.topic):
+            return True
+        try:
+            bus.describe_topic(given.topic)
+        except TopicNotFound:
+            return True
+    return confirmed(
+        given, f"Topic {given.topic} is there: whoever reads it would have its archived messages twice. Restore?"
+    )
+
+
+def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, work: Any) -> int:
+    """Do something with a session, which is begun for it and ended; if Spark is missing say what to install."""
+    from headrace.spark.errors import SparkMissing
+
+    try:
+        with interrupts.held(once=True), ProgressLine("working") as progress, _session(given) as spark:
+            interrupts.check()
+            return int(work(spark, progress))
+    except SparkMissing as error:
+        content = {"error": {"code": error.code, "message": str(error), "retryable": False}}
+        say(content, f"headrace: {error} [{error.code}]", as_json=out.json)
+        return EXIT_USAGE
+
+
+@contextmanager
+def _session(given: argparse.Namespace) -> "Iterator[SparkSession]":
+    from headrace.spark.ephemeral_session import EphemeralSession
+    from headrace.spark.pipelines.sessions import need_spark
+
+    if any("=" not in setting for setting in given.conf):
+        raise InvalidArgument("--conf takes NAME=VALUE")
+    need_spark(given.master)
+    conf = {"spark.app.name": "headrace archive", **dict(setting.split("=", 1) for setting in given.conf)}
+    session = EphemeralSession(given.master, conf)
+    try:
+        with ThreadPoolExecutor(1) as aside:  # in a thread PySpark leaves our handlers of signals alone
+            spark = aside.submit(session.begin).result()
+        try:
+            yield spark
+        finally:
+            spark.stop()  # else PySpark is surprised that Java goes, and says so at length
+    finally:
+        session.end()

@@ -1,0 +1,157 @@
+"""`headrace context`: names for the addresses of brokers, and which of them commands use."""
+
+import argparse
+import os
+
+from headrace.cli.arguments import add_json, command_maker, completes
+from headrace.cli.connection import add_connection
+from headrace.cli.contexts import CONTEXT_VARIABLE, URL_VARIABLE, Contexts, address, context_name, load, resolve
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import Output, table
+from headrace.model.errors import InvalidArgument
+
+_ORDER = """\
+Commands look for the broker in these places, and the first that has it counts:
+  1. --connect URL
+  2. --context NAME
+  3. $HEADRACE_URL
+  4. $HEADRACE_CONTEXT
+  5. the context that `headrace context use` chose
+  6. this machine
+The file is headrace/contexts.toml in $XDG_CONFIG_HOME (~/.config). Programs that
+call headrace.connect() look at $HEADRACE_URL only."""
+
+_ADD = """\
+examples:
+  headrace context add production headrace://queue.example.com:7390
+  headrace context add local headrace+unix:///run/headrace.sock --use
+"""
+
+_LIST = """\
+examples:
+  headrace context list
+  headrace context list --json
+
+The one in use is marked with *.
+"""
+
+_USE = f"""\
+example:
+  headrace context use production
+
+{_ORDER}
+"""
+
+_REMOVE = """\
+example:
+  headrace context remove production
+"""
+
+_SHOW = f"""\
+examples:
+  headrace context show production
+  headrace context show
+
+Without NAME it tells which broker commands talk to now, and why.
+
+{_ORDER}
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands to the parser of `headrace context`."""
+    parser.epilog = f"{_ORDER}\n\n`headrace context COMMAND --help` tells more, with examples."
+    make = command_maker(parser)
+    adding = make("add", add, "give the address of a broker a name", _ADD)
+    adding.add_argument("name", metavar="NAME", type=context_name, help="the name")
+    adding.add_argument("address", metavar="ADDRESS", type=address, help="the address, as headrace://host:7390")
+    adding.add_argument("--use", action="store_true", help="use it from now on")
+    adding.add_argument("--replace", action="store_true", help="it is no error if the name has an address already")
+    listing = make("list", list_contexts, "list the contexts there are", _LIST)
+    listing.add_argument("--names", action="store_true", help="print only the names")
+    using = make("use", use, "talk to this broker from now on", _USE)
+    removing = make("remove", remove, "forget a context", _REMOVE)
+    for each in (using, removing):
+        completes(each.add_argument("name", metavar="NAME", help="the context's name"), "context")
+    showing = make("show", show, "tell a context's address, or which broker commands talk to", _SHOW)
+    completes(showing.add_argument("name", metavar="NAME", nargs="?", help="the context's name"), "context")
+    for each in (adding, listing, using, removing):
+        add_json(each)
+    add_connection(showing)
+
+
+def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Give an address a name."""
+    known = load(os.environ)
+    before = known.addresses.get(given.name)
+    if before not in (None, given.address) and not given.replace:
+        raise InvalidArgument(f"there is a context {given.name} already, for {before}; --replace gives it this address")
+    known.addresses[given.name] = given.address
+    known = known._replace(current=given.name) if given.use else known
+    known.save()
+    in_use = ", which commands talk to now" if known.current == given.name else ""
+    out.tell(_content(known, given.name), f"context {given.name} is {given.address}{in_use}")
+    if given.use:
+        _note_overrides(out)
+    return 0
+
+
+def list_contexts(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print contexts, one a line."""
+    known = load(os.environ)
+    names = sorted(known.addresses)
+    if out.json:
+        for name in names:
+            out.tell(_content(known, name))
+    elif given.names:
+        out.tell({}, *names)
+    elif not names:
+        out.note("there are no contexts; `headrace context add NAME ADDRESS` makes one")
+    else:
+        rows = [("*" if name == known.current else "", name, known.addresses[name]) for name in names]
+        out.tell({}, *table(("", "context", "address"), *rows))
+    return 0
+
+
+def use(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Choose the context that commands use."""
+    known = load(os.environ)
+    url = known.address(given.name, "this command")
+    known._replace(current=given.name).save()
+    out.tell(_content(known._replace(current=given.name), given.name), f"commands talk to {given.name}, {url}, now")
+    _note_overrides(out)
+    return 0
+
+
+def _note_overrides(out: Output) -> None:
+    """Say so if the environment counts before the context that was chosen."""
+    for name in (URL_VARIABLE, CONTEXT_VARIABLE):
+        if os.environ.get(name):
+            out.note(f"${name} is set and counts before that; `unset {name}` to talk to the chosen context")
+
+
+def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Forget a context."""
+    known = load(os.environ)
+    known.address(given.name, "this command")
+    del known.addresses[given.name]
+    known._replace(current=None if known.current == given.name else known.current).save()
+    out.tell({"removed": given.name}, f"removed context {given.name}")
+    return 0
+
+
+def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Tell the address of a context, or of the broker that commands talk to."""
+    if given.name is not None:
+        known = load(os.environ)
+        url = known.address(given.name, "this command")
+        out.tell(_content(known, given.name), url)
+        return 0
+    found = resolve(given, os.environ)
+    content = {"context": found.context, "address": found.address, "source": found.source}
+    out.tell(content, f"address  {found.address}", f"from     {found.source}")
+    return 0
+
+
+def _content(known: Contexts, name: str) -> dict[str, object]:
+    return {"context": name, "address": known.addresses[name], "current": known.current == name}

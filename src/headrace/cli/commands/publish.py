@@ -1,0 +1,289 @@
+"""`headrace publish`: messages from arguments, files or stdin into a topic."""
+
+import argparse
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import repeat, takewhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.cli.arguments import completes, count, header, relative_moment
+from headrace.cli.connection import add_connection, connected
+from headrace.cli.input import json_messages, plain_values
+from headrace.cli.message_formats import GivenMessage, printable
+from headrace.cli.terminal.interrupts import Interrupted, Interrupts
+from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_text
+from headrace.model.durability import Durability
+from headrace.model.errors import HeadraceError, InvalidArgument, Timeout
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+    from headrace.client._sync.producer.producer import Producer
+    from headrace.client._sync.producer.sent import SentMany
+    from headrace.client.results import Receipt
+
+_PATIENCE_S = 2.0
+"""How long the command waits for the last acknowledgements before it says that it does."""
+
+_EPILOG = """\
+examples:
+  headrace publish orders "first order" "second order"
+  headrace publish orders --key 17 --header source=web '{"item": 4}'
+  tail -F access.log | headrace publish access
+  printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
+  headrace publish images --file *.png
+  headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
+
+The command ends when the broker has acknowledged every message, also when
+Ctrl-C or SIGTERM ends it early; a second one ends it at once. Messages with the
+same key go to the same partition; those without one go now here, now there.
+
+--json-lines takes what `headrace tail --json` prints, an object a line:
+
+  {"value": "hello", "key": "k", "headers": {"lang": "en"}, "timestamp": 1700000000000000}
+
+Only the value is needed; null says that the key is deleted. What is not UTF-8
+stands in value_base64, key_base64 and headers_base64 instead. Topic, partition
+and offset are ignored.
+
+TIME is ISO 8601, UTC unless it says otherwise, microseconds since 1970, or like
+'in 2h'.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of `headrace publish`."""
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    completes(add("topic", metavar="TOPIC", help="the topic's name"), "topic")
+    add("values", metavar="VALUE", nargs="*", help="a message each; none, or only -: lines of stdin")
+    files = add(
+        "--file", dest="files", metavar="F", nargs="+", action="extend", help="publish files, each as a message"
+    )
+    completes(files, "file")
+    add("-0", "--null", dest="null_separated", action="store_true", help="stdin's messages end with a zero byte")
+    add("--json-lines", action="store_true", help="stdin's lines are messages in JSON, see below")
+    add("-k", "--key", help="the key of the messages")
+    add("--key-separator", metavar="SIGN", help="each message is given as KEY SIGN VALUE, without the spaces")
+    add(
+        "--header",
+        dest="headers",
+        metavar="NAME=VALUE",
+        action="append",
+        type=header,
+        help="a header of the messages; may be given again",
+    )
+    add("-p", "--partition", metavar="N", type=count, help="the partition, instead of one by key")
+    add("--timestamp", metavar="TIME", type=relative_moment, help="the time of the messages, instead of now")
+    add("--due", metavar="TIME", type=relative_moment, help="when the messages are due, for consumers that heed it")
+    add("--expires", metavar="TIME", type=relative_moment, help="when the messages are not to be delivered any more")
+    add("--priority", metavar="N", type=int, help="the priority of the messages, for consumers that heed it")
+    add("--expected-offset", metavar="N", type=count, help="only if the first message gets this offset, and so on")
+    add(
+        "--durability",
+        choices=[each.name.lower() for each in Durability],
+        help="what an acknowledgement means at least: in memory, written, or synced to the disk",
+    )
+    add("--compression", choices=("none", "lz4", "zstd"), help="compress what is sent and stored")
+    add_connection(parser)
+    parser.set_defaults(run=publish, check=_check)
+
+
+def _check(given: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments together."""
+    if given.files and given.values:
+        return "give values or --file, not both"
+    from_stdin = not given.files and given.values in ([], ["-"])
+    if given.null_separated and not from_stdin:
+        return "-0 is about stdin: give no values and no --file"
+    if given.json_lines and not from_stdin:
+        return "--json-lines is about stdin: give no values and no --file"
+    each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
+    if given.json_lines and (given.null_separated or any(it is not None for it in each)):
+        return "--json-lines has key, headers and times in each line: give it alone"
+    if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
+        return "--key-separator divides values or lines: give neither --key nor --file with it"
+    return None
+
+
+class PartitionTally(msgspec.Struct):
+    """What the broker has acknowledged in one partition."""
+
+    partition: int
+    messages: int
+    first_offset: int
+    next_offset: int
+
+    def __str__(self) -> str:
+        among = "" if self.messages == self.next_offset - self.first_offset else "among "  # others publish too
+        return f"partition {self.partition}, {among}{offsets_text(self.first_offset, self.next_offset)}"
+
+
+class PublishResult(msgspec.Struct):
+    """What came of publishing."""
+
+    topic: str
+    published: int = 0
+    durability: str | None = None
+    """What all of it has reached at least."""
+    interrupted: bool = False
+    partitions: dict[int, PartitionTally] = {}
+
+    def add(self, receipt: "Receipt") -> None:
+        """Count what a receipt tells."""
+        if not receipt.count:
+            return
+        following = receipt.offset + receipt.count
+        tally = self.partitions.get(receipt.partition)
+        if tally is None:
+            self.partitions[receipt.partition] = PartitionTally(
+                receipt.partition, receipt.count, receipt.offset, following
+            )
+        else:
+            tally.messages += receipt.count
+            tally.first_offset = min(tally.first_offset, receipt.offset)
+            tally.next_offset = max(tally.next_offset, following)
+        reached = receipt.durability if self.durability is None else Durability[self.durability.upper()]
+        self.durability = min(reached, receipt.durability).name.lower()
+        self.published += receipt.count
+
+    def tell(self, out: Output) -> None:
+        """Print it."""
+        tallies = sorted(self.partitions.values(), key=lambda tally: tally.partition)
+        content = msgspec.to_builtins(self) | {"partitions": msgspec.to_builtins(tallies)}
+        text = f"{'interrupted; ' if self.interrupted else ''}published {counted(self.published, 'message')}"
+        text += f" to {self.topic}" + (f", {self.durability}" if self.published else "")
+        if len(tallies) == 1:
+            out.tell(content, f"{text}: {tallies[0]}")
+        else:
+            out.tell(content, text, *(f"  {tally}: {counted(tally.messages, 'message')}" for tally in tallies))
+
+
+class InputPortion(msgspec.Struct):
+    """Messages that were given together."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None = None
+    headers: Sequence[dict[str, bytes] | None] | None = None
+    timestamps: Sequence[int | None] | None = None
+    dues: Sequence[int | None] | None = None
+    priorities: Sequence[int | None] | None = None
+    expires: Sequence[int | None] | None = None
+
+
+def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Publish messages and tell where they are, also when an error or a signal ends it early."""
+    outcome = PublishResult(given.topic)
+    early_end: BaseException | None = None
+    try:
+        with connected(given, out) as bus, interrupts.held(once=True):  # only waiting for input is cut short
+            publishing = _publish_all if given.expected_offset is None else _publish_expected
+            early_end = publishing(bus, given, out, interrupts, outcome)
+    except (HeadraceError, OSError, Interrupted) as error:
+        early_end = early_end or error
+    outcome.interrupted = isinstance(early_end, Interrupted)
+    # With the connection closed, no receipt is still on its way to the outcome.
+    if outcome.published or outcome.interrupted or early_end is None:
+        outcome.tell(out)
+    if early_end is not None:
+        raise early_end
+    return 0
+
+
+def _publish_all(
+    bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish everything as it comes, many messages at a time; returns what ended it early."""
+    producer = bus.producer(
+        given.topic, durability=given.durability, compression=given.compression, after_ack=[outcome.add]
+    )
+    early_end: BaseException | None = None
+    under_way: deque[SentMany] = deque()
+    try:
+        with ProgressLine("published", shown=not _typed(given)) as progress:
+            for portion in _portions(given, interrupts):
+                under_way.append(producer.send_many(**msgspec.structs.asdict(portion), partition=given.partition))
+                while under_way and under_way[0].done:
+                    under_way.popleft().result()  # or it would go on for long with what fails
+                progress(outcome.published)
+    except (HeadraceError, OSError, Interrupted) as error:
+        early_end = error
+    failure = _finish(producer, out)
+    if early_end is not None and failure is not None:
+        out.note(str(failure))
+    return early_end or failure
+
+
+def _finish(producer: "Producer", out: Output) -> HeadraceError | None:
+    """Wait until everything is acknowledged; returns what went wrong."""
+    from headrace.client.producer.producer_errors import Undelivered
+
+    try:
+        try:
+            producer.flush(_PATIENCE_S)
+        except Timeout:
+            out.note("waiting for the broker to acknowledge the rest; Ctrl-C twice ends this")
+        producer.close()
+    except Undelivered as error:
+        return error.first_error or error
+    return None
+
+
+def _publish_expected(
+    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish one message after the other, each only if it gets the offset that it should have."""
+    offset = given.expected_offset
+    try:
+        for portion in _portions(given, interrupts):
+            columns = (column or repeat(None, len(portion.values)) for column in msgspec.structs.astuple(portion))
+            for row in zip(*columns, strict=True):
+                receipt = bus.publish(
+                    given.topic,
+                    **msgspec.structs.asdict(GivenMessage(*row)),
+                    partition=given.partition,
+                    durability=given.durability,
+                    expected_offset=offset,
+                )
+                outcome.add(receipt)
+                offset += 1
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
+
+
+def _typed(given: argparse.Namespace) -> bool:
+    """Whether a person types the messages, who would be disturbed."""
+    return not given.values and not given.files and sys.stdin is not None and sys.stdin.isatty()
+
+
+def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[InputPortion]:
+    """The messages as they come."""
+    if given.json_lines:
+        for messages in json_messages(interrupts, by_broker=True):
+            first, *columns = zip(*map(msgspec.structs.astuple, messages), strict=True)
+            yield InputPortion(first, *(column if any(it is not None for it in column) else None for column in columns))
+        return
+    key = None if given.key is None else os.fsencode(given.key)
+    headers = dict(given.headers) if given.headers else None
+    common = (headers, given.timestamp, given.due, given.priority, given.expires)
+    for values in plain_values(given, interrupts):
+        keys = None if key is None else [key] * len(values)
+        pairs = _divided(values, given.key_separator) if given.key_separator else [(keys, values)]
+        for keys, values in pairs:
+            others: Any = (None if it is None else [it] * len(values) for it in common)
+            yield InputPortion(values, keys, *others)
+
+
+def _divided(given: list[bytes], separator: str) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The keys and the values of messages that are given as both in one."""
+    sign = os.fsencode(separator)
+    parts = [text.partition(sign) for text in given]
+    good = list(takewhile(lambda part: part[1], parts))
+    if good:
+        yield [part[0] for part in good], [part[2] for part in good]
+    if len(good) < len(given):
+        raise InvalidArgument(f"{printable(given[len(good)][:80])!r} has no {separator!r} between a key and a value")

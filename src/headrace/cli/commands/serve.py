@@ -1,0 +1,185 @@
+"""`headrace serve`: a broker as a process."""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+from typing import Any
+
+from headrace.cli.arguments import add_json, completes
+from headrace.cli.configuration import FIELDS, Configuration, configure, default_data, from_flags, topic_flag
+from headrace.cli.setting_options import field_explanations, setting_text
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.log_format import log_to_stderr
+from headrace.cli.terminal.output import Output
+from headrace.model.errors import InvalidArgument
+from headrace.server import Server, ServerSettings, new_event_loop
+
+logger = logging.getLogger("headrace.server")
+
+_DEST = "serve_"
+_FILES_SPARE = 512
+"""File descriptors for what is no connection: segments, sockets that listen."""
+_YOUNG_OBJECTS_MAX = 10_000
+"""New objects at which Python looks for lost ones: more than the requests of many clients at a time need."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_EPILOG = """\
+examples:
+  headrace serve
+  headrace serve --data ./data --port 0 --log-format json
+  headrace serve --host 0.0.0.0 --topic partitions=4 --topic retain_seconds=7d
+  HEADRACE_PORT=7391 headrace serve --config headrace.toml --print-config
+
+Each setting is looked for in these places, and the first that has it counts:
+  1. flags                      --heartbeat-ms 1000    --topic partitions=4
+  2. environment                HEADRACE_HEARTBEAT_MS  HEADRACE_TOPIC_PARTITIONS
+  3. a TOML file                heartbeat_ms = 1000    [topic] partitions = 4
+  4. the defaults shown above
+The file is --config, else $HEADRACE_CONFIG, else headrace/headrace.toml in
+$XDG_CONFIG_HOME (~/.config) if it exists. --print-config prints what counts and
+where it comes from, in the form of such a file. Sizes may be written like
+256MiB, times like 30s or 7d. Relative paths in a file count from the file.
+
+One line on stdout tells that the broker is ready and where it listens; the log
+goes to stderr. SIGTERM and Ctrl-C drain: clients are told, finish and commit;
+then everything is synced and closed. A second signal ends the waiting.
+
+exit codes: 0 drained; 1 an error; 2 wrong usage; 130 or 143 ended by Ctrl-C or
+SIGTERM before clients had finished.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of `headrace serve`."""
+    parser.epilog = _EPILOG
+    parser.set_defaults(run=serve, check=_check)
+    add = parser.add_argument
+    completes(add("--config", metavar="FILE", help="read settings from this TOML file"), "file")
+    add("--print-config", action="store_true", help="print the settings in effect and where they come from, and end")
+    add_json(parser)
+    group = parser.add_argument_group("settings")
+    explanations = field_explanations(ServerSettings)
+    for name, field in FIELDS.items():
+        if name == "topic":
+            continue
+        text = explanations.get(name, "").rstrip(".").replace("%", "%%")
+        shown = default_data(os.environ) if name == "data" else field.default
+        text += "" if shown is None else f" [{setting_text(name, shown)}]"
+        action = group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"{_DEST}{name}",
+            metavar=_metavar(name),
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+        if name in ("data", "unix_socket"):
+            completes(action, "directory" if name == "data" else "file")
+    group.add_argument(
+        "--topic",
+        dest="topic_defaults",
+        metavar="NAME=VALUE",
+        type=topic_flag,
+        action="append",
+        default=[],
+        help="a setting of topics where whoever makes one says nothing else; see `headrace topic create --help`",
+    )
+
+
+def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:  # noqa: ARG001 it has its own
+    """Run the broker until a signal comes."""
+    configuration = configure(*_flags(given), given.config, os.environ)
+    if given.print_config:
+        out.tell(configuration.as_dict(), *configuration.as_toml().splitlines())
+        return 0
+    log_to_stderr(configuration.settings.log_level, configuration.settings.log_format)
+    _make_room_for_connections(configuration.settings.connections_max)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(configuration, out))
+
+
+async def _serve(configuration: Configuration, out: Output) -> int:
+    settings = configuration.settings
+    server = Server(settings)
+    await server.start()
+    gc.freeze()  # what is there now stays: collections need not look at it again
+    gc.set_threshold(_YOUNG_OBJECTS_MAX, 10, 10)
+    signals = _Signals(asyncio.get_running_loop())
+    _tell_ready(server, out)
+    await signals.first.wait()
+    finished = await server.stop(hurry=signals.second)
+    return 0 if finished else 128 + signals.number
+
+
+class _Signals:
+    """The first signal asks to drain, the second not to wait for that."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.number = 0
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                loop.add_signal_handler(number, self._came, number)
+
+    def _came(self, number: int) -> None:
+        self.number = number
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def _tell_ready(server: Server, out: Output) -> None:
+    """Say on stdout and in the log that clients are served, and where."""
+    where: dict[str, Any] = {
+        "listening": [f"{_bracketed(host)}:{port}" for host, port in server.addresses],
+        "port": server.addresses[0][1] if server.addresses else None,
+        "unix_socket": server.socket_path or None,
+        "data": server.settings.data,
+        "pid": os.getpid(),
+    }
+    places = [*where["listening"], *([server.socket_path] if server.socket_path else [])]
+    logger.info("ready", extra={**where, "listening": ",".join(where["listening"])})
+    try:
+        text = f"headrace: ready on {' and '.join(places)}, data in {server.settings.data}, process {os.getpid()}"
+        out.tell({"ready": True, **where}, text)
+    except BrokenPipeError:
+        logger.info("nobody reads stdout")
+
+
+def _make_room_for_connections(connections_max: int) -> None:
+    """Let the process have as many file descriptors as it may need, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + _FILES_SPARE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+
+
+def _check(given: argparse.Namespace) -> str | None:
+    """What is wrong with the flags."""
+    try:
+        flags, topic_flags = _flags(given)
+        from_flags(flags, topic_flags)
+        # Whatever the environment and the file say; they may name a socket.
+        configure({"unix_socket": "any", **flags}, topic_flags, os.devnull, {})
+    except InvalidArgument as error:
+        return str(error)
+    return None
+
+
+def _flags(given: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
+    flags = {name.removeprefix(_DEST): text for name, text in vars(given).items() if name.startswith(_DEST)}
+    return flags, dict(given.topic_defaults)
+
+
+def _metavar(name: str) -> str:
+    if name in ("data", "unix_socket", "host"):
+        return {"data": "DIR", "unix_socket": "PATH", "host": "HOST"}[name]
+    kind = FIELDS[name].type
+    return {bool: "YES|NO", int: "N", float: "SECONDS"}.get(kind, "WORD")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

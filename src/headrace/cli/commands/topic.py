@@ -1,0 +1,284 @@
+"""`headrace topic`: create, list, describe, alter, trim and delete topics."""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.cli.arguments import command_maker, completes, count, relative_moment
+from headrace.cli.connection import add_connection, add_yes, confirmed, connected
+from headrace.cli.message_formats import time_text
+from headrace.cli.setting_options import add_settings, duration_text, given_settings, setting_text, size_text
+from headrace.cli.terminal.colours import paint
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import EXIT_ERROR, Output, counted, offsets_text, table
+from headrace.cli.terminal.watch import add_watch
+from headrace.model.requests import TopicInfo
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+_VALUES = """\
+SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
+seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. What can be left open can
+be set to none."""
+
+_CREATE = f"""\
+examples:
+  headrace topic create orders
+  headrace topic create orders --partitions 4 --retain-seconds 7d --retain-bytes 10GB
+  headrace topic create jobs --validity until_consumed
+  headrace topic create prices --compact-by-key --exist-ok
+  headrace topic create chat --storage memory --memory-bytes 64MiB
+
+{_VALUES}
+What is not given is as in the brackets, unless the broker's configuration says
+otherwise. A name may begin with a tenant: acme/orders.
+"""
+
+_LIST = """\
+examples:
+  headrace topic list
+  headrace topic list 'orders.*' --json
+  headrace topic list --names | xargs -n 1 headrace topic describe
+
+In PATTERN, * stands for any characters and ? for one.
+"""
+
+_DESCRIBE = """\
+example:
+  headrace topic describe orders --json
+"""
+
+_ALTER = f"""\
+examples:
+  headrace topic alter orders --retain-seconds 30d
+  headrace topic alter orders --retain-bytes none --partitions 8
+
+{_VALUES}
+Works while the topic is in use. What is not given stays as it is.
+"""
+
+_TRIM = """\
+examples:
+  headrace topic trim orders --before-time '30d ago'
+  headrace topic trim orders --before-offset 1000 --partition 0 --yes
+
+Removes the oldest messages. Those that a group or a leased subscription has
+still to read stay, unless --unread is given. A time is ISO 8601, UTC unless it
+says otherwise, or '30d ago'. Asks first when there is a terminal to ask on;
+otherwise it needs --yes.
+"""
+
+_DELETE = """\
+example:
+  headrace topic delete orders --yes
+
+Deletes the topic with all its messages. Asks first when there is a terminal to
+ask on; otherwise it needs --yes.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the commands to the parser of `headrace topic`."""
+    parser.epilog = "`headrace topic COMMAND --help` tells more, with examples."
+    make = command_maker(parser)
+    creating = make("create", create, "make a topic", _CREATE)
+    _add_topic(creating)
+    creating.add_argument("--exist-ok", action="store_true", help="it is no error if the topic is there already")
+    add_settings(creating)
+    listing = make("list", list_topics, "list topics and how they are kept", _LIST)
+    listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics with such names")
+    listing.add_argument("--names", action="store_true", help="print only the names")
+    describing = make("describe", describe, "print what there is to know about a topic", _DESCRIBE)
+    _add_topic(describing, "topic")
+    altering = make("alter", alter, "change the settings of a topic", _ALTER)
+    _add_topic(altering, "topic")
+    add_settings(altering)
+    altering.set_defaults(check=_check_alter)
+    trimming = make("trim", trim, "remove the oldest messages of a topic", _TRIM)
+    _add_topic(trimming, "topic")
+    _add_trim(trimming)
+    deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
+    _add_topic(deleting, "topic")
+    add_yes(deleting)
+    add_watch(listing, describing)
+    for each in (creating, listing, describing, altering, trimming, deleting):
+        add_connection(each)
+
+
+def _add_topic(parser: argparse.ArgumentParser, kind: str = "") -> None:
+    completes(parser.add_argument("topic", metavar="NAME", help="the topic's name"), kind)
+
+
+def _add_trim(parser: argparse.ArgumentParser) -> None:
+    bound = parser.add_mutually_exclusive_group(required=True)
+    bound.add_argument("--before-offset", metavar="N", type=count, help="remove messages before this offset")
+    bound.add_argument(
+        "--before-time", metavar="TIME", type=relative_moment, help="remove messages before the first of this time"
+    )
+    parser.add_argument(
+        "--partition",
+        dest="partitions",
+        metavar="N",
+        type=count,
+        action="append",
+        help="only in this partition; may be given again",
+    )
+    parser.add_argument("--unread", action="store_true", help="also messages that are still to be read")
+    add_yes(parser)
+
+
+def _check_alter(given: argparse.Namespace) -> str | None:
+    """What is wrong with the arguments together."""
+    return None if given_settings(given) else "give at least one setting to change"
+
+
+def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Make a topic."""
+    with connected(given, out) as bus:
+        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **given_settings(given))
+    out.tell(topic_content(info), f"topic {info.topic}: {_summary(info)}")
+    return 0
+
+
+def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print topics, one a line."""
+    with connected(given, out) as bus:
+        topics = sorted(bus.topics(given.pattern), key=lambda info: info.topic)
+    if out.json:
+        for info in topics:
+            content = topic_content(info)
+            del content["partitions"], content["groups"]  # a list does not tell them
+            out.tell(content)
+        return 0
+    if given.names:
+        lines = [info.topic for info in topics]
+    else:
+        lines = table(("topic", "partitions", "storage", "kept", "durability"), *map(_row, topics)) if topics else []
+        if not topics:
+            out.note("there are no topics" if given.pattern == "*" else f"no topic is called {given.pattern}")
+    out.tell({}, *lines)
+    for info in topics:
+        if info.error:
+            out.note(f"topic {info.topic} could not be opened: {info.error}")
+    return 0
+
+
+def describe(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print a topic's settings and partitions."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+    out.tell(topic_content(info), *_description(info))
+    return 0
+
+
+def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Change settings of a topic."""
+    changes = given_settings(given)
+    with connected(given, out) as bus:
+        info = bus.alter_topic(given.topic, **changes)
+    now = ", ".join(f"{name} {setting_text(name, info.settings[name])}" for name in changes)
+    out.tell(topic_content(info), f"topic {info.topic}: {now}")
+    return 0
+
+
+def trim(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Remove old messages of a topic, if the user is sure."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+        offsets = _trim_offsets(given, info, bus)
+        before = {each.partition: each.first_offset for each in info.partitions}
+        messages = sum(max(offset - before.get(number, 0), 0) for number, offset in offsets.items())
+        if not confirmed(given, f"Remove up to {counted(messages, 'message')} of topic {info.topic}?"):
+            out.note("nothing was removed")
+            return EXIT_ERROR
+        first = bus.trim_topic(given.topic, offsets, unread=given.unread)
+    if any(first[number] < min(offset, _end(info, number)) for number, offset in offsets.items()):
+        out.note("messages that are still to be read were kept; --unread removes them too")
+    gone = sum(max(offset - before[number], 0) for number, offset in first.items())
+    content = {"topic": info.topic, "removed": gone, "first_offsets": {str(at): first[at] for at in sorted(first)}}
+    out.tell(content, f"removed {counted(gone, 'message')} of topic {info.topic}")
+    return 0
+
+
+def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dict[int, int]:
+    """Partitions to the offsets before which messages go."""
+    if given.before_time is not None:
+        return bus.offsets(given.topic, given.before_time, partitions=given.partitions)
+    if given.partitions is None and len(info.partitions) > 1:
+        given.parser.error(f"{info.topic} has {len(info.partitions)} partitions: say which with --partition")
+    return dict.fromkeys(given.partitions or [0], given.before_offset)
+
+
+def _end(info: TopicInfo, number: int) -> int:
+    return info.partitions[number].next_offset
+
+
+def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Delete a topic, if the user is sure."""
+    with connected(given, out) as bus:
+        info = bus.describe_topic(given.topic)
+        messages = sum(partition.next_offset - partition.first_offset for partition in info.partitions)
+        if not confirmed(given, f"Delete topic {info.topic} with {counted(messages, 'message')}?"):
+            out.note("nothing was deleted")
+            return EXIT_ERROR
+        bus.delete_topic(given.topic)
+    out.tell({"deleted": info.topic}, f"deleted topic {info.topic}")
+    return 0
+
+
+def topic_content(info: TopicInfo) -> dict[str, Any]:
+    """A topic for programs; nothing is left out for being empty."""
+    return {field: msgspec.to_builtins(getattr(info, field)) for field in info.__struct_fields__}
+
+
+def _summary(info: TopicInfo) -> str:
+    partitions, storage, kept, durability = _row(info)[1:]
+    where = {"disk": "on disk", "memory": "in memory"}.get(storage, f"({storage})")
+    return f"{counted(partitions, 'partition')} {where}, kept {kept}, durability {durability}"
+
+
+def _row(info: TopicInfo) -> tuple[str, int, str, str, str]:
+    chosen = info.settings
+    return info.topic, chosen["partitions"], chosen["storage"], _kept(chosen), chosen["durability"]
+
+
+def _kept(chosen: dict[str, Any]) -> str:
+    """How long messages are kept, in a few words."""
+    words = []
+    if chosen["validity"] == "ttl":
+        words.append(f"for {duration_text(chosen['ttl_seconds'])}")
+    if chosen["validity"] == "until_consumed":
+        words.append("until consumed")
+    if chosen.get("retain_seconds") is not None:
+        words.append(f"for {duration_text(chosen['retain_seconds'])}")
+    if chosen.get("retain_bytes") is not None:
+        words.append(f"up to {size_text(chosen['retain_bytes'])}")
+    if chosen["compact_by_key"]:
+        words.append("last of each key")
+    if chosen["storage"] == "memory":
+        words.append(f"up to {size_text(chosen['memory_bytes'])}")
+    return ", ".join(words) or "for ever"
+
+
+def _description(info: TopicInfo) -> Iterator[str]:
+    yield f"topic    {info.topic}"
+    yield f"created  {time_text(info.created_us)}"
+    yield f"kept     {_kept(info.settings)}"
+    yield f"groups   {', '.join(info.groups) or 'none'}"
+    if info.error:
+        yield f"error    {paint(info.error, 'bad')}"
+    yield ""
+    yield from table(("setting", "value"), *((name, setting_text(name, it)) for name, it in info.settings.items()))
+    yield ""
+    rows = [
+        (each.partition, each.first_offset, each.next_offset, each.next_offset - each.first_offset, each.bytes)
+        for each in info.partitions
+    ]
+    yield from table(("partition", "first offset", "next offset", "messages", "bytes"), *rows)
+    damaged = [(each.partition, *found) for each in info.partitions for found in each.damaged]
+    if damaged:
+        yield ""
+        yield from (f"damaged  partition {number}: {offsets_text(*found)}" for number, *found in damaged)

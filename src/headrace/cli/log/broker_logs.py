@@ -1,0 +1,24 @@
+"""Logs that are a broker's, which `headrace log` leaves alone."""
+
+import argparse
+import functools
+
+from headrace.cli.arguments import Command
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import Output
+from headrace.model.errors import LogOwned
+from headrace.storage.disk import Disk
+from headrace.storage.ownership import data_directory
+
+
+def outside_brokers(run: Command) -> Command:
+    """The command, which refuses a data directory of a broker and all that is in it."""
+
+    @functools.wraps(run)
+    def checked(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+        data = None if given.directory is None else data_directory(Disk(), given.directory)
+        if data is not None:
+            raise LogOwned(f"{given.directory} belongs to the broker whose data is in {data}", data=data)
+        return run(given, out, interrupts)
+
+    return checked

@@ -1,0 +1,1 @@
+"""The parts of the commands that run on Spark."""

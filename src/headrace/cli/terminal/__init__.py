@@ -1,0 +1,1 @@
+"""Output to a terminal: colours, progress, watching, log lines, signals."""

@@ -1,0 +1,268 @@
+"""A way to a broker that lasts: connections are made again when they break."""
+
+import logging
+import weakref
+from typing import Any, Protocol
+
+from headrace.client._async.concurrency import FORK_REFUSED, Monitor, Task, Timer, Timers, now, spawn
+from headrace.client._async.connection.connection import Connection
+from headrace.client.connection.addresses import Address, Target, unreachable
+from headrace.client.connection.backoff import Backoff
+from headrace.client.connection.clock import Clock
+from headrace.client.connection.fork_guard import ASYNCIO, EMBEDDED
+from headrace.client.connection.request_router import Bytes, Callback
+from headrace.client.connection.weak_registry import WeakRegistry
+from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
+from headrace.model.request import Request
+from headrace.wire.frames import Memory
+from headrace.wire.native import Hello, Kind
+
+logger = logging.getLogger("headrace.client")
+
+_TICK_S = 1.0
+_DIAL_TIMEOUT_S = 10.0
+_CLOCK_PINGS = 4
+_LAST_DIAL_S = 0.05
+"""What the last attempt has, however little time is left."""
+
+
+class AsyncConnectionListener(Protocol):
+    """One who wants to know about the connections of a line, for as long as it lives. Neither may block."""
+
+    def connection_up(self, connection: Connection) -> None:
+        """There is a new connection: nothing that was said over the one before counts any more."""
+
+    def connection_drains(self) -> None:
+        """The broker is about to go, and takes nothing new."""
+
+
+class AsyncReconnectingConnection:
+    """One connection at a time, and another when it breaks, until it is closed."""
+
+    def __init__(
+        self, target: Target, hello: Hello, timeout: float, timers: Timers, memory: Memory | None, clock: Clock
+    ) -> None:
+        self.connection: Connection | None = None
+        self.timeout = timeout
+        self._clock = clock
+        self._target = target
+        self._hello = hello
+        self._timers = timers
+        self._memory = memory
+        self._monitor = Monitor()
+        self._listeners: WeakRegistry[AsyncConnectionListener] = WeakRegistry()
+        self._closed = False
+        self._ending: weakref.ref[Connection] | None = None
+        self._disowned = ""
+        """Why it cannot be used in a forked child; empty where it can."""
+        self._dormant = False
+        """In a forked child: nobody has needed a connection yet."""
+        self._last_error: HeadraceError | None = None
+        self._reconnecting: Task | None = None
+        self._ping_s: float | None = None
+        self._ticking: Timer | None = None
+
+    async def connect(self, wait: float = 0.0) -> None:
+        """Make the first connection; keeps trying for so many seconds if the broker is not there yet."""
+        deadline, backoff = now() + wait, Backoff()
+        timeout = min(self.timeout, _DIAL_TIMEOUT_S)
+        while not self._closed:
+            try:
+                if self._adopt(await self._dialled(timeout)):
+                    return
+            except HeadraceError:
+                if now() >= deadline:
+                    raise
+            with self._monitor.guard:
+                await self._monitor.wait(min(backoff.next_s(), max(deadline - now(), 0.001)))
+            timeout = min(timeout, max(deadline - now(), _LAST_DIAL_S))
+        raise Closed("the bus is closed")
+
+    async def request(
+        self,
+        kind: Kind,
+        head: Request[Any],
+        body: Bytes = b"",
+        *,
+        timeout: float | None = None,
+        repeat: bool = True,
+        late: Callback | None = None,
+    ) -> Any:
+        """Ask, and wait for the answer and its body.
+
+        It is asked again after a broken connection if that does no harm (`repeat`), and whenever the broker says that
+        it did nothing and may be asked again; all within the time there is. An answer that comes when nobody waits for
+        it any more goes to `late`.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        deadline, backoff = now() + timeout, Backoff()
+        while True:
+            connection = await self.get(deadline)
+            try:
+                return await connection.request(kind, head, body, max(deadline - now(), 0.001), late)
+            except (Busy, Draining):
+                wait_s = backoff.next_s()
+                if now() + wait_s >= deadline:
+                    raise
+            except ConnectionFailed:
+                if not repeat or self._closed:
+                    raise
+                continue  # the line itself waits before it connects again
+            with self._monitor.guard:
+                await self._monitor.wait(wait_s)
+
+    async def get(self, deadline: float) -> Connection:
+        """The connection, as soon as there is one."""
+        with self._monitor.guard:
+            while self.connection is None or self.connection.closed:
+                self.check_open()
+                if self._dormant:
+                    self._dormant = False
+                    self._reconnecting = spawn("reconnect", self._reconnect, Backoff(0.0))
+                if not await self._monitor.wait(deadline - now()):
+                    raise ConnectionFailed(str(self._last_error or unreachable(self._target, "no connection")))
+            return self.connection
+
+    def check_open(self) -> None:
+        """Raise Closed, or Forked in a child that cannot go on."""
+        if self._disowned:
+            raise Forked(self._disowned)
+        if self._closed:
+            raise Closed("the bus is closed")
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed for good, as it is with its bus."""
+        return self._closed
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now, as far as is known."""
+        return self.connection is not None and not self.connection.closed
+
+    def disown(self) -> None:
+        """In a forked child: leave the connection to the parent; the first request makes another."""
+        self.connection = None
+        self._monitor = Monitor()
+        self._listeners = WeakRegistry()
+        self._last_error = self._reconnecting = self._ending = self._ping_s = self._ticking = None
+        self._dormant = True
+        if not isinstance(self._target, Address):
+            self._disowned = EMBEDDED
+        elif FORK_REFUSED:
+            self._disowned = ASYNCIO
+
+    def listen(self, listener: AsyncConnectionListener) -> None:
+        """Tell this one about connections, beginning with the one there is."""
+        with self._monitor.guard:
+            self._listeners.add(listener)
+            connection = self.connection
+        if connection is not None:
+            listener.connection_up(connection)
+
+    def forget(self, listener: AsyncConnectionListener) -> None:
+        """Tell this one nothing any more."""
+        with self._monitor.guard:
+            self._listeners.discard(listener)
+
+    def ping_every(self, seconds: float) -> None:
+        """Say something at least so often, also if the broker needs to hear less."""
+        self._ping_s = min(seconds, self._ping_s or seconds)
+        connection = self.connection
+        if connection is not None:
+            self._tick_later(connection)
+
+    def measure_clock(self) -> None:
+        """Compare the clocks a few times: the quickest answers tell the most."""
+        connection = self.connection
+        if connection is not None and not connection.closed:
+            connection.ping(_CLOCK_PINGS)
+
+    def end(self) -> None:
+        """End the connection, after what has been written, and make no other; does not wait for it."""
+        with self._monitor.guard:
+            self._closed = True
+            self._monitor.notify()
+            connection, self.connection = self.connection, None
+            self._ending = self._ending if connection is None else weakref.ref(connection)
+            if self._ticking is not None:
+                self._ticking.cancel()
+        if connection is not None:
+            connection.end()
+
+    async def close(self) -> None:
+        """End the connection, make no other, and wait until it has ended."""
+        self.end()
+        ending = None if self._ending is None else self._ending()
+        if ending is not None:
+            await ending.close()
+        if self._reconnecting is not None:
+            await self._reconnecting.join(_DIAL_TIMEOUT_S)
+
+    async def _dialled(self, timeout: float) -> Connection:
+        return await Connection.open(self._target, self._hello, timeout, self._lost, self._memory, self._clock)
+
+    def _adopt(self, connection: Connection) -> bool:
+        """Use this connection from now on, unless it is gone already."""
+        with self._monitor.guard:
+            if self._closed:
+                connection.end()
+            if connection.closed or self._closed:
+                return False
+            self.connection = connection
+            connection.on_drain = self._drains
+            self._monitor.notify()
+            listeners = self._listeners.alive()
+        self._tick_later(connection)
+        if self._clock.in_use:
+            self.measure_clock()
+        for listener in listeners:
+            listener.connection_up(connection)
+        return True
+
+    def _lost(self, connection: Connection, error: HeadraceError) -> None:
+        with self._monitor.guard:
+            if self.connection is not connection:
+                return
+            self.connection = None
+            self._last_error = error
+            if self._closed:
+                return
+            logger.warning("%s; connecting again", error)
+            self._reconnecting = spawn("reconnect", self._reconnect, Backoff())
+
+    async def _reconnect(self, backoff: Backoff) -> None:
+        while True:
+            with self._monitor.guard:
+                if not self._closed:
+                    await self._monitor.wait(backoff.next_s())
+                if self._closed:
+                    return
+            try:
+                if self._adopt(await self._dialled(min(self.timeout, _DIAL_TIMEOUT_S))):
+                    logger.info("connected again")
+                    return
+            except HeadraceError as error:
+                self._last_error = error
+
+    def _drains(self) -> None:
+        for listener in self._listeners.alive():
+            listener.connection_drains()
+
+    def _tick_later(self, connection: Connection) -> None:
+        assert connection.welcome is not None
+        heartbeat_s = connection.welcome.heartbeat_ms / 1000
+        ping_s = min(heartbeat_s, self._ping_s or heartbeat_s)
+        elapsed_s = min(_TICK_S, ping_s / 4)
+
+        def tick() -> None:
+            if self.connection is not connection:
+                return
+            if connection.tick(elapsed_s, heartbeat_s, ping_s):
+                self._tick_later(connection)
+            else:
+                connection.end(ConnectionFailed("the broker has been silent for too long"))
+
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._ticking = self._timers.later(elapsed_s, tick)

@@ -1,0 +1,1 @@
+"""Consuming: fetching, group membership, subscriptions, runners."""

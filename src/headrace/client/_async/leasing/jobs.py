@@ -1,0 +1,165 @@
+"""Messages of a leased subscription one after the other, leased ahead."""
+
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headrace.client._async.concurrency import now
+from headrace.client._async.leasing.acknowledger import AsyncAcknowledger, AsyncUnansweredAcks
+from headrace.client._async.leasing.prefetch import WAIT_S, AsyncPrefetcher
+from headrace.client.connection import fork_guard
+from headrace.client.leasing.deserializing import JobDeserializer, told
+from headrace.client.leasing.jobs import Job, holdings_of
+from headrace.client.leasing.prefetch_window import PrefetchWindow
+from headrace.model.errors import Closed
+from headrace.model.leasing import Release, cut_reason
+from headrace.model.representation import described, short, state_of
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+
+
+class AsyncJobs:
+    """Leased messages to iterate over. Made by `queue.jobs(...)`, which explains the settings.
+
+    Use it from one place at a time, except for `stop()`. Leases of messages in hand are extended by themselves. Used
+    in `with`, a loop that is left with `break` has processed its last message; otherwise nobody can know, and
+    that message is given back to be handed out again.
+    """
+
+    def __init__(
+        self,
+        bus: "AsyncBus",
+        acknowledger: AsyncAcknowledger,
+        unpacking: JobDeserializer,
+        *,
+        prefetch: int,
+        lease_ms: int,
+        auto: bool,
+        timeout: float | None,
+        create: bool = False,
+    ) -> None:
+        wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
+        self._bus = bus
+        self._acknowledger = acknowledger
+        self._unpacking = unpacking
+        self._auto = auto
+        self._timeout = timeout
+        self._prefetch = AsyncPrefetcher(
+            bus, acknowledger, window=PrefetchWindow(prefetch), lease_ms=lease_ms, wait_s=wait_s, create_topic=create
+        )
+        self._said = AsyncUnansweredAcks()
+        self._current: Job | None = None
+        self._begun = False
+        self._entered = False
+        self._closed = False
+        self._forks = fork_guard.count
+
+    async def __aiter__(self) -> AsyncIterator[Job]:
+        """The messages, each not before it is due."""
+        try:
+            while (job := await self._next()) is not None:
+                yield job
+        finally:
+            if not self._entered:
+                await self.close()
+
+    def stop(self) -> None:
+        """End the iteration after the message that is being processed; may be called from anywhere."""
+        self._prefetch.stop()
+
+    async def close(self) -> None:
+        """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        await self._close_by(now() + self._acknowledger.timeout)
+
+    async def _close_by(self, deadline: float) -> None:
+        """Close, and wait for the broker until then at most."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bus._forget(self)
+        self._give_back_current("")
+        await self._prefetch.close(deadline)
+        await self._said.answered(deadline - now())
+
+    def _abandon(self) -> None:
+        """Do the same without waiting for the broker."""
+        if not self._closed:
+            self._closed = True
+            self._give_back_current("")
+            self._prefetch.abandon()
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"{self._acknowledger.topic} subscription={short(self._acknowledger.subscription)}"
+        yield state_of(forked=self._forks != fork_guard.count, closed=self._closed, leasing=self._begun, not_begun=True)
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True) and self._begun:
+            self._bus._timers.aside(self._abandon)
+
+    async def __aenter__(self) -> "AsyncJobs":
+        self._entered = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish_current()
+        else:
+            self._give_back_current(told(error))
+        await self.close()
+
+    async def _next(self) -> Job | None:
+        """The next message; the one before counts as processed now."""
+        self._finish_current()
+        fork_guard.check(self._forks, "a series of leased messages")
+        if self._closed:
+            raise Closed("these jobs are closed; ask the queue for others")
+        if not self._begun:
+            await self._prefetch.begin()
+            self._begun = True
+        deadline = None if self._timeout is None else now() + self._timeout
+        while (job := await self._prefetch.take(deadline)) is not None:
+            opened = self._unpacking.opened(job)
+            if isinstance(opened, Job):
+                if self._auto:
+                    self._current = opened
+                return opened
+            self._give_back(job, opened)
+        return None
+
+    def _disown(self) -> None:
+        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        self._current = None
+        self._said = AsyncUnansweredAcks()
+        if self._begun:
+            self._closed = True
+        else:
+            self._forks = fork_guard.count
+
+    def _finish_current(self) -> None:
+        job, self._current = self._current, None
+        if job is not None and self._unsettled(job):
+            self._said.add(self._acknowledger.ack_one(job, watched=False))
+
+    def _give_back_current(self, reason: str) -> None:
+        job, self._current = self._current, None
+        if job is not None and self._unsettled(job):
+            self._give_back(job, reason)
+
+    def _give_back(self, job: Job, reason: str) -> None:
+        acknowledger = self._acknowledger
+        head = Release(
+            acknowledger.topic, holdings_of([job]), reason=cut_reason(reason), subscription=acknowledger.subscription
+        )
+        self._said.add(acknowledger.send(Kind.RELEASE, head, watched=False))
+
+    def _unsettled(self, job: Job) -> bool:
+        """Whether nothing was said about it by the program itself; its lease may have ended."""
+        with self._acknowledger.monitor.guard:
+            return bool(self._acknowledger.held_leases.unsettled((job,)))

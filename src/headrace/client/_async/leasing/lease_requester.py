@@ -1,0 +1,237 @@
+"""Leasing messages by hand: what several ask for in the same moment is asked for together."""
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.client._async.concurrency import ResultCell, now, spawn
+from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
+from headrace.client.connection.request_router import Bytes
+from headrace.client.leasing.jobs import Job, holdings_of, leased_jobs
+from headrace.model.arguments import shown
+from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
+from headrace.model.leasing import Lease, Leased, Release
+from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._async.bus import AsyncBus
+
+_UNDER_WAY_MAX = 2
+"""With so many requests under way that do not wait, the next ones are gathered until an answer comes."""
+_WAIT_MS_MAX = 600_000
+"""The broker lets no request wait longer; who wants to wait longer asks again."""
+_WAIT_ERROR_S = 0.005
+"""An answer that comes so much too early comes in time."""
+_LEASE = Kind.LEASE  # every look at a member of an enumeration is a call
+
+_Terms = tuple[int, int, int, bool, bool]
+"""What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, whether it is extended, and whether
+the topic may be created."""
+
+
+class AsyncLeaseWaiter:
+    """One who wants messages."""
+
+    __slots__ = ("again_until", "deadline", "gone", "outcome", "wanted")
+
+    def __init__(self, wanted: int, again_until: float, deadline: float) -> None:
+        self.wanted = wanted
+        self.again_until = again_until
+        """If there is no message before, it is asked again."""
+        self.deadline = deadline
+        """If there is no answer by then, that is told."""
+        self.outcome: ResultCell[list[Job]] = ResultCell()
+        self.gone = False
+        """It does not want them any more."""
+
+
+class AsyncLeaseRequester:
+    """Leases messages of one subscription, for all of a bus's users who do it by hand."""
+
+    def __init__(self, bus: "AsyncBus", acknowledger: AsyncAcknowledger) -> None:
+        self._bus = weakref.ref(bus)  # the bus has this one
+        self._timers = bus._timers
+        self._acknowledger = acknowledger
+        self._begin()
+
+    def _begin(self) -> None:
+        self._guard = self._acknowledger.monitor.guard
+        self._broker: AsyncReconnectingConnection | None = None
+        self._asks: dict[_Terms, list[AsyncLeaseWaiter]] = {}
+        self._under_way: dict[_Terms, int] = {}
+
+    def disown(self) -> None:
+        """In a forked child, after the settling: what was asked for is the parent's."""
+        self._begin()
+
+    async def take(
+        self,
+        wanted: int,
+        lease_ms: int,
+        wait_ms: int,
+        bytes_max: int,
+        extend: bool = False,
+        create_topic: bool = False,
+    ) -> list[Job]:
+        """Up to so many messages; none when there are none within the time.
+
+        If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
+        """
+        if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {shown(wanted)}")
+        if type(bytes_max) is not int or not 0 <= bytes_max < 1 << 63:
+            raise InvalidArgument(f"bytes_max is a whole number of bytes, not {shown(bytes_max)}")
+        began, broker = now(), self._broker
+        if broker is None:
+            bus = self._bus()
+            assert bus is not None, "whoever asks has the bus"
+            broker = self._broker = await bus._consuming_line()
+        again_until = began + wait_ms / 1000
+        ask = AsyncLeaseWaiter(wanted, again_until, again_until + broker.timeout)
+        self._put((lease_ms, wait_ms, bytes_max, extend, create_topic), ask)
+        try:
+            jobs = await ask.outcome.wait()
+        except BaseException:
+            with self._guard:
+                ask.gone = True
+                left = ask.outcome.value if ask.outcome.done else None
+            if left:
+                self._give_back(left)
+            raise
+        return jobs
+
+    def _put(self, terms: _Terms, ask: AsyncLeaseWaiter) -> None:
+        assert self._broker is not None
+        with self._guard:
+            asks = self._asks.get(terms)
+            if asks is None:
+                self._asks[terms] = [ask]
+                connection = self._broker.connection
+                if connection is None or connection.closed:
+                    self._timers.soon(partial(self._send, terms))
+                else:
+                    connection.before_flush(partial(self._send, terms))
+            else:
+                asks.append(ask)
+        self._flush()
+
+    def _send(self, terms: _Terms) -> None:
+        with self._guard:
+            asks = self._asks.get(terms)
+            under_way = self._under_way.get(terms, 0)
+            if asks is None or (not terms[1] and under_way >= _UNDER_WAY_MAX):
+                return  # those who wait have been sent, or are sent when an answer comes
+            del self._asks[terms]
+            self._under_way[terms] = under_way + 1
+            self._post(terms, asks)
+
+    def _post(self, terms: _Terms, asks: list[AsyncLeaseWaiter]) -> None:
+        assert self._broker is not None
+        lease_ms, wait_ms, bytes_max, _, create_topic = terms
+        if wait_ms:
+            wait_ms = _wait_ms_left(asks)
+        head = Lease(
+            self._acknowledger.topic,
+            self._acknowledger.subscription,
+            min(sum(ask.wanted for ask in asks), LEASE_MESSAGES_MAX),
+            bytes_max,
+            lease_ms,
+            wait_ms,
+            create_topic=create_topic,
+        )
+        connection = self._broker.connection
+        if connection is None or connection.closed:
+            spawn("lease", self._repeat, terms, asks, head)
+        else:
+            timeout = max(ask.deadline for ask in asks) - now()
+            tell = partial(self._told, terms, asks, head)
+            # Messages have bytes of their own: the answer's need not last.
+            try:
+                connection.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
+            except InvalidArgument as error:  # nothing was sent, and no answer will come
+                self._over(terms, asks, error, b"")
+
+    def _told(self, terms: _Terms, asks: list[AsyncLeaseWaiter], head: Lease, answer: Any, body: Bytes) -> None:
+        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < max(ask.deadline for ask in asks):
+            spawn("lease", self._repeat, terms, asks, head)
+        else:
+            self._over(terms, asks, answer, body)
+
+    async def _repeat(self, terms: _Terms, asks: list[AsyncLeaseWaiter], head: Lease) -> None:
+        """Ask again over another connection; what the lost answer had, if there was one, comes back later."""
+        assert self._broker is not None
+        timeout = max(ask.deadline for ask in asks) - now()
+        if head.wait_ms:
+            head.wait_ms = _wait_ms_left(asks)
+        try:
+            answer, body = await self._broker.request(_LEASE, head, timeout=timeout, late=self._came_late)
+        except HeadraceError as error:
+            self._over(terms, asks, error, b"")
+        else:
+            self._over(terms, asks, answer, body)
+
+    def _over(self, terms: _Terms, asks: list[AsyncLeaseWaiter], answer: Leased | HeadraceError, body: Bytes) -> None:
+        with self._guard:
+            under_way = self._under_way[terms] = self._under_way[terms] - 1
+            if not under_way:
+                del self._under_way[terms]
+            if isinstance(answer, Leased):
+                try:
+                    self._divide(terms, asks, answer, body)
+                except HeadraceError as error:
+                    answer = error
+            if isinstance(answer, HeadraceError):
+                for ask in asks:
+                    ask.outcome.fail(answer)
+            self._send(terms)
+        self._flush()
+
+    def _divide(self, terms: _Terms, asks: list[AsyncLeaseWaiter], answer: Leased, body: Bytes) -> None:
+        """Let each have its share; who gets none before its time is over asks again."""
+        acknowledger = self._acknowledger
+        jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body) if answer.portions else []
+        if jobs and terms[3]:
+            acknowledger.hold(answer.portions, terms[0])
+        at = 0
+        for ask in asks:
+            if ask.gone:
+                continue
+            share = jobs[at : at + ask.wanted] if len(asks) > 1 else jobs
+            at += len(share)
+            over = now() >= ask.again_until - _WAIT_ERROR_S if terms[1] else not jobs
+            if share or over:
+                ask.outcome.settle(share)
+            else:
+                self._put(terms, ask)
+        if at < len(jobs):
+            self._give_back(jobs[at:])
+
+    def _came_late(self, answer: Any, body: Bytes) -> None:
+        """Nobody waits for these any more: let others have them."""
+        acknowledger = self._acknowledger
+        if isinstance(answer, Leased) and answer.portions:
+            self._give_back(leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body))
+
+    def give_back(self, jobs: Sequence[Job]) -> None:
+        """Say that these were never looked at, without waiting."""
+        if jobs:
+            self._give_back(jobs)
+
+    def _give_back(self, jobs: Sequence[Job]) -> None:
+        acknowledger = self._acknowledger
+        head = Release(
+            acknowledger.topic, holdings_of(jobs), 0, undelivered=True, subscription=acknowledger.subscription
+        )
+        acknowledger.send(Kind.RELEASE, head, watched=False)
+
+    def _flush(self) -> None:
+        if self._broker is not None and self._broker.connection is not None:
+            self._broker.connection.flush()
+
+
+def _wait_ms_left(asks: list[AsyncLeaseWaiter]) -> int:
+    """For how long the broker is to wait for messages if there are none."""
+    return min(max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0), _WAIT_MS_MAX)

@@ -1,0 +1,1 @@
+"""Apps: handlers, their registration and their workers."""

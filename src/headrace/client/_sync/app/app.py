@@ -1,0 +1,230 @@
+"""Handlers: functions that are called with messages, and at times."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from headrace.client._sync.app.handler_workers import HandlerWorkers
+from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
+from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client.connection.addresses import default_address, parse_address, place_of
+from headrace.client.producer.serializing import Deserializer
+from headrace.model.arguments import checked_timeout
+from headrace.model.errors import ConnectionFailed, InvalidArgument
+from headrace.model.representation import described, state_of
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
+
+logger = logging.getLogger("headrace.client")
+
+_CONNECT_TURN_S = 0.5
+"""How long to try to connect before looking whether the app was stopped."""
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class App:
+    """Calls handlers with the messages of leased subscriptions, until it is stopped.
+
+    A message whose handler returns is acknowledged. One whose handler raises is given back with the traceback, handed
+    out again as the subscription's retry settings say, and in the end becomes a dead letter: no message ends the app.
+    `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` says when to try again. While
+    a handler runs, the lease of its message is extended by itself.
+
+    Handlers make no topics: one whose topic does not exist waits for it, and the app logs that once.
+
+    Handlers may be plain functions or coroutine functions. With threads, coroutines run on one event loop in a thread
+    of its own; with asyncio, plain functions run in threads. SystemExit, KeyboardInterrupt and other errors that are
+    no Exception end the app.
+
+    Parameters:
+        bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
+        name: what the app calls itself in the broker's lists and logs, if it makes the connection.
+        wait: for how many seconds to keep trying if the broker cannot be reached yet, if it makes the connection.
+    """
+
+    def __init__(self, bus: Bus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
+        self._bus = bus
+        self._name = name
+        self._wait = checked_timeout(wait, "wait")
+        self._registered: list[Registered] = []
+        self._monitor = Monitor()
+        self._handlings: list[HandlerWorkers] = []
+        self._running = False
+        self._stopped = False
+        self._fatal: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        bus = self._bus
+        yield repr(bus) if isinstance(bus, Bus) else place_of(parse_address(self._address()))
+        yield f"handlers={len(self._registered)}"
+        yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
+
+    def _address(self) -> Any:
+        return self._bus or default_address()
+
+    def on(
+        self,
+        topic: str,
+        *,
+        concurrency: int = 1,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+        deserializer: str | Deserializer | None = None,
+        prefetch: int | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Call the decorated function with each message of a topic.
+
+        Parameters:
+            topic: whose messages.
+            concurrency: how many messages are handled at once.
+            subscription: which leased subscription; made if there is none of that name, with all messages.
+            retry: settings that the subscription is to have, as SubscriptionSettings or by name, such as
+                `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app begins. By default it is left
+                as it is.
+            lease: for how many seconds a message is leased at a time; by default as the subscription's settings say.
+                It is extended while the handler runs: this is how long it takes others to get the message when this
+                process dies.
+            deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
+            prefetch: how many messages are leased ahead; by default more when they are handled quickly, up to 1000.
+        """
+
+        def register(handler: Handler) -> Handler:
+            self._register(
+                registered(
+                    handler,
+                    topic,
+                    subscription=subscription,
+                    concurrency=concurrency,
+                    prefetch=prefetch,
+                    retry=retry,
+                    lease=lease,
+                    deserializer=deserializer,
+                )
+            )
+            return handler
+
+        return register
+
+    def every(
+        self,
+        when: str,
+        *,
+        zone: str = "UTC",
+        name: str | None = None,
+        missed: str = "once",
+        overlap: str = "skip",
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Call the decorated function at certain times; of several processes with the same app one does it.
+
+        The times are a schedule of the broker's, which publishes to the topic `every.NAME`: a run that fails is
+        tried again as any other message. The function may take the message, or nothing.
+
+        Parameters:
+            when: a crontab expression, a nickname such as `@daily`, or an interval such as `every 90s`.
+            zone: the time zone of the expression, such as `Europe/Berlin`.
+            name: of the schedule; by default the function's.
+            missed: what becomes of runs missed while the broker was down: `skip`, `once` or `all`.
+            overlap: `skip`: no run while the last one is unfinished; or `allow`.
+            retry: as for `on`.
+            lease: as for `on`.
+        """
+
+        def register(handler: Handler) -> Handler:
+            self._register(
+                registered_schedule(
+                    handler, when, zone=zone, name=name, missed=missed, overlap=overlap, retry=retry, lease=lease
+                )
+            )
+            return handler
+
+        return register
+
+    def run(self, *, stop_on_signals: bool = True) -> None:
+        """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT comes.
+
+        At the end it finishes what is in hand, and gives back what was not begun. A second signal ends the process at
+        once, with exit code 128 + its number; leases of messages in hand then expire.
+
+        Parameters:
+            stop_on_signals: let SIGTERM and SIGINT stop it; only in a program's main thread do they in any case.
+        """
+        if self._running:
+            raise InvalidArgument("the app is running")
+        signals = stop_on_signals and threading.current_thread() is threading.main_thread()
+        self._running, self._fatal = True, None
+        try:
+            with stopped_by_signals(self.stop) if signals else contextlib.nullcontext():
+                self._run()
+        finally:
+            self._running = self._stopped = False
+        if self._fatal is not None:
+            raise self._fatal
+
+    def stop(self) -> None:
+        """Let `run` come to its end, also if it has yet to begin; may be called from anywhere."""
+        with self._monitor.guard:
+            self._stopped = True
+            for handling in self._handlings:
+                handling.stop()
+            self._monitor.notify()
+
+    def _run(self) -> None:
+        if isinstance(self._bus, Bus):
+            self._work(self._bus)
+            return
+        bus = self._connected()
+        if bus is not None:
+            with bus:
+                self._work(bus)
+
+    def _connected(self) -> Bus | None:
+        """A connection, waited for in short turns; None when the app was stopped before there was one."""
+        deadline = now() + self._wait
+        while not self._stopped:
+            try:
+                wait = max(0.0, min(deadline - now(), _CONNECT_TURN_S))
+                return connect(self._address(), name=self._name, wait=wait)
+            except ConnectionFailed:
+                if now() >= deadline:
+                    raise
+        return None
+
+    def _work(self, bus: Bus) -> None:
+        executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
+        missing: set[str] = set()  # topics that handlers wait for, each logged once
+        try:
+            for wanted in self._registered:
+                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing)
+                self._handlings.append(handling)
+                handling.begin()
+            with self._monitor.guard:
+                while not self._stopped:
+                    self._monitor.wait()
+        finally:
+            self.stop()
+            while self._handlings:
+                self._handlings.pop().close()
+            executor.close()
+
+    def _register(self, wanted: Registered) -> None:
+        if self._running:
+            raise InvalidArgument("the app is running: handlers are registered before")
+        if any((each.topic, each.subscription) == (wanted.topic, wanted.subscription) for each in self._registered):
+            raise InvalidArgument(f"{wanted.topic} has a handler: use another subscription for a second one")
+        self._registered.append(wanted)
+
+    def _failed(self, error: BaseException) -> None:
+        """Something that is no message's fault ends the app."""
+        self._fatal = self._fatal or error
+        logger.error("the app ends: %r", error)
+        self.stop()

@@ -1,0 +1,185 @@
+"""A handler at work: several of its messages at once, and what becomes of each."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.client._sync.app.handler_setup import set_up
+from headrace.client._sync.concurrency import HandlerExecutor, Task, spawn, survives
+from headrace.client._sync.leasing.acknowledger import UnansweredAcks
+from headrace.client._sync.leasing.prefetch import Prefetcher
+from headrace.client.app.handler_results import Reject, Retry
+from headrace.client.app.registration import Registered
+from headrace.client.leasing.deserializing import JobDeserializer, told
+from headrace.client.leasing.jobs import Job, holdings_of
+from headrace.client.leasing.message_selection import span_ms
+from headrace.client.leasing.prefetch_window import PrefetchWindow
+from headrace.client.times import microseconds
+from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
+from headrace.model.leasing import Reject as RejectWords
+from headrace.model.leasing import Release, cut_reason
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+logger = logging.getLogger("headrace.client")
+
+_AHEAD_MAX = 1000
+"""Messages that are leased ahead for handlers that are quick."""
+
+
+class HandlerWorkers:
+    """The workers of one handler."""
+
+    def __init__(
+        self,
+        bus: "Bus",
+        wanted: Registered,
+        executor: HandlerExecutor,
+        on_fatal: Callable[[BaseException], None],
+        missing: set[str],
+    ) -> None:
+        self._bus = bus
+        self._missing = missing
+        self._wanted = wanted
+        self._executor = executor
+        self._on_fatal = on_fatal
+        self._acknowledger, _ = bus._shared_leasing(wanted.topic, wanted.subscription)
+        self._unpacking = JobDeserializer(wanted.deserializer)
+        least, most = wanted.concurrency, _AHEAD_MAX
+        if wanted.prefetch is not None:
+            least = most = wanted.prefetch
+        self._prefetch = Prefetcher(
+            bus,
+            self._acknowledger,
+            window=PrefetchWindow(least, most),
+            lease_ms=wanted.lease_ms,
+            create=False,
+            recover=self._recover,
+        )
+        self._said = UnansweredAcks()
+        self._workers: list[Task] = []
+
+    def begin(self) -> None:
+        """Set up what the handler needs and start its workers; they wait for a topic that does not exist."""
+        try:
+            set_up(self._bus, self._wanted)
+        except TopicNotFound as error:
+            self._report_missing(error)
+        except TopicFailed as error:  # others are handled meanwhile
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", self._wanted.topic, error)
+        self._prefetch.begin()
+        for number in range(self._wanted.concurrency):
+            self._workers.append(spawn(f"{self._wanted.topic}-{number}", self._work))
+
+    def stop(self) -> None:
+        """Begin with no other message."""
+        self._prefetch.stop()
+
+    def close(self) -> None:
+        """Wait until what was begun is finished, and give back what was not."""
+        self.stop()
+        self._prefetch.give_back()
+        for worker in self._workers:
+            worker.join()
+        self._prefetch.close()
+        self._said.answered(self._acknowledger.timeout)
+
+    def _recover(self, error: HeadraceError) -> None:
+        """Set up the handler anew after a refused lease, as its topic may have been deleted, made again or mended."""
+        topic = self._wanted.topic
+        try:
+            set_up(self._bus, self._wanted)
+        except TopicNotFound as missing:
+            self._report_missing(missing)
+        except HeadraceError as failure:
+            logger.warning("handler setup failed; retrying  topic=%s error=%s", topic, failure)
+        else:
+            if not isinstance(error, TopicNotFound | SubscriptionNotFound):
+                logger.warning("lease refused; retrying  topic=%s error=%s", topic, error)
+            elif topic in self._missing:
+                self._missing.discard(topic)
+                logger.info("topic exists; handler starts  topic=%s", topic)
+
+    def _report_missing(self, error: TopicNotFound) -> None:
+        """Log, once for each time that the topic is missing, that the handler waits for it."""
+        if self._wanted.topic not in self._missing:
+            self._missing.add(self._wanted.topic)
+            logger.warning("handler waits for its topic: %s  topic=%s", error, self._wanted.topic)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._prefetch.take()
+            except HeadraceError as error:
+                logger.warning("nothing can be taken from %s: %s", self._wanted.topic, error)
+                continue
+            if job is None:
+                return
+            self._handle(job)
+
+    def _handle(self, job: Job) -> None:
+        """Let the handler have a message, and see what becomes of it. Whatever Exception it raises, the app goes on."""
+        opened = self._unpacking.opened(job)
+        if not isinstance(opened, Job):
+            self._release(job, reason=opened)
+            return
+        try:
+            self._executor.call(self._wanted.handler, opened)
+            if self._prefetch.disowned:
+                return  # in a child that the handler forked off: the parent says what became of the message
+        except Reject as verdict:
+            words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
+            self._said.add(self._acknowledger.send(Kind.REJECT, words, watched=False))
+        except Retry as verdict:
+            self._retry(job, verdict)
+        except Exception as error:  # noqa: BLE001  # a message must not end the app
+            self._failed(job, error)
+        except BaseException as error:  # noqa: BLE001  # `run` raises it when all else has ended
+            if survives(error):
+                self._failed(job, error)
+            else:
+                self._release(job, delay_ms=0, reason=told(error))
+                self._on_fatal(error)
+        else:
+            self._said.add(self._acknowledger.ack_one(job, watched=False))
+
+    def _failed(self, job: Job, error: BaseException) -> None:
+        logger.warning(
+            "message %s of %s[%s] was not handled, delivery %s",
+            job.offset,
+            job.topic,
+            job.partition,
+            job.deliveries,
+            exc_info=error,
+        )
+        self._release(job, reason=told(error))
+
+    def _retry(self, job: Job, verdict: Retry) -> None:
+        try:
+            delay_ms = None if verdict.delay is None else span_ms(verdict.delay, "delay")
+            until_us = None if verdict.until is None else microseconds(verdict.until)
+            self._release(job, delay_ms, until_us, verdict.reason, bytes(verdict.state))
+        except (HeadraceError, TypeError, ValueError) as error:
+            self._failed(job, error)
+
+    def _release(
+        self,
+        job: Job,
+        delay_ms: int | None = None,
+        until_us: int | None = None,
+        reason: str = "",
+        state: bytes = b"",
+    ) -> None:
+        words = Release(
+            job.topic,
+            holdings_of([job]),
+            delay_ms,
+            until_us,
+            cut_reason(reason),
+            {job.offset: state} if state else {},
+            False,
+            job.subscription,
+        )
+        self._said.add(self._acknowledger.send(Kind.RELEASE, words, watched=False))

@@ -1,0 +1,1 @@
+"""The connection to a broker: addresses, requests and answers, reconnecting, the clock."""

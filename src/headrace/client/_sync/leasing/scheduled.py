@@ -1,0 +1,157 @@
+"""A message that was scheduled, and can be changed until it is handed out."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.client._sync.concurrency import now
+from headrace.client._sync.connection.reconnecting import ReconnectingConnection
+from headrace.client.connection.clock import Clock
+from headrace.client.leasing.jobs import found_messages
+from headrace.client.leasing.message_selection import UNCHANGED, edition
+from headrace.client.leasing.scheduled_times import MessageName, edit_error, moment_of
+from headrace.client.producer.pending_batch import GivenHeaders
+from headrace.client.times import Moment
+from headrace.model.errors import MessageGone
+from headrace.model.leasing import Edit, EditOutcome, Find, MessageId, Selection, SubscriptionList
+from headrace.model.representation import described, state_of
+from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.wire.native import Kind
+
+if TYPE_CHECKING:
+    from headrace.client.leasing.jobs import PendingMessage
+
+
+class Scheduled:
+    """A handle for a message of a topic. Made by `bus.schedule(...)`, or `bus.scheduled(id)` from the handle's `id`.
+
+    Changes are made only if the message still has the handle's `version`, which each of them raises: StaleVersion says
+    that somebody else has changed it since, MessageLeased that somebody has it in hand, MessageGone that it is
+    settled or deleted, and NotOwner that it belongs to another producer group. Nothing is changed then.
+    """
+
+    def __init__(
+        self,
+        broker: ReconnectingConnection,
+        clock: Clock,
+        name: MessageName,
+        version: int | None,
+        owner: str,
+        bus: object = None,
+    ) -> None:
+        self.topic, self.partition, self.offset, self.topic_id = self._name = name
+        self.version = version
+        """The version in which the message was seen last; None changes it whichever it has."""
+        self.owner = owner
+        self._bus = bus  # which must live as long
+        self._broker = broker
+        self._clock = clock
+        self._content: tuple[bytes | None, GivenHeaders | None] | None = None
+        """Value and headers in that version, if they are known."""
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield self.id
+        yield "" if self.version is None else f"version={self.version}"
+        yield state_of(closed=self._broker.closed)
+
+    def _knows(self, value: bytes | None, headers: GivenHeaders | None) -> "Scheduled":
+        """The same handle, which need not ask for what the message says."""
+        self._content = (value, headers)
+        return self
+
+    @property
+    def id(self) -> str:
+        """What the message can be found by again, such as `reminders/0/17@3`: topic, partition, offset, topic's id."""
+        return str(self._name)
+
+    def move(self, *, at: Moment | None = None, in_: float | timedelta | None = None) -> None:
+        """Let it be due at another time.
+
+        Parameters:
+            at: a datetime, or microseconds since 1970;
+            in_: or so many seconds from now on.
+        """
+        due = moment_of(at, in_, self._clock.now_us())
+        self._edit(self.version, now() + self._broker.timeout, due=due)
+
+    def update(
+        self,
+        *,
+        value: bytes | None = UNCHANGED,
+        headers: GivenHeaders | None = UNCHANGED,
+        priority: int | None = None,
+        at: Moment | None = None,
+        in_: float | timedelta | None = None,
+    ) -> None:
+        """Change what it says.
+
+        Parameters:
+            value: another value.
+            headers: other headers, instead of all it has.
+            priority: another priority.
+            at: another time, as for `move`;
+            in_: see there.
+        """
+        due = None if at is None and in_ is None else moment_of(at, in_, self._clock.now_us())
+        replaces = value is not UNCHANGED or headers is not UNCHANGED
+        version, deadline = self.version, now() + self._broker.timeout
+        if (value is UNCHANGED) != (headers is UNCHANGED):  # the two are replaced together
+            version, known_value, known_headers = self._known(deadline)
+            value = known_value if value is UNCHANGED else value
+            headers = known_headers if headers is UNCHANGED else headers
+        self._edit(version, deadline, value=value, headers=headers, priority=priority, due=due)
+        if replaces:
+            self._content = (value, headers)
+
+    def cancel(self) -> None:
+        """Delete it. Said again, after an answer was lost perhaps, it is deleted all the same."""
+        self._edit(self.version, now() + self._broker.timeout, delete=True)
+
+    def look(self, subscription: str | None = None) -> "PendingMessage":
+        """The message as it is now.
+
+        Parameters:
+            subscription: as this leased subscription of its topic has it; by default any that it has, and if it has
+                none, as a new one would have it.
+        """
+        return self._look(subscription, now() + self._broker.timeout)
+
+    def _look(self, subscription: str | None, deadline: float) -> "PendingMessage":
+        names = [subscription] if subscription is not None else self._subscriptions(deadline)
+        for name in names:
+            wanted = Selection(messages=[MessageId(self.partition, self.offset)])
+            find = Find(self.topic, wanted, name, 1, topic_id=self.topic_id)
+            answer, body = self._broker.request(Kind.FIND, find, timeout=deadline - now())
+            found = found_messages(self.topic, answer, body)
+            if found:
+                return found[0]
+        raise MessageGone(f"{self.id} is settled, deleted or unknown")
+
+    def _subscriptions(self, deadline: float) -> list[str]:
+        """The leased subscriptions of the topic; without one, what the first one would be called."""
+        head = SubscriptionList(self.topic)
+        answer, _ = self._broker.request(Kind.SUBSCRIPTION_LIST, head, timeout=deadline - now())
+        return [info.subscription for info in answer.subscriptions] or [DEFAULT_SUBSCRIPTION]
+
+    def _known(self, deadline: float) -> tuple[int, bytes | None, GivenHeaders | None]:
+        """A version, and its value and headers; the handle's, or else the one there is."""
+        if self._content is not None and self.version is not None:
+            return self.version, *self._content
+        found = self._look(None, deadline)
+        return self.version or found.version, found.value, found.headers
+
+    def _edit(self, version: int | None, deadline: float, **changes: Any) -> None:
+        change, body = edition(owner=self.owner, **changes)
+        message = MessageId(self.partition, self.offset, version)
+        head = Edit(self.topic, [message], change, self.owner, self.topic_id)
+        answer, _ = self._broker.request(
+            Kind.EDIT, head, body, timeout=deadline - now(), repeat=version is None or change.delete
+        )
+        outcome: EditOutcome = answer.outcomes[0]
+        if outcome.outcome != "applied":
+            raise edit_error(self.id, outcome)
+        if self.version is not None:
+            self.version = outcome.version

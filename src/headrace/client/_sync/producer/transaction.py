@@ -1,0 +1,402 @@
+"""Transactions: messages for several topics, and positions of a group, that count together or not at all."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from headrace.client._sync.concurrency import ResultCell, now
+from headrace.client._sync.connection.reconnecting import ReconnectingConnection
+from headrace.client._sync.consumer.subscription import Subscription
+from headrace.client._sync.producer.metadata_cache import MetadataCache
+from headrace.client.connection import fork_guard
+from headrace.client.connection.request_router import Bytes
+from headrace.client.producer.batch_split import BatchPortion, CheckedColumns, GivenMessages, portions
+from headrace.client.producer.partitioning import divided
+from headrace.client.producer.pending_batch import GivenHeaders, OutgoingMessage, PendingBatch, checked_key
+from headrace.client.producer.serializing import to_bytes
+from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
+from headrace.client.times import Moment, listed
+from headrace.model.arguments import checked_timeout, shown
+from headrace.model.batch import NO_PRODUCER, Batch
+from headrace.model.errors import (
+    Busy,
+    Closed,
+    ConnectionFailed,
+    Draining,
+    HeadraceError,
+    InvalidArgument,
+    MessageTooLarge,
+    PartitionNotFound,
+)
+from headrace.model.partitioning import by_key
+from headrace.model.representation import described, short, state_of
+from headrace.model.requests import (
+    PartitionOffset,
+    TransactionAbort,
+    TransactionBegin,
+    TransactionBegun,
+    TransactionCommit,
+    TransactionCommitted,
+    TransactionStage,
+)
+from headrace.wire.native import Kind
+
+logger = logging.getLogger("headrace.client")
+
+_BATCH_BYTES = 100_000
+_BATCH_COUNT = 1000
+_UNDER_WAY_MAX = 32
+_UNDER_WAY_BYTES_MAX = 16 << 20
+
+
+class _Staging:
+    """A batch on its way to the broker's keeping."""
+
+    def __init__(self, head: TransactionStage, body: Bytes) -> None:
+        self.head = head
+        self.body = body
+        self.outcome: ResultCell[int] = ResultCell()
+
+    def told(self, answer: object, _body: Bytes) -> None:
+        """The broker has it, or not."""
+        if isinstance(answer, HeadraceError):
+            self.outcome.fail(answer)
+        else:
+            self.outcome.settle(answer.stage)  # type: ignore[attr-defined]  # a TransactionStaged
+
+
+class Transaction:
+    """A transaction, to be used in `with`. Made by `bus.transaction(...)`.
+
+    What is published in it is kept by the broker, and becomes visible at the end of the block, all at once; if the
+    block ends with an exception, nothing of it ever is.
+
+    Several processes can share one: each calls `join`, stages batches, and hands what `staged` returns to one of them,
+    which calls `adopt_stages` with all of it, and commits.
+    """
+
+    def __init__(
+        self,
+        broker: ReconnectingConnection,
+        metadata_cache: MetadataCache,
+        name: str,
+        sequence: int | None,
+        timeout: float,
+        bus: object = None,
+    ) -> None:
+        self.name = name
+        self.outcome: TransactionCommitted | None = None
+        """What the broker said to the commit: where the batches are."""
+        self._bus = bus  # which must live as long
+        self._broker = broker
+        self._metadata_cache = metadata_cache
+        self._sequence = sequence
+        self._timeout = timeout
+        self._begun: TransactionBegun | None = None
+        self._ended = False
+        self._forks = fork_guard.count
+        self._gathering: dict[tuple[str, int], PendingBatch] = {}
+        self._under_way: deque[_Staging] = deque()
+        self._under_way_bytes = 0
+        self._stages: list[int] = []
+        self._turn = 0
+        self._subscription: Subscription | None = None
+        self._positions: tuple[str, str, list[PartitionOffset]] = ("", "", [])
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield short(self.name)
+        yield "" if self.sequence is None else f"sequence={self.sequence}"
+        yield state_of(
+            forked=self._forks != fork_guard.count,
+            already_committed=self.already_committed,
+            committed=self.outcome is not None,
+            aborted=self._ended,
+            closed=self._broker.closed,
+            open=self._begun is not None,
+            not_begun=True,
+        )
+
+    @property
+    def already_committed(self) -> bool:
+        """Whether a transaction of this name and sequence was committed before: there is nothing to do."""
+        return self._begun is not None and self._begun.committed
+
+    @property
+    def sequence(self) -> int | None:
+        """Which of the transactions of this name it is."""
+        return self._sequence if self._begun is None else self._begun.sequence
+
+    @property
+    def epoch(self) -> int:
+        """By which the broker tells it from others of its name."""
+        return 0 if self._begun is None else self._begun.epoch
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        headers: GivenHeaders | None = None,
+        timestamp: Moment | None = None,
+        due: Moment | None = None,
+        priority: int | None = None,
+        expires: Moment | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Publish a message with the commit; all as in `bus.publish`."""
+        if self._nothing_to_do():
+            return
+        message = OutgoingMessage(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
+        deadline = now() + self._broker.timeout
+        metadata = self._metadata_cache.get(topic, deadline)
+        try:
+            number, pending_batch = self._put(message, to_bytes(value), metadata)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            metadata = self._metadata_cache.refreshed(topic, refusal, deadline)
+            number, pending_batch = self._put(message, to_bytes(value), metadata)
+        if pending_batch.bytes >= _BATCH_BYTES or len(pending_batch.values) >= _BATCH_COUNT:
+            self._stage(topic, number, metadata, deadline)
+
+    def publish_many(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        *,
+        keys: Sequence[bytes | str | None] | None = None,
+        headers: Sequence[GivenHeaders | None] | None = None,
+        timestamps: Sequence[Moment | None] | None = None,
+        dues: Sequence[Moment | None] | None = None,
+        priorities: Sequence[int | None] | None = None,
+        expires: Sequence[Moment | None] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Publish messages with the commit; all as in `bus.publish_many`."""
+        if self._nothing_to_do():
+            return
+        given = GivenMessages(
+            values if isinstance(values, list | tuple) else listed(values, "values"),
+            keys,
+            headers,
+            timestamps,
+            dues,
+            priorities,
+            expires,
+        )
+        checked = given.checked(to_bytes)
+        deadline = now() + self._broker.timeout
+        metadata = self._metadata_cache.get(topic, deadline)
+        try:
+            planned = self._planned(topic, checked, partition, metadata)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            metadata = self._metadata_cache.refreshed(topic, refusal, deadline)
+            planned = self._planned(topic, checked, partition, metadata)
+        for number, portion in planned:
+            self._stage(topic, number, metadata, deadline)  # what was published before goes before
+            pending_batch = self._gathering[topic, number] = _pending_batch()
+            pending_batch.fill(portion.columns, portion.size)
+            deadline = now() + self._broker.timeout  # each: there may be any number
+            self._stage(topic, number, metadata, deadline)
+        self._turn += 1
+
+    def commit_positions(self, subscription: Subscription) -> None:
+        """Commit, with the transaction, the positions behind all that the subscription has handed out so far.
+
+        The subscription needs a group, and `commit="manual"`: it must not commit by itself.
+        """
+        if not hasattr(subscription, "_positions_handed"):
+            raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
+        if not self._nothing_to_do():
+            self._positions = subscription._positions_handed()
+            self._subscription = subscription
+
+    def begin(self) -> None:
+        """Begin; `with` does it."""
+        fork_guard.check(self._forks, "a transaction")
+        head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
+        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head, late=self._begun_late)
+
+    def join(self) -> None:
+        """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        fork_guard.check(self._forks, "a transaction")
+        head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
+        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head)
+
+    def adopt_stages(self, epoch: int, stages: Sequence[int]) -> None:
+        """Go on with what those who joined have staged."""
+        self._begun = TransactionBegun(epoch, self._sequence or 0)
+        self._stages += stages
+
+    def metadata(self, topic: str) -> TopicMetadata:
+        """What must be known to stage batches for a topic, which the broker may make now."""
+        return self._metadata_cache.get(topic)
+
+    def stage(self, topic: str, partition: int, batch: Batch) -> None:
+        """Stage a batch, whose messages have been checked; returns before the broker has it."""
+        if not isinstance(batch, Batch):
+            raise InvalidArgument(f"only a Batch can be staged, not {shown(batch)}")
+        if self._nothing_to_do():
+            return
+        deadline = now() + self._broker.timeout
+        metadata = self._metadata_cache.get(topic, deadline)
+        try:
+            check_partition(topic, partition, metadata)
+        except PartitionNotFound as refusal:
+            metadata = self._metadata_cache.refreshed(topic, refusal, deadline)  # it may have more by now
+            check_partition(topic, partition, metadata)
+        self._stage(topic, partition, metadata, deadline)  # what was published before goes before
+        self._send(topic, partition, batch.data, deadline)
+
+    def staged(self) -> list[int]:
+        """The numbers of all batches that were staged here, once the broker has them."""
+        return self._staged(now() + self._broker.timeout)
+
+    def _staged(self, deadline: float) -> list[int]:
+        for topic, number in list(self._gathering):
+            self._stage(topic, number, self._metadata_cache.get(topic, deadline), deadline)
+        while self._under_way:
+            self._settle_oldest(deadline)
+        return list(self._stages)
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Make all of it visible; leaving the `with` block does it. It may take so many seconds, or as the bus says."""
+        wait_s = self._broker.timeout if timeout is None else checked_timeout(timeout)
+        if self._ended or self._nothing_to_do():
+            return
+        assert self._begun is not None
+        deadline = now() + wait_s
+        stages = self._staged(deadline)
+        group, member, places = self._positions
+        head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
+        self.outcome, _ = self._broker.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
+        self._ended = True
+        if self._subscription is not None:
+            self._subscription._positions_committed(places)
+
+    def abort(self) -> None:
+        """Forget all of it; an exception in the `with` block does it."""
+        self._abort_by(now() + self._broker.timeout)
+
+    def _abort_by(self, deadline: float) -> None:
+        if self._ended or self._begun is None or self._begun.committed or self._forks != fork_guard.count:
+            return
+        self._ended = True
+        try:
+            head = TransactionAbort(self.name, self._begun.epoch)
+            self._broker.request(Kind.TRANSACTION_ABORT, head, timeout=deadline - now())
+        except HeadraceError as error:
+            logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
+
+    def __enter__(self) -> "Transaction":
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            deadline = now() + self._broker.timeout
+            try:
+                self.commit()
+            except HeadraceError:
+                self._abort_by(deadline)  # commit and abort share the time
+                raise
+            except BaseException:
+                self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
+                raise
+        else:
+            self.abort()
+
+    def _begun_late(self, answer: Any, _body: Bytes) -> None:
+        """The broker has begun it when nobody waited any more."""
+        if self._begun is None and not answer.committed:
+            self._begun = answer
+            self._abort_nowait()
+
+    def _abort_nowait(self) -> None:
+        """Abort it without waiting for the answer; if that gets lost, the broker does so in the end."""
+        connection = self._broker.connection
+        if not self._ended and self._begun is not None and connection is not None and self._forks == fork_guard.count:
+            self._ended = True
+            head = TransactionAbort(self.name, self._begun.epoch)
+            connection.request_nowait(Kind.TRANSACTION_ABORT, head, b"", lambda _answer, _body: None)
+
+    def _nothing_to_do(self) -> bool:
+        """Whether it was committed before; raises if it is not open."""
+        fork_guard.check(self._forks, "a transaction")
+        if self._begun is None:
+            raise Closed("the transaction has not begun: use it in `with`")
+        if self._ended:
+            raise Closed("the transaction has ended")
+        return self._begun.committed
+
+    def _partition(self, metadata: TopicMetadata, given: int | None, key: bytes | None) -> int:
+        if given is not None:
+            return given
+        return self._turn % metadata.partitions if key is None else by_key(key, metadata.partitions)
+
+    def _put(self, message: OutgoingMessage, value: bytes | None, metadata: TopicMetadata) -> tuple[int, PendingBatch]:
+        """Put a message into the batch of its partition; returns both."""
+        number = self._partition(metadata, message.partition, message.key)
+        check_partition(message.topic, number, metadata)
+        pending_batch = self._gathering.get((message.topic, number)) or _pending_batch()
+        pending_batch.add(message, value, metadata.message_bytes_max)
+        self._gathering[message.topic, number] = pending_batch
+        return number, pending_batch
+
+    def _planned(
+        self, topic: str, checked: CheckedColumns, partition: int | None, metadata: TopicMetadata
+    ) -> list[tuple[int, BatchPortion]]:
+        """The messages as batches, each with its partition."""
+        if partition is not None:
+            check_partition(topic, partition, metadata)
+        keyless = self._partition(metadata, partition, None)
+        plan: dict[int, list[int] | None] = {keyless: None}
+        if checked.columns.keys is not None and partition is None:
+            plan = dict(divided(checked.columns.keys, metadata.partitions, by_key, keyless))
+        for number in plan:
+            check_partition(topic, number, metadata)
+        terms = (_BATCH_BYTES, _BATCH_COUNT, metadata.message_bytes_max, topic)
+        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
+
+    def _stage(self, topic: str, number: int, metadata: TopicMetadata, deadline: float) -> None:
+        """Send what was gathered for a partition."""
+        pending_batch = self._gathering.pop((topic, number), None)
+        if pending_batch is None:
+            return
+        pending_batch.encode(time.time_ns() // 1000, metadata.codec, NO_PRODUCER, None)
+        assert pending_batch.batch is not None
+        self._send(topic, number, pending_batch.batch.data, deadline)
+
+    def _send(self, topic: str, number: int, batch: Bytes, deadline: float) -> None:
+        assert self._begun is not None
+        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
+        self._under_way.append(staging)
+        self._under_way_bytes += len(staging.body)
+        connection = self._broker.get(deadline)
+        connection.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
+        while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
+            self._settle_oldest(deadline)
+
+    def _settle_oldest(self, deadline: float) -> None:
+        staging = self._under_way.popleft()
+        self._under_way_bytes -= len(staging.body)
+        try:
+            stage = staging.outcome.wait(max(deadline - now(), 0.001))
+        except (ConnectionFailed, Busy, Draining):
+            # If the first try did arrive after all it does no harm: the commit names those that count.
+            left_s = deadline - now()
+            answer, _ = self._broker.request(Kind.TRANSACTION_STAGE, staging.head, staging.body, timeout=left_s)
+            stage = answer.stage
+        self._stages.append(stage)
+
+
+def _pending_batch() -> PendingBatch:
+    outcome: ResultCell[None] = ResultCell()
+    return PendingBatch(outcome, now())

@@ -1,0 +1,119 @@
+"""What an app has been told to do with messages."""
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from headrace.client.app.handlers import Handler, checked_handler
+from headrace.client.leasing.message_selection import lease_ms_of
+from headrace.client.producer.serializing import Deserializer, deserializer_of
+from headrace.client.times import check_name
+from headrace.model.arguments import shown
+from headrace.model.errors import InvalidArgument
+from headrace.model.schedule_requests import ScheduleDefinition
+from headrace.model.subscription import (
+    DEFAULT_SUBSCRIPTION,
+    SubscriptionSettings,
+    checked_subscription,
+    plain_settings,
+    subscription_settings,
+)
+from headrace.model.topic import parse_topic
+
+EVERY = "every."
+"""What the names of topics begin with on which schedules of apps are."""
+_EXAMPLES = {
+    "when": "such as '*/5 * * * *', '@daily' or 'every 60s'",
+    "zone": "such as 'Europe/Berlin'",
+    "name": "such as 'nightly-report'",
+}
+
+
+class Registered(NamedTuple):
+    """A handler, and what it is for."""
+
+    topic: str
+    subscription: str
+    handler: Handler
+    concurrency: int
+    prefetch: int | None
+    lease_ms: int
+    settings: dict[str, Any]
+    deserializer: Deserializer | None
+    definition: ScheduleDefinition | None
+
+
+def registered(
+    handler: Callable[..., Any],
+    topic: str,
+    *,
+    subscription: str = DEFAULT_SUBSCRIPTION,
+    concurrency: int = 1,
+    prefetch: int | None = None,
+    retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+    lease: float | timedelta | None = None,
+    deserializer: str | Deserializer | None = None,
+    definition: ScheduleDefinition | None = None,
+) -> Registered:
+    """A handler, and what it is for; says what is wrong with that."""
+    if not isinstance(topic, str):
+        raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {shown(topic)}')
+    parse_topic(topic)
+    check_name(subscription, "a subscription")
+    checked_subscription(subscription)
+    _check_count("concurrency", concurrency)
+    if prefetch is not None:
+        _check_count("prefetch", prefetch)
+    settings = _retry_settings(retry)
+    return Registered(
+        topic,
+        subscription,
+        checked_handler(handler),
+        concurrency,
+        prefetch,
+        lease_ms_of(lease),
+        settings,
+        deserializer_of(deserializer),
+        definition,
+    )
+
+
+def registered_schedule(
+    handler: Callable[..., Any],
+    when: str,
+    *,
+    zone: str,
+    name: str | None,
+    missed: str,
+    overlap: str,
+    retry: SubscriptionSettings | Mapping[str, Any] | None,
+    lease: float | timedelta | None,
+) -> Registered:
+    """A handler that is called at certain times; says what is wrong with that."""
+    from headrace.model.schedule import checked_schedule, schedule_of  # only for apps that have schedules
+
+    called: Any = name or getattr(handler, "__name__", "")
+    given: dict[str, Any] = {"when": when, "zone": zone, "name": called}
+    for argument, text in given.items():
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {shown(text)}")
+    rule = checked_schedule(ScheduleDefinition(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))
+    schedule_of(rule, 0)
+    return registered(handler, rule.topic, retry=retry, lease=lease, definition=rule)
+
+
+def _retry_settings(retry: SubscriptionSettings | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(retry, SubscriptionSettings):
+        return retry.as_dict()
+    if retry is not None and not isinstance(retry, Mapping):
+        raise InvalidArgument(
+            f'retry is SubscriptionSettings, or settings by name such as {{"deliveries_max": 5}}, not {shown(retry)}'
+        )
+    settings = plain_settings(retry or {})
+    subscription_settings(settings)
+    return settings
+
+
+def _check_count(name: str, count: Any) -> None:
+    if not isinstance(count, int) or count < 1:
+        raise InvalidArgument(f"{name} must be 1 at least, not {shown(count)}")

@@ -1,0 +1,318 @@
+"""What is said over one connection: who asked what, and whom the broker's frames are for. Sends nothing itself."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from headrace.client.connection.clock import Clock, monotonic_us
+from headrace.model.arguments import shortened
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
+from headrace.model.leasing import Ack, Extend, Lease
+from headrace.model.request import Request
+from headrace.model.requests import Assignment, Publish, TransactionStage
+from headrace.wire.frames import HEADER_BYTES, Frame, frame
+from headrace.wire.native import (
+    Delivery,
+    Kind,
+    Ping,
+    Pong,
+    StreamCredit,
+    StreamOpen,
+    Welcome,
+    decode,
+    decode_answer,
+)
+
+logger = logging.getLogger("headrace.client")
+
+Bytes = bytes | bytearray | memoryview
+Callback = Callable[[Any, Bytes], None]
+"""Is told the answer and its body, or an error and nothing."""
+
+RECEIVE_AT_ONCE_BYTES = 1 << 20
+"""A delivery up to this size gets its memory in one piece."""
+_SILENT_HEARTBEATS = 3
+_CLOCK_AGE_S = 2.0
+"""How old what is known about a clock may become that somebody goes by."""
+_CORRELATIONS = 1 << 32
+_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, Ping})
+"""Requests whose types are checked where their values come from: these are many, or large."""
+# Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
+_ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
+
+
+class StreamReader(Protocol):
+    """Whom the deliveries of a stream are for."""
+
+    def delivered(self, delivery: Delivery, body: Bytes) -> None:
+        """Batches came; the body is the reader's to keep."""
+
+    def ended(self, error: HeadraceError) -> None:
+        """No more will come."""
+
+
+_Asked = tuple[Kind, Callback, float | None, bool, Callback | None]
+"""What was asked, who is told, when that is too late, whether the answer's body must last, and who is told then."""
+
+
+class AnswerSink(Protocol):
+    """Where an answer is put."""
+
+    done: bool
+    value: Any
+    error: HeadraceError | None
+
+    def settle(self, value: Any) -> None: ...
+
+    def fail(self, error: HeadraceError) -> None: ...
+
+
+class AwaitedAnswer:
+    """An answer that somebody waits for; one that comes when nobody does any more is given to `late`, once."""
+
+    def __init__(self, outcome: AnswerSink, late: Callback | None) -> None:
+        self._outcome = outcome
+        self._late = [] if late is None else [late]
+        self._gone = False
+
+    def told(self, answer: Any, body: Bytes) -> None:
+        """It came."""
+        if isinstance(answer, HeadraceError):
+            self._outcome.fail(answer)
+        else:
+            self._outcome.settle((answer, body))
+        if self._gone:
+            self._give_back()
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._gone = True
+        if self._outcome.done:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            late = self._late.pop()
+        except IndexError:  # nobody wants it, or another thread was quicker
+            return
+        if self._outcome.error is None:
+            late(*self._outcome.value)
+
+
+class RequestRouter:
+    """Requests under way, streams and memberships of a connection.
+
+    Everything may be called from any thread; what arrives is told on the thread on which it arrives.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.draining = False
+        self.welcome: Welcome | None = None
+        self.clock: Clock | None = None
+        """What learns the broker's time."""
+        self.on_drain: Callable[[], None] | None = None
+        self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
+        """Whom the assignments of a group's member are for."""
+        self._asked: dict[int, _Asked] = {}
+        self._streams: dict[int, StreamReader] = {}
+        self._numbers = itertools.count(1)
+        self._said = False
+        self._heard = False
+        self._silent_s = 0.0
+        self._quiet_s = 0.0
+
+    def request_nowait(
+        self, kind: Kind, head: Request[Any], body: Bytes, callback: Callback, timeout: float | None = None
+    ) -> int:
+        """Ask, and have the callback told the answer; returns the number by which the request goes."""
+        number = self.queue_request(kind, head, body, callback, timeout)
+        self.flush()
+        return number
+
+    def queue_request(
+        self,
+        kind: Kind,
+        head: Request[Any],
+        body: Bytes,
+        callback: Callback,
+        timeout: float | None = None,
+        reader: StreamReader | None = None,
+        lasting: bool = True,
+        late: Callback | None = None,
+    ) -> int:
+        """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard.
+
+        With `lasting=False` the body of the answer is good only until the callback returns, and is not copied. An
+        answer that comes after the time-out was told goes to `late`.
+        """
+        number = self._number()
+        try:
+            framed = frame(kind, number, head, len(body))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {shortened(error)}") from error
+        if type(head) not in _HOT:
+            _check_types(kind, framed)
+        if reader is not None:
+            self._streams[number] = reader
+        self._said = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._asked[number] = (kind, callback, deadline, lasting, late)
+        if not self.closed:
+            self.write(framed, body)
+        if self.closed and self._asked.pop(number, None) is not None:
+            self._streams.pop(number, None)
+            self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
+        return number
+
+    def open_stream(self, head: StreamOpen, reader: StreamReader, callback: Callback) -> int:
+        """Open a stream whose deliveries are for this reader; the number it gets is its name."""
+        number = self.queue_request(Kind.STREAM_OPEN, head, b"", callback, None, reader)
+        self.flush()
+        return number
+
+    def forget_stream(self, number: int) -> None:
+        """Whatever is still delivered for it is for nobody."""
+        self._streams.pop(number, None)
+
+    def tell(self, kind: Kind, head: Request[Any]) -> None:
+        """Say something that has no answer."""
+        self._said = True
+        if not self.closed:
+            self.write(frame(kind, self._number(), head), b"")
+            self.flush()
+
+    def arrived(self, come: Frame) -> None:
+        """Tell whom it is for what came."""
+        self._heard = True
+        kind = come.kind
+        if kind in (_ANSWER, _FAILURE):
+            self._answered(come)
+        elif kind == _DELIVERY:
+            reader = self._streams.get(come.correlation)
+            if reader is not None:
+                body = come.body if come.lasting else bytes(come.body)
+                reader.delivered(decode(kind, come.head), body)
+        else:
+            self._pushed(come)
+
+    def lose(self, error: HeadraceError) -> None:
+        """The connection is gone: tell all who wait for an answer."""
+        self.closed = True
+        self._streams.clear()
+        while self._asked:
+            try:
+                _, (_, callback, _, _, _) = self._asked.popitem()
+            except KeyError:  # another thread was quicker
+                break
+            self._tell(callback, error, b"")
+
+    def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
+        """So much time has gone by: give up what is overdue, say something if we are silent.
+
+        Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
+        """
+        now = time.monotonic()
+        for number, (kind, callback, deadline, lasting, late) in list(self._asked.items()):
+            if deadline is not None and deadline <= now and self._asked.pop(number, None) is not None:
+                if late is not None:
+                    self._asked[number] = (kind, late, None, lasting, None)
+                self._tell(callback, Timeout(f"no answer to {kind.name} in time; it may still happen"), b"")
+        self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
+        self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
+        self._said = self._heard = False
+        clock = self.clock
+        if self._quiet_s >= ping_s or (clock is not None and clock.in_use and clock.age_s > _CLOCK_AGE_S):
+            self._quiet_s = 0.0
+            self.ping()
+        return self._silent_s < _SILENT_HEARTBEATS * heartbeat_s
+
+    def ping(self, times: int = 1) -> None:
+        """Ask for a sign of life, and so for the broker's time; several times one after the other."""
+        self.request_nowait(Kind.PING, Ping(), b"", partial(self._ponged, monotonic_us(), times))
+
+    def write(self, head: bytearray, body: Bytes) -> None:
+        """Queue a frame to be sent, in the order of the calls."""
+        raise NotImplementedError
+
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Call this once what is going on now is done, and send what it queues together with all else."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send what is queued, as far as that goes without blocking; the rest goes as soon as it can."""
+        raise NotImplementedError
+
+    def _number(self) -> int:
+        number = next(self._numbers) % _CORRELATIONS
+        while number in self._streams or number in self._asked:
+            number = next(self._numbers) % _CORRELATIONS
+        return number
+
+    def _answered(self, come: Frame) -> None:
+        how, number, head, body, lasts = come
+        asked = self._asked.pop(number, None)
+        if asked is None:
+            if number == 0 and how == _FAILURE:
+                decode_answer(Kind.PING, how, head)  # about the connection as a whole: raises
+            return  # too late: it was given up
+        kind, callback, _, lasting, _ = asked
+        answer: Any
+        try:
+            answer = decode_answer(kind, how, head)
+        except HeadraceError as error:
+            answer = error
+            if kind == Kind.STREAM_OPEN:
+                self._streams.pop(number, None)
+        self._tell(callback, answer, bytes(body) if body and lasting and not lasts else body)
+
+    def _ponged(self, asked_us: int, times: int, answer: Any, _body: Bytes) -> None:
+        if isinstance(answer, Pong):
+            if self.clock is not None:
+                self.clock.sample(asked_us, answer.time_us, monotonic_us())
+            if times > 1:
+                self.ping(times - 1)
+
+    def _pushed(self, come: Frame) -> None:
+        if come.kind == Kind.STREAM_END:
+            reader = self._streams.pop(come.correlation, None)
+            if reader is not None:
+                reader.ended(_error_told(come))
+        elif come.kind == Kind.ASSIGNMENT:
+            assignment: Assignment = decode(come.kind, come.head)
+            listener = self.members.get((assignment.group, assignment.member))
+            if listener is not None:
+                listener(assignment)
+        elif come.kind == Kind.DRAIN:
+            self.draining = True
+            if self.on_drain is not None:
+                self.on_drain()
+        else:
+            raise ProtocolError(f"the broker sent a frame of kind {come.kind}, which this client does not know")
+
+    def _tell(self, callback: Callback, answer: Any, body: Bytes) -> None:
+        try:
+            callback(answer, body)
+        except Exception:
+            # One who cannot cope with an answer must not keep the others from theirs.
+            logger.exception("an answer of the broker could not be handled")
+
+
+def _check_types(kind: Kind, framed: bytearray) -> None:
+    """Read a request as the broker will, which closes a connection that all threads share over one it cannot read."""
+    try:
+        decode(kind, memoryview(framed)[HEADER_BYTES:])
+    except ProtocolError as error:
+        told = shortened(error.__cause__ or error)
+        raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {told}") from error
+
+
+def _error_told(come: Frame) -> HeadraceError:
+    try:
+        decode_answer(Kind.PING, Kind.FAILURE, come.head)
+    except HeadraceError as error:
+        return error
+    raise AssertionError("a failure is always raised")

@@ -1,0 +1,146 @@
+"""One partition that is being read: how far it was received, handed out, processed and committed."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from headrace.client.connection.request_router import Bytes
+from headrace.client.results import DamagedRange, ReceivedBatch
+from headrace.model.batch import parse
+from headrace.model.errors import CorruptBatch, HeadraceError, InvalidBatch
+from headrace.wire.native import Delivery
+
+OnCorrupt = Literal["raise", "skip"] | Callable[[DamagedRange], object]
+"""What to do about messages that are damaged where they are stored."""
+
+
+class Inbox(Protocol):
+    """Where what is received goes."""
+
+    def delivered(self, reader: "PartitionReader", delivery: Delivery, body: Bytes) -> None:
+        """Batches came."""
+
+    def ended(self, reader: "PartitionReader", error: HeadraceError) -> None:
+        """No more will come."""
+
+
+class PartitionReader:
+    """A partition that is being read, under one assignment, from one place on. A seek makes another reader."""
+
+    __slots__ = (
+        "_inbox",
+        "committed",
+        "committing",
+        "credit_due",
+        "done",
+        "end_offset",
+        "epoch",
+        "gone",
+        "handed",
+        "optional",
+        "partition",
+        "position",
+        "queued_bytes",
+        "stream",
+        "topic",
+        "topic_id",
+        "using",
+        "wanted",
+    )
+
+    def __init__(self, inbox: Inbox, topic: str, partition: int, offset: int, epoch: int = 0) -> None:
+        self._inbox = inbox
+        self.topic = topic
+        self.partition = partition
+        self.epoch = epoch
+        self.topic_id = 0
+        self.stream: int | None = None
+        """The number of the stream on the present connection."""
+        self.end_offset = offset
+        self.gone = False
+        """Not to be read any more: revoked, lost, or replaced."""
+        self.optional = False
+        """Nobody minds if it is not there any more."""
+        self.using = 0
+        """How many batches of it are being processed."""
+        self.queued_bytes = 0
+        self.credit_due = 0
+        self.start(offset)
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def lag(self) -> int:
+        """How many messages there are behind the last one that was processed, as far as is known."""
+        return max(self.end_offset - self.done, 0)
+
+    def start(self, offset: int) -> None:
+        """Begin here."""
+        self.position = offset
+        """Behind what was received: where a stream is to be opened."""
+        self.wanted = offset
+        """The next offset to be handed out."""
+        self.handed = offset
+        """Behind what was handed out."""
+        self.done = offset
+        """Behind what was processed."""
+        self.committed = offset
+        """What the broker knows of that."""
+        self.committing = offset
+
+    def delivered(self, delivery: Delivery, body: Bytes) -> None:
+        """Batches came for it."""
+        self._inbox.delivered(self, delivery, body)
+
+    def ended(self, error: HeadraceError) -> None:
+        """No more will come."""
+        self._inbox.ended(self, error)
+
+    def passed(self, offset: int) -> None:
+        """There was nothing to hand out up to here."""
+        self.wanted = max(self.wanted, offset)
+        if self.done == self.handed:
+            self.done = self.handed = self.wanted
+
+
+class Delivered:
+    """Batches that were delivered together, taken one by one."""
+
+    __slots__ = ("_at", "_view", "reader")
+
+    def __init__(self, reader: PartitionReader, body: Bytes) -> None:
+        self.reader = reader
+        self._view = memoryview(body)
+        self._at = 0
+
+    def next(self) -> ReceivedBatch | None:
+        """The next batch with messages that are wanted; None when there is none left."""
+        reader, view = self.reader, self._view
+        while self._at < len(view) and not reader.gone:
+            try:
+                batch = parse(view, self._at)
+            except InvalidBatch as error:
+                at, self._at = self._at, len(view)  # without its length nobody knows where the next one begins
+                raise _damaged(reader, reader.wanted, reader.position, at, error) from error
+            self._at += batch.length
+            next_offset = batch.base_offset + batch.span
+            if next_offset <= reader.wanted or not batch.count:
+                reader.passed(next_offset)
+                continue
+            first_offset = max(reader.wanted, batch.base_offset)
+            reader.wanted = next_offset
+            received = ReceivedBatch(reader.topic, reader.partition, batch, first_offset)
+            try:
+                batch.verify()
+                received.columns()  # they are wanted next, and what cannot be decoded counts as damaged
+            except InvalidBatch as error:
+                raise _damaged(reader, first_offset, next_offset, self._at - batch.length, error) from error
+            return received
+        return None
+
+
+def _damaged(reader: PartitionReader, first: int, next_offset: int, at: int, error: InvalidBatch) -> CorruptBatch:
+    reader.wanted = max(reader.wanted, next_offset)
+    return CorruptBatch(first, next_offset, f"{reader.topic}[{reader.partition}] as it was received", at, str(error))

@@ -1,0 +1,1 @@
+"""Leased subscriptions: requesting, holding, prefetching and settling leases."""

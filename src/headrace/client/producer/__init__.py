@@ -1,0 +1,1 @@
+"""Publishing: accumulating, sending, metadata, partitioning, serializing, transactions."""

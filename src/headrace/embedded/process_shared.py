@@ -1,0 +1,81 @@
+"""What all embedded logs of a process share, made at first use and put in order when the process ends."""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from headrace.embedded.ticker import Ticker
+from headrace.model.errors import HeadraceError
+from headrace.storage.runtime import StorageRuntime
+
+logger = logging.getLogger("headrace.embedded")
+
+
+class Closable(Protocol):
+    """A log that can be closed."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+    def _disown(self) -> None:
+        """Know that it belongs to the process that this one was forked off."""
+
+
+_lock = threading.Lock()
+_host: StorageRuntime | None = None
+_ticker: Ticker | None = None
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+
+def host() -> StorageRuntime:
+    """The process's host."""
+    global _host
+    with _lock:
+        if _host is None:
+            _host = StorageRuntime()
+        return _host
+
+
+def ticker() -> Ticker:
+    """The process's ticker."""
+    global _ticker
+    with _lock:
+        if _ticker is None:
+            _ticker = Ticker()
+        return _ticker
+
+
+def close_at_exit(log: Closable) -> None:
+    """Close a log when the process ends, if nobody has before, and tell it when this becomes a forked child."""
+    _open.add(log)
+
+
+def closed(log: Closable) -> None:
+    """The log needs no closing any more."""
+    _open.discard(log)
+
+
+@atexit.register
+def _close_all() -> None:
+    for log in list(_open):
+        try:
+            log.close()
+        except HeadraceError as error:
+            logger.error("at exit: %s", error)
+
+
+def _forget() -> None:
+    """In a forked child: its parent's threads are not there, and its parent's logs are not its own."""
+    global _host, _ticker, _open, _lock
+    parents = list(_open)
+    _lock = threading.Lock()
+    _host = _ticker = None
+    _open = weakref.WeakSet()
+    for log in parents:
+        log._disown()
+
+
+os.register_at_fork(after_in_child=_forget)

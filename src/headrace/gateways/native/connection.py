@@ -1,0 +1,411 @@
+"""One connection of the native protocol: frames in, requests to the broker, answers and deliveries out."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.native.hangup import hung_up
+from headrace.gateways.native.stream_pump import FetchAnswer, FrameSource, StreamPump
+from headrace.model.errors import (
+    Busy,
+    Draining,
+    HeadraceError,
+    InternalError,
+    LimitExceeded,
+    ProtocolError,
+    UnsupportedOperation,
+    UnsupportedVersion,
+)
+from headrace.model.limits import STREAMS_MAX
+from headrace.model.request import REQUESTS, Answer
+from headrace.model.requests import Done
+from headrace.wire import native
+from headrace.wire.frames import Frame, Frames
+from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
+
+if TYPE_CHECKING:
+    from headrace.broker.group_coordinator import Session
+    from headrace.gateways.native.gateway import NativeGateway
+
+logger = logging.getLogger("headrace.native")
+
+UNANSWERED_MAX = 1024
+"""A connection with so many requests under way is not read from until half of them are answered."""
+FEATURES: frozenset[str] = frozenset()
+"""What this side can do beyond the version of the protocol."""
+_ANSWER = int(Kind.ANSWER)  # every look at a member of an enumeration is a call
+_TOUCH_US = 250_000
+_LINGER_S = 2.0
+_HELD_BYTES_FREE = 1 << 20
+"""An unfinished frame up to this size is nobody's concern, however much all connections hold."""
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    """A client's connection. All of it runs on the broker's thread."""
+
+    _transport: asyncio.Transport
+    _out: FrameWriter
+
+    def __init__(self, gateway: "NativeGateway") -> None:
+        self._gateway = gateway
+        self._broker = gateway.broker
+        self._frames = Frames(gateway.memory)
+        self._session: Session | None = None
+        self._name = ""
+        self._since_us = self.heard_us = gateway.now_us()
+        """When the client last said something."""
+        self._touched_us = 0
+        self._unanswered = 0
+        self._backlog: deque[Frame] = deque()
+        """Frames that came in one piece with others and must wait: there is enough to do."""
+        self._streams: dict[int, StreamPump] = {}
+        self._fetches: set[FetchAnswer] = set()
+        self._read_paused = False
+        self._ending = False
+        self._held_bytes = 0
+        self._own: dict[int, Callable[[int, Any, int], None]] = {
+            Kind.PING: self._ping,
+            Kind.FETCH: self._fetch,
+            Kind.STREAM_OPEN: self._open_stream,
+            Kind.STREAM_CREDIT: self._credit_stream,
+            Kind.STREAM_CLOSE: self._close_stream,
+            Kind.HELLO: self._hello_again,
+        }
+
+    def __str__(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local socket"
+        return f"{self._name or 'a client'} at {address}"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be answered, other than fetches that wait for what may never come."""
+        return self._unanswered > len(self._fetches) or bool(self._backlog)
+
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; -1 once that is closed."""
+        return int(self._transport.get_extra_info("socket").fileno())
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        gateway = self._gateway
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
+        self._out = FrameWriter(self._transport, gateway.deliver_soon, gateway.flush_soon, self._sender_failed)
+        refusal = gateway.admit(self)
+        if refusal is not None:
+            self.end(refusal)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go."""
+        return self._gateway.memory.shared if self._ending or self._gateway.ignores_requests else self._frames.buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes came."""
+        if self._ending or self._gateway.ignores_requests:
+            return
+        now_us = self.heard_us = self._gateway.now_us()
+        self._out.corked = True
+        try:
+            for received in self._frames.received(count):
+                if self._backlog or self._blocked:
+                    self._backlog.append(_kept(received))
+                elif not self._ending:
+                    self._take(received, now_us)
+            self._account()
+        except (ProtocolError, Busy) as error:
+            self.end(error)
+            return
+        if now_us - self._touched_us > _TOUCH_US:
+            self._touch(now_us)
+        self._regulate()
+        self._uncork()
+
+    def eof_received(self) -> bool:
+        """The client will send no more: the connection is closed."""
+        return False
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent as fast as it comes."""
+        self._out.paused = True
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._out.resume()
+        self._gateway.soon(self._catch_up)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 gone is gone
+        """The connection is gone, and all that belongs to it."""
+        self._ending = True
+        self._out.close()
+        self._release()
+        self._gateway.forget(self)
+
+    # What the gateway says.
+
+    def end(self, error: HeadraceError, correlation: int = 0) -> None:
+        """Tell the client why the connection ends, and end it."""
+        if self._ending:
+            return
+        logger.info("connection refused", extra={"client": str(self), "code": error.code, "why": str(error)})
+        self._ending = True
+        self._out.send(Kind.FAILURE, correlation, failure(error))
+        self._out.flush()
+        self._out.close()
+        self._release()
+        if self._transport.is_closing():
+            return
+        # What it still sends is thrown away for a moment: if it were left lying, the system would reset the
+        # connection, and the reason might never arrive.
+        if self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+        self._transport.write_eof()
+        self._gateway.later(_LINGER_S, self._transport.abort)
+
+    def close(self) -> None:
+        """End it without a word, when what waits is sent."""
+        self._out.flush()
+        self._out.close()
+        self._ending = True
+        self._release()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._transport.abort()
+
+    def drain(self) -> None:
+        """Tell the client that the broker is going to stop."""
+        if self._session is not None and not self._ending:
+            self._out.send(Kind.DRAIN, 0, Done())
+
+    def supervise(self, now_us: int, silence_us: int) -> None:
+        """End it if nothing has been heard for so long; one that this side does not read is alive if it takes."""
+        if self._read_paused and hung_up(self._transport):
+            self.abort()
+            return
+        if self._read_paused and not (self._out.paused and not self._out.progressed()):
+            self.heard_us = now_us
+            self._touch(now_us)
+        since_us = self.heard_us if self._session is not None else self._since_us
+        if now_us - since_us > silence_us:
+            logger.info("connection given up: nothing heard", extra={"client": str(self)})
+            self.abort()
+
+    # What comes in.
+
+    @property
+    def _blocked(self) -> bool:
+        return self._out.paused or self._unanswered >= UNANSWERED_MAX
+
+    def _regulate(self) -> None:
+        """Stop reading when there is enough to do, and go on when there is not."""
+        wanted = self._blocked or bool(self._backlog)
+        if wanted == self._read_paused or self._ending or self._transport.is_closing():
+            return
+        self._read_paused = wanted
+        if wanted:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _catch_up(self) -> None:
+        """Deal with what had to wait."""
+        if self._ending:
+            return
+        now_us = self._gateway.now_us()
+        self._out.corked = True
+        while self._backlog and not self._blocked and not self._ending:
+            self._take(self._backlog.popleft(), now_us)
+        self._regulate()
+        self._uncork()
+
+    def _uncork(self) -> None:
+        self._out.corked = False
+        self._out.flush()
+
+    def _account(self) -> None:
+        """Tell the gateway how much memory an unfinished frame takes, which is bounded for all together."""
+        held = self._frames.pending_bytes
+        if held != self._held_bytes:
+            too_much = self._gateway.hold(held - self._held_bytes)
+            self._held_bytes = held
+            if too_much and held > _HELD_BYTES_FREE:
+                raise Busy("the broker is receiving too many large frames at once; connect again in a moment")
+
+    def _touch(self, now_us: int) -> None:
+        """Tell the broker of a sign of life."""
+        if self._session is not None:
+            self._touched_us = now_us
+            self._broker.touch(self._session, now_us)
+
+    def _take(self, received: Frame, now_us: int) -> None:
+        kind, correlation, head, body, _ = received
+        try:
+            if self._session is None:
+                self._hello(kind, correlation, head, now_us)
+                return
+            if kind not in REQUESTS:
+                raise UnsupportedOperation(f"frames of kind {kind} are unknown here")
+            request = decode(kind, head)
+            own = self._own.get(kind)
+            if own is not None:
+                own(correlation, request, now_us)
+                return
+            outcome = self._broker.ask(self._session, request, body, now_us)
+            if isinstance(outcome, PendingAnswer):
+                self._unanswered += 1
+                outcome.then(partial(self._settled, correlation))
+            else:
+                self._answer(correlation, outcome)
+        except (ProtocolError, UnsupportedVersion) as error:
+            self.end(error, correlation)
+        except HeadraceError as error:
+            self._out.send(Kind.FAILURE, correlation, failure(error))
+        except Exception:
+            logger.exception("a request failed", extra={"kind": kind, "client": str(self)})
+            self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
+
+    def _settled(self, correlation: int, outcome: Answer | AnswerWithBody | HeadraceError) -> None:
+        """An answer that had to be waited for is there."""
+        if not self._ending:
+            if isinstance(outcome, HeadraceError):
+                self._out.send(Kind.FAILURE, correlation, failure(outcome))
+            else:
+                self._answer(correlation, outcome)
+        self._answered()
+
+    def _answer(self, correlation: int, outcome: Answer | AnswerWithBody) -> None:
+        if isinstance(outcome, AnswerWithBody):
+            self._out.send_batches(_ANSWER, correlation, outcome.words, memoryview(outcome.body))
+        else:
+            self._out.send(_ANSWER, correlation, outcome)
+
+    def _answered(self) -> None:
+        self._unanswered -= 1
+        if self._read_paused and self._unanswered == UNANSWERED_MAX // 2:
+            self._gateway.soon(self._catch_up)
+
+    # Requests that are the connection's own business.
+
+    def _hello(self, kind: int, correlation: int, head: memoryview, now_us: int) -> None:
+        if kind != Kind.HELLO:
+            raise ProtocolError("the first frame must be a Hello")
+        hello: native.Hello = decode(kind, head)
+        if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
+            raise UnsupportedVersion(
+                f"the broker speaks version {PROTOCOL_VERSION} of the protocol, the client {hello.protocol_min} to "
+                f"{hello.protocol_max}",
+                protocol_min=PROTOCOL_VERSION,
+                protocol_max=PROTOCOL_VERSION,
+            )
+        if self._gateway.draining:
+            self.end(Draining(), correlation)
+            return
+        self._name = hello.name or hello.client
+        self._session = self._broker.connect(partial(self._out.send, Kind.ASSIGNMENT, 0), self._name, now_us)
+        self._touched_us = now_us
+        features = [feature for feature in hello.features if feature in FEATURES]
+        self._out.send(_ANSWER, correlation, self._gateway.welcome(now_us, features))
+
+    def _hello_again(self, *_: object) -> None:
+        raise ProtocolError("a second Hello")
+
+    def _ping(self, correlation: int, request: native.Ping, now_us: int) -> None:  # noqa: ARG002
+        assert self._session is not None
+        self._touched_us = now_us
+        self._broker.touch(self._session, now_us)
+        self._out.send(_ANSWER, correlation, native.Pong(now_us))
+
+    def _fetch(self, correlation: int, request: native.Fetch, now_us: int) -> None:
+        assert self._session is not None
+        fetch = FetchAnswer(self._out, correlation, request, self._gateway.later, self._fetched)
+        stream = self._broker.open_stream(
+            self._session,
+            request.topic,
+            request.partition,
+            request.offset,
+            fetch.on_ready,
+            now_us,
+            verify=request.verify,
+        )
+        self._fetches.add(fetch)
+        self._unanswered += 1
+        try:
+            fetch.start(stream, now_us)
+        except BaseException:
+            self._fetched(fetch)
+            raise
+
+    def _fetched(self, fetch: FetchAnswer) -> None:
+        fetch.close()
+        self._fetches.discard(fetch)
+        self._answered()
+
+    def _open_stream(self, correlation: int, request: native.StreamOpen, now_us: int) -> None:
+        assert self._session is not None
+        if correlation in self._streams:
+            raise ProtocolError(f"there is already a stream {correlation}")
+        if len(self._streams) >= STREAMS_MAX:
+            raise LimitExceeded(f"a connection has at most {STREAMS_MAX} streams")
+        pump = StreamPump(self._out, correlation, request.credit_bytes)
+        stream = self._broker.open_stream(
+            self._session, request.topic, request.partition, request.offset, pump.on_ready, now_us
+        )
+        self._streams[correlation] = pump
+        opened = native.StreamOpened(stream.first_offset, stream.end_offset, stream.topic_id)
+        self._out.send(_ANSWER, correlation, opened)
+        pump.start(stream)
+
+    def _credit_stream(self, correlation: int, request: native.StreamCredit, now_us: int) -> None:  # noqa: ARG002
+        if request.bytes < 0:
+            raise ProtocolError("credit cannot be taken back")
+        pump = self._streams.get(request.stream)
+        if pump is not None:  # or it has ended, and the client does not know yet
+            pump.grant(request.bytes)
+
+    def _close_stream(self, correlation: int, request: native.StreamClose, now_us: int) -> None:  # noqa: ARG002
+        pump = self._streams.pop(request.stream, None)
+        if pump is not None:
+            pump.close()
+        self._out.send(_ANSWER, correlation, Done())
+
+    def _sender_failed(self, sender: FrameSource, error: HeadraceError) -> None:
+        """A stream or a fetch cannot go on."""
+        if isinstance(sender, FetchAnswer):
+            self._fetched(sender)
+        else:
+            sender.close()
+            self._streams.pop(sender.correlation, None)
+        self._out.send(sender.last_word, sender.correlation, failure(error))
+
+    def _release(self) -> None:
+        """Give back all that the broker holds for it."""
+        for sender in (*self._streams.values(), *self._fetches):
+            sender.close()
+        self._streams.clear()
+        self._fetches.clear()
+        self._backlog.clear()
+        self._gateway.hold(-self._held_bytes)
+        self._held_bytes = 0
+        self._frames = Frames(self._gateway.memory)
+        session, self._session = self._session, None
+        if session is not None:
+            self._broker.disconnect(session, self._gateway.now_us())
+
+
+def _kept(received: Frame) -> Frame:
+    """The frame with memory of its own."""
+    if received.lasting:
+        return received
+    head, body = memoryview(bytes(received.head)), memoryview(bytearray(received.body))
+    return Frame(received.kind, received.correlation, head, body, lasting=True)

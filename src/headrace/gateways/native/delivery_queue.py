@@ -1,0 +1,54 @@
+"""Connections that have something to deliver, served in slices: what many read holds up nobody else."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.gateways.native.frame_writer import FrameWriter
+
+SLICE_S = 0.002
+"""How long deliveries are sent before the loop looks at all sockets again."""
+
+
+class DeliveryQueue:
+    """Serves connections one after the other, each at most once before all others that wait have been served."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        soon: Callable[[Callable[[], None]], None],
+        now_us: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loop = loop
+        self._soon = soon
+        self._now_us = now_us
+        self._clock = clock
+        self._waiting: deque[FrameWriter] = deque()
+        self._comes = False
+
+    def add(self, out: "FrameWriter") -> None:
+        """Serve a connection soon; it is in the queue once at most."""
+        self._waiting.append(out)
+        if not self._comes:
+            self._comes = True
+            self._soon(self._serve)
+
+    def _serve(self) -> None:
+        now_us, until = self._now_us(), self._clock() + SLICE_S
+        while self._waiting:  # also those that come meanwhile, or come again because they have more to send
+            self._serve_one(self._waiting.popleft(), now_us)
+            if self._clock() >= until:
+                break
+        self._comes = bool(self._waiting)
+        if self._comes:
+            self._loop.call_soon(self._serve)
+
+    def _serve_one(self, out: "FrameWriter", now_us: int) -> None:
+        try:
+            out.deliver(now_us)
+        except Exception as error:  # noqa: BLE001 the others are served all the same, and the loop tells of it
+            self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})

@@ -1,0 +1,149 @@
+"""What goes out on a connection: small frames together, large ones from where they are, never more than is taken."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.model.errors import HeadraceError, InternalError, LimitExceeded
+from headrace.model.limits import FRAME_BYTES_MAX
+from headrace.wire.frames import HEADER_BYTES, frame
+from headrace.wire.native import Kind, failure
+
+if TYPE_CHECKING:
+    from headrace.gateways.native.stream_pump import FrameSource
+
+logger = logging.getLogger("headrace.native")
+
+_WRITE_BYTES_HIGH = 512 << 10
+_WRITE_BYTES_LOW = 128 << 10
+_SMALL_BYTES = 8 << 10
+"""A body up to this is copied and sent together with others; a larger one is sent from where it is."""
+_TOGETHER_BYTES = 64 << 10
+_TURN_BYTES = 1 << 20
+"""How much one connection sends before others have their turn."""
+_SENDER_BYTES_MIN = 16 << 10
+"""What a sender's turn counts for at least, so that a connection of many that send little does not take long either."""
+
+
+class FrameWriter:
+    """The sending half of a connection."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        deliver_soon: Callable[["FrameWriter"], None],
+        flush_soon: Callable[["FrameWriter"], None],
+        failed: Callable[["FrameSource", HeadraceError], None],
+    ) -> None:
+        self._transport = transport
+        self._deliver_soon = deliver_soon
+        self._flush_soon = flush_soon
+        self._failed = failed
+        self._together = bytearray()
+        """Small frames that go out with the next flush."""
+        self._flush_comes = False
+        self._waiting: deque[FrameSource] = deque()
+        """Those who want a turn."""
+        self._turn_comes = False
+        """Whether it is in the queue of those that deliver, or is delivering."""
+        self._unsent_bytes = 0
+        self._closed = False
+        self.paused = False
+        """Whether the client does not take what is sent as fast as it comes."""
+        self.corked = False
+        """Whether somebody is going to flush anyway."""
+        transport.set_write_buffer_limits(high=_WRITE_BYTES_HIGH, low=_WRITE_BYTES_LOW)
+
+    def send(self, kind: int, correlation: int, head: object) -> None:
+        """Send a frame without a body, together with others of this moment."""
+        if self._closed:
+            return
+        self._together += _encoded(kind, correlation, head)
+        self._expect_flush()
+
+    def send_batches(self, kind: int, correlation: int, head: object, body: memoryview) -> None:
+        """Send a frame with batches, which are not copied unless they are few."""
+        if self._closed:
+            return
+        self._together += frame(kind, correlation, head, len(body))
+        if len(body) <= _SMALL_BYTES:
+            self._together += body
+            self._expect_flush()
+        else:
+            together, self._together = self._together, bytearray()
+            self._transport.writelines([together, body])
+
+    def flush(self) -> None:
+        """Hand over what was gathered."""
+        self._flush_comes = False
+        if self._together:
+            together, self._together = self._together, bytearray()
+            self._transport.write(together)
+
+    def progressed(self) -> bool:
+        """Whether the client has taken something since this was last asked."""
+        before, self._unsent_bytes = self._unsent_bytes, self._transport.get_write_buffer_size()
+        return self._unsent_bytes != before
+
+    def queue(self, sender: "FrameSource") -> None:
+        """Give the sender a turn, when there is room for what it sends."""
+        self._waiting.append(sender)
+        self._take_turns_soon()
+
+    def resume(self) -> None:
+        """There is room again."""
+        self.paused = False
+        self._take_turns_soon()
+
+    def deliver(self, now_us: int) -> None:
+        """Give those that want one a turn, as far as there is room; the others have theirs later."""
+        self.corked = True
+        room = _TURN_BYTES
+        while self._waiting and room > 0 and not self.paused:
+            room -= max(self._turn(self._waiting.popleft(), now_us), _SENDER_BYTES_MIN)
+        self.corked = self._turn_comes = False
+        self.flush()
+        self._take_turns_soon()
+
+    def close(self) -> None:
+        """Send nothing more, whoever wants to."""
+        self._closed = True
+        self._waiting.clear()
+        self._together = bytearray()
+
+    def _expect_flush(self) -> None:
+        if len(self._together) >= _TOGETHER_BYTES:
+            self.flush()
+        elif not self.corked and not self._flush_comes:
+            self._flush_comes = True
+            self._flush_soon(self)
+
+    def _take_turns_soon(self) -> None:
+        if self._waiting and not self._turn_comes and not self.paused:
+            self._turn_comes = True
+            self._deliver_soon(self)
+
+    def _turn(self, sender: "FrameSource", now_us: int) -> int:
+        try:
+            return sender.turn(now_us)
+        except HeadraceError as error:
+            self._failed(sender, error)
+        except Exception:
+            logger.exception("reading for a client failed")
+            self._failed(sender, InternalError())
+        return 0
+
+
+def _encoded(kind: int, correlation: int, head: object) -> bytearray:
+    """The frame, or one that tells why there cannot be this one."""
+    try:
+        data = frame(kind, correlation, head)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        logger.exception("an answer cannot be encoded")
+        return frame(Kind.FAILURE, correlation, failure(InternalError()))
+    if len(data) > HEADER_BYTES + FRAME_BYTES_MAX:
+        too_large = LimitExceeded(f"the answer would have {len(data)} bytes; ask for less")
+        return frame(Kind.FAILURE, correlation, failure(too_large))
+    return data

@@ -1,0 +1,1 @@
+"""What runs the broker: its clock and the scheduler on the event loop."""

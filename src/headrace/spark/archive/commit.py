@@ -1,0 +1,183 @@
+"""Making a copy count: the entry in the manifest, its copy beside the files, and what is left of failed attempts."""
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
+
+import msgspec
+
+from headrace.client._sync.bus import Bus
+from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, UnexpectedOffset
+from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest, chunk_of, next_number, shelves_of
+from headrace.spark.archive.paths import (
+    file_url,
+    manifest_copy,
+    names_below,
+    place_of,
+    read_whole,
+    remove_directory,
+    size_of,
+    topic_folder,
+    write_whole,
+)
+
+ATTEMPT_HOURS = 12
+"""An attempt that has taken longer is given up."""
+LEFTOVER_HOURS = 24
+"""What an attempt of so long ago has left is removed: it cannot count any more, whatever became of it."""
+_ENTRY_BYTES_MAX = 16 << 20
+_STAMP = "%Y%m%dT%H%M%SZ"
+_TRIES = 200
+
+
+class Overtaken(Exception):
+    """Another run has archived the same messages before; nothing of this attempt counts."""
+
+
+def make_manifest_topic(bus: Bus) -> None:
+    """Make the manifest's topic, if there is none; its entries are kept for ever."""
+    bus.create_topic(
+        MANIFEST_TOPIC,
+        exist_ok=True,
+        partitions=1,
+        storage="disk",
+        validity="keep",
+        retain_seconds=None,
+        retain_bytes=None,
+        compact_by_key=True,
+        message_bytes_max=_ENTRY_BYTES_MAX,
+        durability="synced",
+    )
+
+
+def commit(bus: Bus, manifest: Manifest, chunk: Chunk, begun: datetime) -> None:
+    """Let a chunk count, if it still continues what is archived and its topic is the same; raises Overtaken if not.
+
+    Whatever else is raised: it may count all the same, as an answer may be lost on the way.
+    """
+    entry = msgspec.json.encode(chunk)
+    for _ in range(_TRIES):
+        manifest.refresh()
+        known = manifest.chunks(chunk.topic_id)
+        if any(one.run == chunk.run for one in known):
+            return
+        check_continues(chunk.topic, chunk.ranges, chunk.number, known)
+        if bus.describe_topic(chunk.topic).id != chunk.topic_id:
+            raise Overtaken(f"the topic {chunk.topic} was deleted and made again meanwhile")
+        if datetime.now(UTC) - begun > timedelta(hours=ATTEMPT_HOURS):
+            raise Overtaken(f"archiving {chunk.topic} has taken more than {ATTEMPT_HOURS} hours")
+        try:
+            # Whoever commits at the same time is before us or behind us, never beside us.
+            bus.publish(MANIFEST_TOPIC, entry, key=chunk.key, partition=0, expected_offset=manifest.next_offset)
+        except UnexpectedOffset:
+            time.sleep(0.05)  # until what came before us can be read
+        else:
+            return
+    raise HeadraceError(f"the manifest changes all the time; {chunk.topic} was not archived: try again")
+
+
+def check_continues(topic: str, ranges: Mapping[int, tuple[int, int]], number: int, known: Sequence[Chunk]) -> None:
+    """Check that a chunk of these ranges would continue what is archived; raises Overtaken if another run was first."""
+    shelves = shelves_of(known)
+    overlapping = [
+        partition for partition, (start, _) in ranges.items() if partition in shelves and shelves[partition].end > start
+    ]
+    if next_number(known) != number or overlapping:
+        raise Overtaken(f"{topic}: another run was quicker and archived the same messages; this one left them to it")
+
+
+def write_copies(chunks: Sequence[Chunk]) -> None:
+    """See that every entry of a topic has its copy beside the files: with these the archive can do without a broker.
+
+    Copies that a later revision has replaced are removed.
+    """
+    folders: dict[tuple[str, str], dict[str, Chunk]] = {}
+    for chunk in chunks:
+        wanted = folders.setdefault((chunk.url, topic_folder(chunk.topic, chunk.broker_id, chunk.topic_id)), {})
+        if chunk.counts:
+            wanted[manifest_copy(chunk.number, chunk.revision)] = chunk
+    last = max((chunk.number for chunk in chunks), default=-1)
+    for (url, folder), wanted in folders.items():
+        directory = place_of(url).below(folder, "_manifest")
+        present = set(names_below(directory))
+        for name in sorted(wanted.keys() - present):
+            write_whole(directory.below(name), msgspec.json.encode(wanted[name]))
+        for name in sorted(present - wanted.keys()):
+            number = name.partition(".")[0]
+            if name.endswith(".json") and number.isdigit() and int(number) <= last:
+                directory.filesystem.delete_file(directory.below(name).path)
+
+
+def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
+    """The archives of topics of that name at a URL, by their ids, from the copies of the manifest."""
+    base = place_of(url)
+    found: dict[str, list[Chunk]] = {}
+    for folder in names_below(base):
+        if folder.startswith("topic=") and unquote(folder.removeprefix("topic=")) == topic:
+            for name in names_below(base.below(folder)):
+                copies = base.below(folder, name, "_manifest")
+                entries = [read_whole(copies.below(each)) for each in names_below(copies) if each.endswith(".json")]
+                if entries:
+                    found[name.removeprefix("id=")] = _latest(
+                        [msgspec.structs.replace(chunk_of(entry), url=url) for entry in entries]
+                    )
+    return found
+
+
+def _latest(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The latest revision of each chunk, in order."""
+    latest: dict[int, Chunk] = {}
+    for chunk in sorted(chunks, key=lambda each: (each.number, each.revision)):
+        latest[chunk.number] = chunk
+    return list(latest.values())
+
+
+def check_files(chunks: Sequence[Chunk], firsts: dict[int, int]) -> None:
+    """See that the files are there that have messages from these offsets on; raises CorruptFile if not."""
+    for partition, shelf in shelves_of(chunks).items():
+        for stored in shelf.between(firsts.get(partition, 0), shelf.end):
+            size = size_of(place_of(stored.url).below(stored.file.path))
+            if size != stored.file.bytes:
+                wrong = "is not there" if size is None else f"has {size} bytes, not {stored.file.bytes}"
+                raise CorruptFile(f"{file_url(stored.url, stored.file.path)} {wrong}: nothing was dropped from the log")
+
+
+def remove_attempt(url: str, directory: str) -> None:
+    """Remove the files of an attempt that does not count."""
+    remove_directory(place_of(url).below(directory))
+
+
+def remove_leftovers(url: str, folder: str, chunks: Sequence[Chunk]) -> int:
+    """Remove what attempts have left that ended long ago and do not count; returns how many directories."""
+    base = place_of(url).below(folder)
+    counting = {chunk.run for chunk in chunks}
+    removed = 0
+    for name in names_below(base):
+        run = name.removeprefix("run=")
+        if name != run and run not in counting and _is_long_ago(run):
+            remove_directory(base.below(name))
+            removed += 1
+    return removed
+
+
+def run_name(begun: datetime, token: str) -> str:
+    """A name for an attempt, which tells when it began."""
+    return f"{begun.strftime(_STAMP)}-{token}"
+
+
+def _is_long_ago(run: str) -> bool:
+    try:
+        begun = datetime.strptime(run.partition("-")[0], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return False  # it is not of ours
+    return datetime.now(UTC) - begun > timedelta(hours=LEFTOVER_HOURS)
+
+
+def checked_url(url: str) -> None:
+    """See that a URL can be read back; raises InvalidArgument if not."""
+    place = place_of(url)
+    try:
+        names_below(place)
+    except OSError as error:
+        raise InvalidArgument(f"{url} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""The sink: DataFrames into topics, in one transaction."""

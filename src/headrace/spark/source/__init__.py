@@ -1,0 +1,1 @@
+"""The source: topics as DataFrames, batch and streaming."""

@@ -1,0 +1,288 @@
+"""Reading topics as a batch: planned on the driver, read by tasks."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.model.batch import Batch
+from headrace.model.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.spark.archive.archived_source import ArchivedSource, Shelved
+from headrace.spark.archive.query_rows import Serving
+from headrace.spark.source.arrow import Decoder
+from headrace.spark.source.message_source import MessageSource, chosen_topics, open_source, surviving
+from headrace.spark.source.options import EARLIEST, LATEST, Bound, Edge, SourceOptions
+from headrace.spark.source.planning import OffsetSpan, Range, TopicState, Window, divided, joined
+from headrace.spark.source.values import value_columns
+
+logger = logging.getLogger("headrace.spark")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Part(NamedTuple):
+    """A range that a task reads."""
+
+    wanted: Range
+    shelved: Shelved | None
+    """What of it is archived."""
+
+
+class RangePartition(InputPartition):
+    """What one task reads: a range, or several small ones."""
+
+    def __init__(self, parts: Sequence[Part], window: Window) -> None:
+        self.parts = tuple(parts)
+        self.window = window
+
+
+def range_partitions(origin: MessageSource, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
+    """The ranges of each task, with what it has to know."""
+    archived = origin if isinstance(origin, ArchivedSource) else None
+    return [
+        RangePartition([Part(one, archived.shelved(one) if archived else None) for one in task], window)
+        for task in tasks
+    ]
+
+
+def read_ranges(options: SourceOptions, schema: StructType, task: RangePartition) -> Iterator[pa.RecordBatch]:
+    """A task's messages; closes what it opened."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    values, fail = value_columns(schema), options.fail_on_data_loss
+    decoder = Decoder(arrow, values, task.window, fail_on_data_loss=fail)
+    serving = Serving(arrow, values, fail_on_data_loss=fail)
+    origin = open_source(options)
+    try:
+        for wanted, shelved in task.parts:
+            try:
+                if isinstance(origin, ArchivedSource) and shelved is not None:
+                    yield from _continued(origin, wanted, shelved, decoder, serving, fail)
+                else:
+                    yield from decoder.record_batches(wanted, _batches(origin, wanted, fail, gone_too=True))
+            except OffsetOutOfRange as error:
+                raise lost(wanted, str(error)) from error
+    finally:
+        origin.close()
+
+
+def _batches(origin: MessageSource, wanted: Range, fail: bool, *, gone_too: bool) -> Iterator[Batch]:
+    place = wanted.topic, wanted.partition, wanted.start, wanted.end
+    return origin.batches(*place) if fail else surviving(origin, *place, gone_too=gone_too)
+
+
+def _continued(
+    origin: ArchivedSource, wanted: Range, shelved: Shelved, decoder: Decoder, serving: Serving, fail: bool
+) -> Iterator[pa.RecordBatch]:
+    """A range from the archive and then from the log; and again from the archive, if the log was trimmed meanwhile."""
+    at = min(shelved.log_first, wanted.end)
+    yield from serving.record_batches(wanted._replace(end=at), shelved.files)
+    while at < wanted.end:
+        left = wanted._replace(start=at)
+        stretch = _Stretch(at, _batches(origin.log, left, fail, gone_too=False))
+        yield from decoder.record_batches(left, stretch.batches())
+        if stretch.gone is None:
+            return
+        at = stretch.position
+        more = origin.continued(wanted._replace(start=at), shelved.topic_id)
+        if more is not None:
+            yield from serving.record_batches(wanted._replace(start=at, end=more.end), more.files)
+            at = more.end
+        elif fail:
+            raise stretch.gone
+        else:
+            first = _first_there(origin.log, wanted)
+            if first <= at:
+                return
+            logger.warning("offsets %s to %s of %s[%s] are gone", at, first - 1, wanted.topic, wanted.partition)
+            at = first
+
+
+def _first_there(origin: MessageSource, wanted: Range) -> int:
+    """The first offset that there is of a partition; 0 if it is no more."""
+    try:
+        return origin.topic(wanted.topic).spans.get(wanted.partition, OffsetSpan(0, 0)).first
+    except TopicNotFound:
+        return 0
+
+
+class _Stretch:
+    """Batches up to where the log has no more of what was asked for."""
+
+    def __init__(self, start: int, batches: Iterator[Batch]) -> None:
+        self.position = start
+        self.gone: OffsetOutOfRange | None = None
+        self._batches = batches
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches; afterwards `gone` tells whether there should have been more."""
+        try:
+            for batch in self._batches:
+                yield batch
+                self.position = batch.next_offset
+        except OffsetOutOfRange as error:
+            self.gone = error
+
+
+def lost(wanted: Range, why: str) -> OffsetOutOfRange:
+    """The error that says that messages to be read are gone, and what to do."""
+    return OffsetOutOfRange(
+        f"offsets {wanted.start} to {wanted.end - 1} of {wanted.topic}[{wanted.partition}] cannot all be read: {why}. "
+        'With option("failOnDataLoss", "false") the read goes on with what there is'
+    )
+
+
+def placed(origin: MessageSource, topics: Iterable[TopicState], bound: Bound) -> dict[tuple[str, int], int]:
+    """The offset at which a read begins or ends in each partition."""
+    places: dict[tuple[str, int], int] = {}
+    for topic in topics:
+        given = bound.places.get(topic.name, {})
+        if bound.edge in (Edge.OFFSETS, Edge.TIMES) and bound.time_us is None:
+            _check_given(topic, given, bound)
+        for number, span in topic.spans.items():
+            if bound.edge is Edge.EARLIEST:
+                places[topic.name, number] = span.first
+            elif bound.edge is Edge.LATEST:
+                places[topic.name, number] = span.end
+            elif bound.edge is Edge.OFFSETS:
+                places[topic.name, number] = {EARLIEST: span.first, LATEST: span.end}.get(given[number], given[number])
+        if bound.edge is Edge.TIMES:
+            found = _at_times(origin, topic, given, bound.time_us)
+            places |= {(topic.name, number): min(found[number], span.end) for number, span in topic.spans.items()}
+    return places
+
+
+def _check_given(topic: TopicState, given: Any, bound: Bound) -> None:
+    absent, strange = sorted(topic.spans.keys() - given.keys()), sorted(given.keys() - topic.spans.keys())
+    if absent or strange:
+        what = "offsets" if bound.edge is Edge.OFFSETS else "times"
+        raise InvalidArgument(
+            f"the {what} given for {topic.name} are for partitions {sorted(given)}; it has {sorted(topic.spans)}: "
+            "give one for each"
+        )
+
+
+def _at_times(origin: MessageSource, topic: TopicState, given: Any, for_all: int | None) -> dict[int, int]:
+    if for_all is not None:
+        return origin.at_time(topic.name, for_all)
+    times = set(given.values())
+    found = {time_us: origin.at_time(topic.name, time_us) for time_us in times}
+    return {number: found[given[number]][number] for number in topic.spans}
+
+
+class HeadraceReader(DataSourceReader):
+    """Reads topics as they are when the read is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._window = Window()
+
+    @property
+    def pushFilters(self) -> "_Push":  # Spark's name
+        """Takes filters where Spark pushes them down."""
+        return _Push(self._push)
+
+    def partitions(self) -> list[InputPartition]:
+        """The ranges to be read, each by a task."""
+        origin = open_source(self._options)
+        try:
+            ranges, spans = self._ranges(origin)
+            parts = divided([self._window.narrowed(one) for one in ranges], spans, self._options.min_partitions)
+            # Spark would make one of nothing if there were none.
+            return range_partitions(origin, joined(parts, spans, self._options.min_partitions) or [()], self._window)
+        finally:
+            origin.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's messages."""
+        assert isinstance(partition, RangePartition)
+        if partition.parts:
+            yield from read_ranges(self._options, self._schema, partition)
+
+    def _ranges(self, origin: MessageSource) -> tuple[list[Range], dict[tuple[str, int], OffsetSpan]]:
+        topics = chosen_topics(origin, self._options)
+        spans = {(topic.name, number): span for topic in topics for number, span in topic.spans.items()}
+        starts = placed(origin, topics, self._options.start or Bound(Edge.EARLIEST))
+        ends = placed(origin, topics, self._options.end)
+        if self._window.time_min_us is not None:
+            for topic in topics:
+                for number, offset in origin.at_time(topic.name, self._window.time_min_us).items():
+                    if number in topic.spans:
+                        starts[topic.name, number] = max(starts[topic.name, number], offset)
+        ranges = []
+        for (name, number), span in spans.items():
+            one = Range(name, number, starts[name, number], ends[name, number])
+            ranges.append(self._checked(one, span))
+        return ranges, spans
+
+    def _checked(self, one: Range, span: OffsetSpan) -> Range:
+        """The range, if all of it is there; otherwise what there is of it, or an error."""
+        within = one._replace(start=max(one.start, span.first), end=min(one.end, span.end))
+        if within != one and one.size and self._options.fail_on_data_loss:
+            raise lost(one, f"there are {span.first} to {span.end - 1}")
+        return within if within.size else one._replace(end=one.start)
+
+    def _push(self, filters: list[Filter]) -> list[Filter]:
+        """Take filters; returns those that Spark has to apply as well."""
+        return [one for one in filters if not push(self._window, one)]
+
+
+class _Push:
+    """`pushFilters`, which Spark calls if `spark.sql.python.filterPushdown.enabled` is true.
+
+    Where it is false, Spark refuses readers that have a `pushFilters` of their own, so that a source which has one
+    works nowhere without that setting. To be used with and without it, this one looks like the one it replaces.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, push: Any) -> None:
+        self._push = push
+
+    def __call__(self, filters: list[Filter]) -> list[Filter]:
+        return list(self._push(filters))
+
+
+def push(window: Window, one: Filter) -> bool:
+    """Narrow a window by a filter; tells whether that is all there is to it."""
+    if isinstance(one, IsNotNull):
+        return one.attribute in (("topic",), ("partition",), ("offset",), ("timestamp",))
+    if isinstance(one, EqualTo | In) and one.attribute == ("partition",):
+        window.only_partitions([one.value] if isinstance(one, EqualTo) else one.value)
+        return True
+    if not isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+        return False
+    if one.attribute == ("offset",):
+        _narrow(one, int(one.value), window.from_offset, window.to_offset)
+        return True
+    if one.attribute == ("timestamp",) and isinstance(one.value, datetime):
+        value = one.value if one.value.tzinfo is not None else one.value.replace(tzinfo=UTC)
+        _narrow(one, (value - _EPOCH) // timedelta(microseconds=1), window.from_time, window.to_time)
+    return False
+
+
+def _narrow(one: Filter, value: int, begin: Any, end: Any) -> None:
+    if isinstance(one, EqualTo | GreaterThanOrEqual):
+        begin(value)
+    if isinstance(one, EqualTo | LessThanOrEqual):
+        end(value)
+    if isinstance(one, GreaterThan):
+        begin(value + 1)
+    if isinstance(one, LessThan):
+        end(value - 1)

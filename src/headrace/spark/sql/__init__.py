@@ -1,0 +1,1 @@
+"""Topics and subscriptions as tables, and statements over them."""

@@ -1,0 +1,154 @@
+"""Rows of Spark's as values that every program understands, with times of any year."""
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import col
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    MapType,
+    Row,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+    YearMonthIntervalType,
+)
+
+from headrace.spark.sessions import for_a_while
+from headrace.spark.sql.column_names import unique_names
+
+Plain = Callable[[Any], Any]
+
+_TEXTS = TimestampType | TimestampNTZType | DateType | YearMonthIntervalType | CalendarIntervalType
+"""PySpark cannot make Python values of all values of these types."""
+_YEARS_MONTHS = re.compile(r"INTERVAL '(-?)(\d+)(?:-(\d+))?' (YEAR|MONTH)")
+_UNITS = {"years": "Y", "months": "M", "days": "D", "hours": "H", "minutes": "M", "seconds": "S"}
+_keys = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
+
+
+def with_times_as_text(frame: DataFrame) -> DataFrame:
+    """The same rows with times and intervals as text: PySpark cannot read the years 1 and 10000, or months."""
+    kinds = [(field.dataType, _as_text(field.dataType)) for field in frame.schema.fields]
+    if all(text == kind for kind, text in kinds):
+        return frame
+    numbered = frame.toDF(*(f"c{at}" for at in range(len(kinds))))  # several columns may have one name
+    columns = [
+        col(f"c{at}") if text == kind else col(f"c{at}").cast(text).alias(f"c{at}")
+        for at, (kind, text) in enumerate(kinds)
+    ]
+    with for_a_while(frame.sparkSession, {"spark.sql.session.timeZone": "UTC"}):
+        return numbered.select(*columns)
+
+
+def _as_text(kind: DataType) -> DataType:
+    """A type with text where it has times, intervals of months, or keys that Python's dictionaries cannot have."""
+    if isinstance(kind, _TEXTS):
+        return StringType()
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _as_text(field.dataType), field.nullable) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_as_text(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        key = StringType() if _has_array(kind.keyType) else _as_text(kind.keyType)
+        return MapType(key, _as_text(kind.valueType), kind.valueContainsNull)
+    return kind
+
+
+def plain(kind: DataType) -> Plain | None:
+    """What makes a value that every program understands of one of Spark's; None if it is one already."""
+    if isinstance(kind, TimestampType):
+        return lambda text: _time(text, lambda found: datetime.fromisoformat(found).replace(tzinfo=UTC))
+    if isinstance(kind, TimestampNTZType):
+        return lambda text: _time(text, datetime.fromisoformat)
+    if isinstance(kind, DateType):
+        return lambda text: _time(text, date.fromisoformat)
+    if isinstance(kind, YearMonthIntervalType):
+        return months_text
+    if isinstance(kind, CalendarIntervalType):
+        return units_text
+    if isinstance(kind, StructType):
+        names = unique_names([field.name for field in kind.fields])
+        parts = [(name, plain(field.dataType)) for name, field in zip(names, kind.fields, strict=True)]
+        return lambda row: _fields(row, parts)
+    if isinstance(kind, ArrayType):
+        item = plain(kind.elementType)
+        return None if item is None else lambda items: [None if each is None else item(each) for each in items]
+    if isinstance(kind, MapType):
+        outer = None if _has_array(kind.keyType) else plain(kind.keyType)
+        inner = plain(kind.valueType)
+        return lambda pairs: {
+            key_text(key if outer is None else outer(key)): each if each is None or inner is None else inner(each)
+            for key, each in pairs.items()
+        }
+    if isinstance(kind, VariantType):
+        return lambda variant: variant.toPython()
+    return None
+
+
+def _has_array(kind: DataType) -> bool:
+    """Whether a type of keys has arrays, which are lists in Python and cannot be looked up."""
+    if isinstance(kind, StructType):
+        return any(_has_array(field.dataType) for field in kind.fields)
+    return isinstance(kind, ArrayType)
+
+
+def key_text(key: Any) -> str:
+    """The name in a JSON object for a key of a map: its JSON, without quotes around it.
+
+    >>> key_text("a"), key_text(2), key_text(True), key_text({"a": 1}), key_text(date(2026, 1, 31))
+    ('a', '2', 'true', '{"a":1}', '2026-01-31')
+    """
+    if isinstance(key, str):
+        return key
+    if isinstance(key, float):  # JSON has no NaN and no infinity
+        return str(key)
+    text = _keys.encode(key).decode()
+    return str(msgspec.json.decode(text)) if text.startswith('"') else text
+
+
+def months_text(text: str) -> str:
+    """An interval of years and months as ISO 8601 writes it.
+
+    >>> months_text("INTERVAL '3' MONTH"), months_text("INTERVAL '-1-2' YEAR TO MONTH")
+    ('P3M', '-P1Y2M')
+    """
+    found = _YEARS_MONTHS.fullmatch(text.removesuffix(" TO MONTH"))
+    if found is None:
+        return text
+    sign, first, months, unit = found.groups()
+    return f"{sign}P{first}{unit[0]}" + (f"{months}M" if months is not None else "")
+
+
+def units_text(text: str) -> str:
+    """An interval of several units as ISO 8601 writes it; each may have a sign of its own.
+
+    >>> units_text("1 years -2 months 3 days"), units_text("-4 hours 7.5 seconds"), units_text("0 seconds")
+    ('P1Y-2M3D', 'PT-4H7.5S', 'PT0S')
+    """
+    words = text.split()
+    parts = list(zip(words[::2], words[1::2], strict=True))
+    days = [number + _UNITS[unit] for number, unit in parts if unit in ("years", "months", "days")]
+    clock = [number + _UNITS[unit] for number, unit in parts if unit in ("hours", "minutes", "seconds")]
+    return "".join(["P", *days, *(["T", *clock] if clock else [])])
+
+
+def _time(text: str, parse: Callable[[str], Any]) -> Any:
+    """A time; as Spark has it if the year is none that Python knows."""
+    return text if text.startswith(("+", "-")) else parse(text)
+
+
+def _fields(row: Row, parts: Sequence[tuple[str, Plain | None]]) -> dict[str, Any]:
+    return {
+        name: value if value is None or convert is None else convert(value)
+        for (name, convert), value in zip(parts, row, strict=True)
+    }

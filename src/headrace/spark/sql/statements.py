@@ -1,0 +1,163 @@
+"""Statements of SQL: run once or as a stream, with rows as plain Python values, and errors in one clear sentence."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.spark.error_texts import is_of_python, problem_text
+from headrace.spark.errors import QueryFailed
+from headrace.spark.sql.plain_rows import plain, with_times_as_text
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_MODES = ("append", "update", "complete")
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""They print every error that PySpark raises, with a trace of Java."""
+Session = SparkSession
+Frame = DataFrame
+"""What Spark has, for those who know nothing else of it."""
+
+
+class InvalidStatement(InvalidArgument):
+    """The SQL cannot be understood, or names what is not there."""
+
+    code = "invalid_sql"
+
+
+class PathInUse(InvalidArgument):
+    """There is something at the path that is to be written to."""
+
+    code = "path_in_use"
+
+
+class Rows(NamedTuple):
+    """What a statement gives."""
+
+    names: list[str]
+    rows: Iterator[Sequence[Any]]
+
+
+def ask(spark: SparkSession, statement: str) -> DataFrame:
+    """The result of a statement, of which little has been computed yet; raises InvalidStatement."""
+    with explained():
+        return spark.sql(statement)
+
+
+def rows_of(frame: DataFrame, limit: int | None) -> Rows:
+    """The rows of a result, as they are computed; not more than so many."""
+    return Rows(list(frame.columns), _rows(frame, limit))
+
+
+def write_parquet(frame: DataFrame, path: str, limit: int | None, *, overwrite: bool) -> int:
+    """Write a result as Parquet files; returns how many rows there are. Raises PathInUse."""
+    with explained():
+        limited = frame if limit is None else frame.limit(limit)
+        limited.write.mode("overwrite" if overwrite else "error").parquet(path)
+        return frame.sparkSession.read.schema(limited.schema).parquet(path).count()
+
+
+def follow(frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callable[[Rows, bool], None]) -> "Following":
+    """Begin a query that hands over rows as they come, and whether these are all rows and not only further ones.
+
+    The first of Spark's modes counts that the query can be run in: append, which tells rows that will not change any
+    more; update, which tells those that changed; complete, which tells all of them again.
+    """
+    if not frame.isStreaming:
+        raise InvalidStatement("there is no topic in the query that could be followed")
+    refusal: Exception | None = None
+    for mode in _MODES:
+
+        def handle(batch: DataFrame, _number: int, whole: bool = mode == "complete") -> None:
+            if not batch.isEmpty():
+                on_rows(rows_of(batch, None), whole)
+
+        writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
+        try:
+            with explained():
+                timed = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
+                return Following(timed.foreachBatch(handle).start())
+        except InvalidStatement as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+class Following:
+    """A query that goes on."""
+
+    def __init__(self, query: "StreamingQuery") -> None:
+        self._query = query
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it to end, but not longer; whether it has. Raises QueryFailed if it failed."""
+        with explained():
+            return bool(self._query.awaitTermination(seconds))  # type: ignore[arg-type]
+
+    def stop(self) -> None:
+        """End it."""
+        with explained():
+            self._query.stop()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Spark raises into our errors, each with one clear sentence."""
+    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (AnalysisException, ParseException) as error:
+        if error.getCondition() == "PATH_ALREADY_EXISTS":
+            raise PathInUse from error
+        if is_of_python(error):
+            raise QueryFailed(problem_text(error)) from error
+        raise InvalidStatement(problem_text(error)) from error
+    except (PySparkException, Py4JError) as error:
+        raise QueryFailed(problem_text(error)) from error
+    finally:
+        for logger in loggers:
+            logger.disabled = False
+
+
+def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
+    converters = [(at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain(field.dataType))]
+    with explained():
+        texts = with_times_as_text(frame)
+        found = iter(texts.toLocalIterator() if limit is None else texts.limit(limit).collect())
+    # Bound here, as the generator forgets it when it fails.
+    source = _socket_reader(found)
+    try:
+        while True:
+            with explained():
+                row = next(found, None)
+            if row is None:
+                return
+            if converters:
+                values = list(row)
+                for at, convert in converters:
+                    values[at] = None if values[at] is None else convert(values[at])
+                yield values
+            else:
+                yield row
+    finally:
+        if source is not None:
+            # Else PySpark asks Java for the rest when the rows are dropped, and complains if Java has ended.
+            source._read_status = 0
+
+
+def _socket_reader(found: Iterator[Any]) -> Any:
+    """PySpark's object that reads rows from Java's socket as they are asked for; None if they are here already."""
+    frame = found.gi_frame if isinstance(found, GeneratorType) else None
+    reader = None if frame is None else frame.f_locals.get("self")
+    return reader if hasattr(reader, "_read_status") else None

@@ -1,0 +1,160 @@
+"""Topics as tables of a session: temporary views under the topics' names."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions
+
+from headrace.client.connection.addresses import DEFAULT_ADDRESS
+from headrace.model.errors import InvalidArgument, TopicNotFound
+from headrace.model.topic import SYSTEM_PREFIX, parse_topic
+from headrace.spark.datasource import table_schema
+from headrace.spark.source.json_inference import all_objects, ddl, inferred_type, quoted
+from headrace.spark.source.message_source import MessageSource, open_source
+from headrace.spark.source.options import SourceOptions, source_options
+from headrace.spark.source.sampling import sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger("headrace.spark")
+
+Tables = bool | str | Iterable[str] | Mapping[str, Mapping[str, Any]]
+"""Which topics are tables: all, some by names or patterns, or by names and patterns with options of the source."""
+
+AUTO = "auto"
+"""JSON if all values that are looked at are JSON objects, else text."""
+_WILD = frozenset("*?[")
+
+
+def register(
+    spark: "SparkSession",
+    address: str | None = None,
+    *,
+    path: str | None = None,
+    tables: Tables = True,
+    value_format: str = "string",
+    stream: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Make topics temporary views of a session, or make them anew; returns their names.
+
+    A view has the topic's name. In SQL, names with other characters than letters, digits and `_` stand in backquotes.
+    Values and keys are text unless the options say otherwise. Call it again to see topics, and fields of JSON, that
+    are new since.
+
+    Parameters:
+        spark: the session.
+        address: the broker's; by default that of this machine.
+        path: or a data directory, to be read without a broker.
+        tables: True: all topics but Headrace's own. Or names, or patterns in which `*` stands for any characters and
+            `?` for one; or a dict of these with options of the source for each, the later ones counting.
+        value_format: what values are by default: string, json, bytes, or auto, which is json where all values that are
+            looked at are JSON objects, and string elsewhere.
+        stream: the views are streams, for `spark.sql` in streaming queries.
+        options: further options of the source, for all of them.
+    """
+    place = _place(address, path)
+    common = {**place, "value.format": value_format, **(options or {})}
+    origin = open_source(SourceOptions(**place))
+    try:
+        wanted = _wanted(sorted(origin.names()), tables)
+        for name, own in _told_apart(wanted).items():
+            given = _resolved(origin, {**common, **own, "subscribe": name}, asked="value.format" in own)
+            _table(spark, given, stream=stream).createOrReplaceTempView(quoted(name))
+        return list(wanted)
+    finally:
+        origin.close()
+
+
+def topic_names(address: str | None = None, path: str | None = None) -> list[str]:
+    """The topics there are, Headrace's own among them."""
+    origin = open_source(SourceOptions(**_place(address, path)))
+    try:
+        return sorted(origin.names())
+    finally:
+        origin.close()
+
+
+def _place(address: str | None, path: str | None) -> dict[str, Any]:
+    if path and address:
+        raise InvalidArgument("give either `address`, a broker's, or `path`, a data directory's; not both")
+    return {"path": path} if path else {"address": address or DEFAULT_ADDRESS}
+
+
+def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
+    """The options, with the structure of JSON filled in; text where there is none, unless JSON was asked for."""
+    options = {name: str(value) for name, value in given.items()}
+    if options["value.format"] not in (AUTO, "json") or "value.schema" in options:
+        if options["value.format"] == AUTO:
+            options["value.format"] = "json"  # why else give a schema?
+        return options
+    text = {**options, "value.format": "string"}
+    plain = source_options({**options, "value.format": "bytes"})
+    if "value" not in plain.columns:
+        return text
+    values = sample(origin, plain)
+    if options["value.format"] == AUTO and not all_objects(values):
+        return text
+    try:
+        return {**options, "value.format": "json", "value.schema": ddl(inferred_type(values))}
+    except InvalidArgument as error:
+        if asked and options["value.format"] != AUTO:
+            raise
+        logger.warning("the values of %s are taken as text: %s", options["subscribe"], error)
+        return text
+
+
+def _table(spark: "SparkSession", options: Mapping[str, str], *, stream: bool) -> "DataFrame":
+    schema = table_schema(source_options(options))
+    reader: Any = (spark.readStream if stream else spark.read).format("headrace").schema(schema)
+    found: DataFrame = reader.options(**options).load()
+    if options["value.format"] == "bytes" or "key" not in found.columns:
+        return found
+    return found.withColumn("key", functions.make_valid_utf8(functions.col("key").cast("string")))
+
+
+def _told_apart(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Without those whose names SQL takes for the same."""
+    folded: dict[str, str] = {}
+    for name in wanted:
+        known = folded.setdefault(name.lower(), name)
+        if known != name:
+            logger.warning("SQL takes %s and %s for the same: only %s is a table", known, name, known)
+    return {name: wanted[name] for name in folded.values()}
+
+
+def _wanted(names: list[str], tables: Tables) -> dict[str, dict[str, Any]]:
+    """The topics to be tables, with options of their own.
+
+    >>> _wanted(["a", "b", "headrace.x"], True)
+    {'a': {}, 'b': {}}
+    >>> _wanted(["a", "b"], {"*": {}, "b": {"value.format": "json"}})
+    {'a': {}, 'b': {'value.format': 'json'}}
+    """
+    if tables is False:
+        return {}
+    if tables is True:
+        tables = "*"
+    chosen: Mapping[str, Mapping[str, Any]]
+    if isinstance(tables, Mapping):
+        chosen = tables
+    else:
+        chosen = {name: {} for name in ([tables] if isinstance(tables, str) else tables)}
+    wanted: dict[str, dict[str, Any]] = {}
+    for pattern, own in chosen.items():
+        found = [name for name in names if _matches(name, pattern)]
+        if not found and not _WILD & set(pattern):
+            raise TopicNotFound(f"there is no topic {pattern}; there are {', '.join(names[:20]) or 'none'}")
+        for name in found:
+            wanted[name] = wanted.get(name, {}) | dict(own)
+    return dict(sorted(wanted.items()))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if name == pattern:
+        return True
+    internal = parse_topic(name).topic.startswith(SYSTEM_PREFIX)
+    return fnmatchcase(name, pattern) and (not internal or SYSTEM_PREFIX in pattern)
