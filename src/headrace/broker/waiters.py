@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.model.leasing import Lease
 
 _OUTDATED_MAX = 64
