@@ -187,9 +187,9 @@ class LoopPorts:
     """What the broker needs from outside, on an event loop."""
 
     def __init__(self, turns: "LoopScheduler", worker: "Worker", wake_at: Callable[[int], None]) -> None:
-        self.soon = turns.soon
-        self.last = turns.last
-        self.from_thread = turns.from_thread
+        self.call_soon = turns.call_soon
+        self.call_at_turn_end = turns.call_at_turn_end
+        self.call_threadsafe = turns.call_threadsafe
         self.background = worker.submit
         self.wake_at = wake_at
 

@@ -56,7 +56,7 @@ def run(make: Callable[[list[int], Clock], list[Connection]], count: int) -> tup
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
         clock = Clock()
-        queue = DeliveryQueue(loop, LoopScheduler(loop).soon, lambda: 7, clock)
+        queue = DeliveryQueue(loop, LoopScheduler(loop).call_soon, lambda: 7, clock)
         for connection in make(served, clock):
             connection.queue = queue
             queue.add(connection)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ class DeadLetters:
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
         elif rest and self._is_there(burial.subscription):
-            self._ports.last(partial(self._bury, burial, rest))
+            self._ports.call_at_turn_end(partial(self._bury, burial, rest))
         else:
             self._bury(burial, ())
 

@@ -394,7 +394,7 @@ class LeaseDispatcher:
                 pending_answer.settle(error)
                 return
             if subscription.pending_leases or subscription.schedule.is_over(now_us):
-                self._ports.soon(partial(self._serve, subscription))
+                self._ports.call_soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(pending_answer.settle)
             else:
@@ -407,7 +407,7 @@ class LeaseDispatcher:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
         self._plan(subscription, self._due_us(subscription))
         if subscription.pending_leases:
-            self._ports.soon(partial(self._serve, subscription))
+            self._ports.call_soon(partial(self._serve, subscription))
 
     def _divided(
         self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
@@ -465,7 +465,7 @@ class LeaseDispatcher:
         """Go on with what is to be done for a subscription, after what others have to do."""
         if not subscription.goes_on:
             subscription.goes_on = True
-            self._ports.last(partial(self._go_on, subscription))
+            self._ports.call_at_turn_end(partial(self._go_on, subscription))
 
     def _go_on(self, subscription: Subscription) -> None:
         subscription.goes_on = False

@@ -114,7 +114,7 @@ class Ledger:
     def gather(self, now_us: int, facts: Sequence[AnyFact], written: Written) -> None:
         """Write facts in a moment, together with others; tells when they count, or why they never will."""
         if not self._gathered:
-            self._ports.soon(self.flush)
+            self._ports.call_soon(self.flush)
         self._gathered.append((facts, written))
         self._gathered_us = now_us
 

@@ -122,7 +122,7 @@ class MessageEditor:
             self._ledger.record(now_us, *facts.values())
             for subscription in subscriptions:
                 if subscription.pending_leases:
-                    self._ports.soon(lambda each=subscription: self._registry.served(each))  # type: ignore[misc]
+                    self._ports.call_soon(lambda each=subscription: self._registry.served(each))  # type: ignore[misc]
         return outcomes
 
     def _read(self, topic: Topic, subscriptions: list[Subscription], messages: Iterable[MessageId]) -> _Places:

@@ -35,7 +35,7 @@ def in_slices(ports: Ports, steps: Steps) -> PendingAnswer[Any]:
             logger.exception("work in slices failed")
             pending_answer.settle(InternalError())
         else:
-            ports.last(run_slice)  # not soon: several of those are done in one turn
+            ports.call_at_turn_end(run_slice)  # not soon: several of those are done in one turn
 
     run_slice()
     return pending_answer

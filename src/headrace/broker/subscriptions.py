@@ -352,7 +352,7 @@ class SubscriptionRegistry:
         for subscription in self.of_topic(topic):
             in_slices(self._ports, self._expiring_after(subscription, ttl_us(topic)))
             self._open(subscription)  # of a topic that could not be opened
-            self._ports.soon(partial(self.served, subscription))
+            self._ports.call_soon(partial(self.served, subscription))
 
     def _expiring_after(self, subscription: Subscription, lives_us: int | None) -> Steps:
         """Find anew when messages expire."""
@@ -425,7 +425,7 @@ class SubscriptionRegistry:
     def serve_soon(self, subscription: Subscription) -> None:
         """Something may have become free for those who wait."""
         if subscription.pending_leases:
-            self._ports.soon(partial(self.served, subscription))
+            self._ports.call_soon(partial(self.served, subscription))
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """What every leased subscription has settled; None when the topic has none."""
@@ -579,7 +579,7 @@ class SubscriptionRegistry:
         """Something was published, perhaps in the middle of a request."""
         if not subscription.takes_in:
             subscription.takes_in = True
-            self._ports.soon(partial(self._take_in, subscription))
+            self._ports.call_soon(partial(self._take_in, subscription))
         subscription.stale.add(number)
 
     def _take_in(self, subscription: Subscription) -> None:

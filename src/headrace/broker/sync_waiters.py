@@ -49,7 +49,7 @@ class SyncWaiters:
     def wait(self, offset: int, tell: Told) -> None:
         """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
         if self._failure is not None:
-            self._ports.soon(partial(tell, self._failure))
+            self._ports.call_soon(partial(tell, self._failure))
             return
         self._waiting.append((offset, tell))
         if not self._asked and not self.held:
@@ -72,7 +72,7 @@ class SyncWaiters:
             self._ask()
         elif not self._coming:
             self._coming = True
-            self._ports.last(self._ask)
+            self._ports.call_at_turn_end(self._ask)
 
     def _ask(self) -> None:
         self._coming = False
@@ -82,7 +82,7 @@ class SyncWaiters:
         self._source.when_synced(self._asked, self._on_some_thread)
 
     def _on_some_thread(self, error: HeadraceError | None) -> None:
-        self._ports.from_thread(lambda: self._tell(error))
+        self._ports.call_threadsafe(lambda: self._tell(error))
 
     def _tell(self, error: HeadraceError | None) -> None:
         # Whatever was written when the disk began is synced now, which may be more than was asked for.
@@ -105,4 +105,4 @@ class SyncWaiters:
         finally:
             self._telling = bool(self._told)
             if self._told:
-                self._ports.soon(self._tell_some)
+                self._ports.call_soon(self._tell_some)

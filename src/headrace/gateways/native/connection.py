@@ -145,7 +145,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """There is room again."""
         self._out.resume()
-        self._gateway.soon(self._catch_up)
+        self._gateway.call_soon(self._catch_up)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 gone is gone
         """The connection is gone, and all that belongs to it."""
@@ -298,7 +298,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         self._unanswered -= 1
         if self._read_paused and self._unanswered == UNANSWERED_MAX // 2:
-            self._gateway.soon(self._catch_up)
+            self._gateway.call_soon(self._catch_up)
 
     # Requests that are the connection's own business.
 

@@ -63,8 +63,8 @@ class NativeGateway:
         self.now_us = now_us
         self.memory = Memory()
         """Where all connections receive, one after the other."""
-        self.soon = turns.soon
-        self.deliver_soon = DeliveryQueue(loop, turns.soon, now_us).add
+        self.call_soon = turns.call_soon
+        self.deliver_soon = DeliveryQueue(loop, turns.call_soon, now_us).add
         self.draining = False
         self.ignores_requests = False
         """Whether what clients send is thrown away, because the end is near."""
@@ -197,7 +197,7 @@ class NativeGateway:
     def flush_soon(self, out: FrameWriter) -> None:
         """Send what a connection gathers, when all that happens at this moment has happened."""
         if not self._unflushed:
-            self.soon(self._flush)
+            self.call_soon(self._flush)
         self._unflushed.append(out)
 
     def _flush(self) -> None:
