@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.model.batch import Bytes, Columns, encode
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import Cancelled, HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.request import Answer
 
@@ -44,14 +44,26 @@ class PendingAnswer(Generic[Outcome]):
             self._listeners.append(tell)
 
     def settle(self, outcome: Outcome | HeadraceError) -> None:
-        """Here it is."""
+        """Tell the outcome to all listeners; does nothing after `cancel`."""
+        if self.settled:
+            return
         self.outcome = outcome
         self.settled = True
         listeners, self._listeners = self._listeners, []
         for tell in listeners:
             tell(outcome)
 
-    def __await__(self) -> Generator[Any, None, Answer]:
+    def cancel(self) -> bool:
+        """Tell all listeners that nobody wants the answer any more; whether it was still to come.
+
+        A request that waits, such as a lease, is withdrawn. One that the broker carries out already is carried out.
+        """
+        if self.settled:
+            return False
+        self.settle(Cancelled())
+        return True
+
+    def __await__(self) -> Generator[Any, None, Outcome]:
         """Wait for the answer on the event loop that runs; an error is raised."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -363,10 +363,22 @@ class Draining(HeadraceError):
     retryable = True
 
 
+class Cancelled(HeadraceError):
+    """The request was cancelled before it was answered."""
+
+    code = "cancelled"
+
+
 class ListenFailed(HeadraceError):
     """The broker cannot listen at that address; the text says why, and what to do."""
 
     code = "listen_failed"
+
+
+class GatewayUnavailable(HeadraceError):
+    """The broker has no gateway for the scheme of an address; the text says why, and what to do."""
+
+    code = "gateway_unavailable"
 
 
 class ProtocolError(HeadraceError):
