@@ -41,7 +41,7 @@ class Stage:
         info = self.watching.info()
         members = sum(group.members for group in self.watching.groups())
         leased = sum(self.watching.queue(topic).stats().leased for topic in (TOPIC, EMPTY))
-        connections = list(self.server._server.gateway._connections)
+        connections = list(self.server._server.native._connections)
         streams = sum(len(connection._streams) for connection in connections)
         return {
             "members": members,
