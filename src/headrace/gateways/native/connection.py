@@ -40,8 +40,8 @@ logger = logging.getLogger("headrace.native")
 UNANSWERED_MAX = 1024
 """A connection with so many unanswered requests is not read until half of them are answered."""
 FEATURES: frozenset[str] = frozenset()
-"""Optional features that this broker supports beyond the version of the protocol."""
-_ANSWER = int(Kind.ANSWER)  # reading a member of an enumeration costs a call
+"""What this side can do beyond the version of the protocol."""
+_ANSWER = int(Kind.ANSWER)  # every look at a member of an enumeration is a call
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -66,7 +66,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._touched_us = 0
         self._unanswered = 0
         self._backlog: deque[Frame] = deque()
-        """Frames that arrived together with others and wait until fewer requests are unanswered."""
+        """Frames that came in one piece with others and must wait: there is enough to do."""
         self._streams: dict[int, StreamPump] = {}
         self._fetches: set[FetchAnswer] = set()
         self._read_paused = False
@@ -177,7 +177,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._read_paused = False
             self._transport.resume_reading()
         self._transport.write_eof()
-        self._gateway.call_later(_LINGER_S, self._transport.abort)
+        self._gateway.later(_LINGER_S, self._transport.abort)
 
     def close(self) -> None:
         """Close the connection after what waits to be sent."""
@@ -284,7 +284,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
     def _settled(self, correlation: int, outcome: Answer | AnswerWithBody | HeadraceError) -> None:
-        """Send an answer that was pending."""
+        """An answer that had to be waited for is there."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
                 self._out.send(Kind.FAILURE, correlation, failure(outcome))
@@ -379,7 +379,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _fetch(self, correlation: int, request: native.Fetch, now_us: int) -> None:
         assert self._session is not None
-        fetch = FetchAnswer(self._out, correlation, request, self._gateway.call_later, self._fetched)
+        fetch = FetchAnswer(self._out, correlation, request, self._gateway.later, self._fetched)
         stream = self._broker.open_stream(
             self._session,
             request.topic,
@@ -431,7 +431,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._out.send(_ANSWER, correlation, Done())
 
     def _sender_failed(self, sender: FrameSource, error: HeadraceError) -> None:
-        """End a stream or a fetch that failed."""
+        """A stream or a fetch cannot go on."""
         if isinstance(sender, FetchAnswer):
             self._fetched(sender)
         else:
@@ -440,7 +440,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._out.send(sender.last_word, sender.correlation, failure(error))
 
     def _release(self) -> None:
-        """Release everything that the broker holds for this connection."""
+        """Give back all that the broker holds for it."""
         for sender in (*self._streams.values(), *self._fetches):
             sender.close()
         self._streams.clear()

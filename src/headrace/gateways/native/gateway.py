@@ -35,7 +35,7 @@ class NativeGateway:
         self.authenticate = context.authenticate
         self.now_us = runtime.now_us
         self.call_soon = runtime.scheduler.call_soon
-        self.call_later = runtime.call_later
+        self.later = runtime.call_later
         self.memory = Memory()
         """The memory that all connections receive into, one after the other."""
         self.deliver_soon = DeliveryQueue(runtime.loop, self.call_soon, self.now_us).add
@@ -56,7 +56,7 @@ class NativeGateway:
         self._held_bytes = 0
         self._unflushed: list[FrameWriter] = []
         self._supervised_us = self.now_us()
-        self._supervision = self.call_later(self.settings.heartbeat_ms / 2000, self._supervise)
+        self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)
 
     @property
     def busy(self) -> bool:
@@ -200,4 +200,4 @@ class NativeGateway:
             if stood_still:  # the clock was set, or the machine slept: that is not the clients' fault
                 connection.heard_us = now_us
             connection.supervise(now_us, beat_us * _SILENT_BEATS)
-        self._supervision = self.call_later(self.settings.heartbeat_ms / 2000, self._supervise)
+        self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)

@@ -1,4 +1,4 @@
-"""Sends batches to a client: streams that go on, and fetches that may wait for new messages."""
+"""Batches on their way to a client: streams that go on, and fetches that may wait for something to come."""
 
 from asyncio import TimerHandle
 from collections.abc import Callable
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
     from headrace.broker.streams import Stream
 
 DELIVERY_BYTES = 512 << 10
-"""The target size of a delivery: large enough to be fast, small enough that many streams share a connection."""
-_DELIVERY = int(Kind.DELIVERY)  # reading a member of an enumeration costs a call
+"""What a delivery's body aims at: large enough to be quick, small enough that many streams share a connection."""
+_DELIVERY = int(Kind.DELIVERY)  # every look at a member of an enumeration is a call
 
 CallLater = Callable[[float, Callable[[], None]], TimerHandle]
 
 
 class FrameSource:
-    """Sends batches when it has its turn."""
+    """One who sends batches when it is its turn."""
 
     __slots__ = ("_out", "correlation", "queued", "stream")
 
     last_word: ClassVar[Kind]
-    """The kind of frame that tells the client of a failure."""
+    """The kind of frame that tells the client of its failure."""
 
     def __init__(self, out: FrameWriter, correlation: int) -> None:
         self._out = out
         self.correlation = correlation
         self.queued = False
-        """Whether it waits for a turn."""
+        """Whether the connection has it among those that want a turn."""
         self.stream: Stream | None = None
 
     def turn(self, now_us: int) -> int:
-        """Send something; returns the number of bytes."""
+        """Send something; returns how many bytes that were."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the stream."""
+        """Let go of the stream."""
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.close()
@@ -60,29 +60,29 @@ class StreamPump(FrameSource):
         super().__init__(out, correlation)
         self._credit_bytes = credit_bytes
         self._starved = False
-        """Whether there was nothing to read; the stream calls `on_ready` when there is."""
+        """There was nothing to read; the stream will say when there is."""
 
     def start(self, stream: "Stream") -> None:
-        """Start sending with the next turn."""
+        """Begin, with the next turn."""
         self.stream = stream
         self._go_on()
 
     def on_ready(self) -> None:
-        """Ask for a turn, and read nothing now: the broker may be in the middle of a request."""
+        """The stream has something again. Not read here: the broker may be in the middle of a request."""
         self._starved = False
         self._go_on()
 
     def grant(self, credit_bytes: int) -> None:
-        """Add to the client's credit."""
+        """The client takes so much more."""
         self._credit_bytes += credit_bytes
         self._go_on()
 
     def turn(self, now_us: int) -> int:
-        """Send one delivery, if there are messages and credit."""
+        """Send one delivery, if there is something to send and credit for it."""
         self.queued = False
         if self.stream is None or self._credit_bytes <= 0:
             return 0
-        # Set before: the stream may call on_ready as soon as read returns None.
+        # Set before: the stream may call on_ready as soon as it has said that there is nothing.
         self._starved = True
         found = self.stream.read(DELIVERY_BYTES, now_us)
         if found is None:
@@ -103,7 +103,7 @@ class StreamPump(FrameSource):
 
 
 class FetchAnswer(FrameSource):
-    """Answers a fetch at once if there are messages, else when there are or when its time is over."""
+    """A fetch: answered at once if there is something, or else when there is or its time is over."""
 
     __slots__ = ("_bytes_max", "_done", "_later", "_offset", "_timer", "_wait_s")
 
@@ -126,12 +126,12 @@ class FetchAnswer(FrameSource):
         self._timer: TimerHandle | None = None
 
     def start(self, stream: "Stream", now_us: int) -> None:
-        """Read for the first time."""
+        """Look for the first time."""
         self.stream = stream
         self.turn(now_us)
 
     def on_ready(self) -> None:
-        """Ask for a turn: there are messages now."""
+        """There is something now."""
         self._want_turn()
 
     def _time_out(self) -> None:
@@ -139,7 +139,7 @@ class FetchAnswer(FrameSource):
         self._want_turn()
 
     def turn(self, now_us: int) -> int:
-        """Answer, or wait on."""
+        """Answer, or go on waiting."""
         self.queued = False
         if self.stream is None:
             return 0
@@ -155,7 +155,7 @@ class FetchAnswer(FrameSource):
         return len(view)
 
     def close(self) -> None:
-        """Stop waiting, and close the stream."""
+        """Wait no longer, and let go of the stream."""
         if self._timer is not None:
             self._timer.cancel()
         super().close()
