@@ -26,6 +26,7 @@ from headrace.model.errors import (
 from headrace.model.identity import Identity
 from headrace.model.requests import Info, TopicCreate
 from headrace.server import Server, server_settings
+from headrace.testing import FaultyDisk
 from headrace.wire.native import Hello, Kind
 
 PATIENCE_S = 60
@@ -234,7 +235,7 @@ def knock(story: Callable[[NativeClient, Gate, Server], Any], *frames: Any) -> N
 
     async def main() -> None:
         gate = Gate()
-        serving = Server(server_settings({"data": ":memory:", "listen": ["headrace://127.0.0.1:0"]}), gate)
+        serving = Server(server_settings({"data": ":memory:", "listen": ["headrace://127.0.0.1:0"]}), authenticate=gate)
         await serving.start()
         with NativeClient(socket.create_connection(serving.addresses[0])) as client:
             await asyncio.to_thread(lambda: [client.send(frame) for frame in (Hello(), *frames)])
@@ -297,5 +298,16 @@ def test_a_plug_ins_own_error_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(plugins, "_load", lambda _: Picky)
         with pytest.raises(InvalidArgument, match="give a port"):
             await server("picky://a").start()
+
+    run(story)
+
+
+def test_a_server_keeps_its_data_on_the_disk_it_is_given(tmp_path: Path) -> None:
+    async def story() -> None:
+        disk = FaultyDisk()
+        serving = Server(server_settings({"data": str(tmp_path / "data"), "listen": ["recorder://a"]}), disk)
+        await serving.start()
+        assert disk.writes
+        assert await serving.stop()
 
     run(story)

@@ -7,12 +7,15 @@ import os
 import socket
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import Closed, Forked, HeadraceError
 from headrace.runtime.event_loop import new_event_loop
 from headrace.server.server import Server
 from headrace.server.settings import EmbeddedSettings, server_settings
+
+if TYPE_CHECKING:
+    from headrace.storage.disk import Disk
 
 logger = logging.getLogger("headrace.server")
 
@@ -20,9 +23,9 @@ logger = logging.getLogger("headrace.server")
 class EmbeddedServer:
     """A server inside a program, on a thread of its own; clients reach it through socket pairs."""
 
-    def __init__(self, data: str | os.PathLike[str], **settings: Any) -> None:
+    def __init__(self, data: str | os.PathLike[str], *, disk: "Disk | None" = None, **settings: Any) -> None:
         """Open or create the data; `:memory:` keeps all of it in memory. Settings are those of ServerSettings."""
-        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings))
+        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings), disk)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = new_event_loop()

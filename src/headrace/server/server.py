@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.runtime.broker_ticker import BrokerTicker
     from headrace.runtime.loop_runtime import LoopRuntime
     from headrace.runtime.loop_scheduler import LoopScheduler
+    from headrace.storage.disk import Disk
     from headrace.storage.runtime import StorageRuntime
     from headrace.storage.worker import Worker
 
@@ -57,9 +58,14 @@ class Server:
     _runtime: "LoopRuntime"
     _ticker: "BrokerTicker"
 
-    def __init__(self, settings: ServerSettings, authenticate: "Authenticate | None" = None) -> None:
-        """Prepare a server. `authenticate` tells who a client is, by default nobody in particular."""
+    def __init__(
+        self, settings: ServerSettings, disk: "Disk | None" = None, *, authenticate: "Authenticate | None" = None
+    ) -> None:
+        """Prepare a server. Its data is on this disk, by default the local one with files for its user alone;
+        `authenticate` tells who a client is, by default nobody in particular.
+        """
         self.settings = settings
+        self._disk = disk
         self.gateways: list[Gateway] = []
         self.listening: list[str] = []
         """The URLs of all addresses on which it listens, with the real ports."""
@@ -130,12 +136,11 @@ class Server:
 
         self._runtime = LoopRuntime(asyncio.get_running_loop())
         self._ticker = BrokerTicker(self._runtime)
-        disk = PrivateDisk()
-        host = StorageRuntime(disk)
+        host = StorageRuntime(self._disk or PrivateDisk())
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
         if store.data is not None:
             store.data.check_usable()  # before anything is made there
-            self._lock = DirectoryLock(disk, store.data.path)
+            self._lock = DirectoryLock(host.disk, store.data.path)
         self._worker = Worker("headrace-background")
         ports = LoopPorts(self._runtime.scheduler, self._worker, self._ticker.wake_at)
         self._divide_descriptors(host)
