@@ -270,8 +270,8 @@ def keyed(bench: Workbench, keys: list[bytes]) -> None:
 
 def compact(bench: Workbench) -> None:
     topic = bench.broker._topics.get("states")
-    lane = bench.broker._topics.active(topic, 0)
-    bench.broker._maintenance._compact(topic, lane, lane.partition.compact_by_key)
+    active = bench.broker._topics.active(topic, 0)
+    bench.broker._maintenance._compact(topic, active, active.partition.compact_by_key)
 
 
 def test_no_dictionary_of_a_compaction_becomes_large() -> None:

@@ -134,15 +134,15 @@ class DeadLetters:
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
         """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
         if not offsets:
-            burial.pending_answer.settle(Done())
+            burial.pending_answer.resolve(Done())
             self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
             return
         try:
-            carried, rest = self._carried(burial, offsets)
+            committed, rest = self._commit_letters(burial, offsets)
         except (HeadraceError, OSError) as error:
             self._stay(burial, offsets, error if isinstance(error, HeadraceError) else as_headrace_error(error))
             return
-        carried.then(partial(self._go_on, burial, offsets, rest))
+        committed.then(partial(self._go_on, burial, offsets, rest))
 
     def _go_on(self, burial: "_Burial", offsets: Sequence[int], rest: Sequence[int], outcome: object) -> None:
         """The first of these have been sent, or not: send the rest."""
@@ -153,7 +153,7 @@ class DeadLetters:
         else:
             self._bury(burial, ())
 
-    def _carried(
+    def _commit_letters(
         self, burial: "_Burial", offsets: Sequence[int]
     ) -> tuple[PendingAnswer[list[PartitionOffset]], Sequence[int]]:
         """Send the first of them; returns what becomes of that, and which are left."""
@@ -166,8 +166,10 @@ class DeadLetters:
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = MessagesSettled(subscription.id, partition, packed([one for one in offsets if one not in left]))
-        carried = self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us)
-        return carried, [*rest, *pending_answer]
+        committed = self._transactions.commit_internal(
+            [(topic, target, batch) for batch in batches], [finished], now_us
+        )
+        return committed, [*rest, *pending_answer]
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -185,7 +187,7 @@ class DeadLetters:
             letter = self._lost_letter(subscription, partition, damaged, now_us)
             finished = MessagesSettled(subscription.id, partition, packed(damaged))
             place = topic, partition % topic.settings.partitions
-            self._transactions.carry([(*place, letter)], [finished], now_us).then(sent)
+            self._transactions.commit_internal([(*place, letter)], [finished], now_us).then(sent)
         except (HeadraceError, OSError) as error:
             sent(error if isinstance(error, HeadraceError) else as_headrace_error(error))
 
@@ -202,7 +204,7 @@ class DeadLetters:
             self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
-        burial.pending_answer.settle(error)
+        burial.pending_answer.resolve(error)
 
     def _is_there(self, subscription: Subscription) -> bool:
         """Whether it was not deleted since."""
@@ -234,12 +236,12 @@ class DeadLetters:
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 self._stay_dead(indexes, found, now_us)
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(Redriven(sum(map(len, found.values()))))
+                pending_answer.resolve(Redriven(sum(map(len, found.values()))))
 
         facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
-        self._transactions.carry(batches, list(facts), now_us).then(done)
+        self._transactions.commit_internal(batches, list(facts), now_us).then(done)
         return pending_answer
 
     def _stay_dead(self, indexes: dict[int, LeasedIndex], found: dict[int, list[int]], now_us: int) -> None:

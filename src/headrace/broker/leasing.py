@@ -109,6 +109,7 @@ class LeaseDispatcher:
         if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
         subscription.pending_leases.add(pending_lease)
+        pending_lease.pending_answer.on_cancel(partial(subscription.pending_leases.discard, pending_lease))
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
             self._go_on_soon(subscription)
@@ -121,7 +122,7 @@ class LeaseDispatcher:
         self._ledger.flush()
         for pending_lease in subscription.pending_leases.of(session):
             subscription.pending_leases.remove(pending_lease)
-            pending_lease.pending_answer.settle(Leased([]))
+            pending_lease.pending_answer.resolve(Leased([]))
         return Done()
 
     def disconnect(self, session: Session) -> None:
@@ -143,7 +144,7 @@ class LeaseDispatcher:
         """Nothing is handed out any more: whoever waits need not."""
         for subscription in self._registry:
             for pending_lease in subscription.pending_leases.clear():
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
 
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
@@ -162,7 +163,7 @@ class LeaseDispatcher:
                     continue
             except (HeadraceError, OSError) as error:
                 pending_leases.remove(pending_lease)
-                pending_lease.pending_answer.settle(
+                pending_lease.pending_answer.resolve(
                     error if isinstance(error, HeadraceError) else as_headrace_error(error)
                 )
             else:
@@ -200,12 +201,12 @@ class LeaseDispatcher:
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
-                pending_lease.pending_answer.settle(answer)
+                pending_lease.pending_answer.resolve(answer)
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
             self._give_back(subscription, portions, now_us)
             self._undone(subscription)
-            pending_lease.pending_answer.settle(error)
+            pending_lease.pending_answer.resolve(error)
 
         self._ledger.gather(now_us, facts, written)
         return True
@@ -392,14 +393,14 @@ class LeaseDispatcher:
                 for take_back in reversed(undo):
                     take_back()
                 self._undone(subscription)
-                pending_answer.settle(error)
+                pending_answer.resolve(error)
                 return
             if subscription.pending_leases or subscription.schedule.is_over(now_us):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
-                self._ledger.durably(answer).then(pending_answer.settle)
+                self._ledger.durably(answer).then(pending_answer.resolve)
             else:
-                pending_answer.settle(answer)
+                pending_answer.resolve(answer)
 
         self._ledger.gather(now_us, facts, written)
         return pending_answer
@@ -451,7 +452,7 @@ class LeaseDispatcher:
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
             for pending_lease in late:
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
             if len(late) == _LATE_TOGETHER:
                 self._go_on_soon(subscription)
         self._plan(subscription, self._due_us(subscription))
@@ -569,11 +570,11 @@ def _both(first: Answer | PendingAnswer[Any], second: PendingAnswer[Any]) -> Pen
 
     def then(outcome: Answer | HeadraceError) -> None:
         if isinstance(outcome, HeadraceError):
-            both.settle(outcome)
+            both.resolve(outcome)
         elif isinstance(first, PendingAnswer):
-            first.then(both.settle)
+            first.then(both.resolve)
         else:
-            both.settle(first)
+            both.resolve(first)
 
     second.then(then)
     return both

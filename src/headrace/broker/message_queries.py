@@ -190,7 +190,7 @@ class MessageQueries:
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):
                 outcome.after = search.after
-            pending_answer.settle(outcome)  # type: ignore[arg-type]
+            pending_answer.resolve(outcome)  # type: ignore[arg-type]
 
         redriven = yield from self._dead_letters.redrive(wanted, dead, chosen, now_us)
         redriven.then(tell)

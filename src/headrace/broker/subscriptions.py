@@ -500,7 +500,7 @@ class SubscriptionRegistry:
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
         """Tell those who wait that there is nothing to wait for."""
         for pending_lease in subscription.pending_leases.clear():
-            pending_lease.pending_answer.settle(error)
+            pending_lease.pending_answer.resolve(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
         """It cannot be used until it is reset; all others can."""

@@ -72,6 +72,11 @@ class LeaseWaiters:
             del self._sessions[pending_lease.session]
         self._count -= 1
 
+    def discard(self, pending_lease: PendingLease) -> None:
+        """Remove a consumer that may have been served, or refused, before."""
+        if self._waits(pending_lease):
+            self.remove(pending_lease)
+
     def clear(self) -> list[PendingLease]:
         """Nobody waits any more; returns those who did."""
         pending_leases = list(self)

@@ -394,6 +394,12 @@ class ConnectionFailed(HeadraceError, ConnectionError):
     retryable = True
 
 
+class RequestCancelled(HeadraceError):
+    """The request was cancelled before it was answered; send it again if the answer is needed."""
+
+    code = "request_cancelled"
+
+
 class Closed(HeadraceError):
     """It is closed."""
 
