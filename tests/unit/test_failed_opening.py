@@ -17,7 +17,8 @@ from headrace.broker.facts import ScheduleStored, TopicSet
 from headrace.broker.leased_facts import IndexSnapshotRest, SubscriptionSet
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import LeasedIndex, SavedRest
+from headrace.engines.api import SavedRest
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionFailed, TopicFailed
 from headrace.model.leasing import (
@@ -120,14 +121,14 @@ def check_refused(bench: Workbench, holding: Holding) -> None:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A mistake in the broker: subscriptions that are called `bad` cannot be opened."""
-    attach = LeasedIndex.attach
+    load = LeasedIndex.load
 
-    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> Iterator[None]:
-        yield from attach(self, partition, name, *rest)
-        if name == "bad":
+    def fail(self: LeasedIndex, *rest: Any) -> Iterator[None]:
+        yield from load(self, *rest)
+        if self._scanner._subscription == b"bad":
             raise KeyError(1)
 
-    monkeypatch.setattr(LeasedIndex, "attach", fail)
+    monkeypatch.setattr(LeasedIndex, "load", fail)
     yield
     monkeypatch.undo()
 

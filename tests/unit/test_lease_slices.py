@@ -8,7 +8,7 @@ from headrace.broker import leasing, ledger, subscriptions
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.subscriptions import Subscription
-from headrace.engines.api import LeasedIndex
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
 from headrace.model.leasing import (

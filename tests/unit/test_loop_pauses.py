@@ -15,8 +15,8 @@ import pytest
 from headrace.broker import compaction_cleanup, schedules, sync_waiters
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.sync_waiters import SyncWaiters
-from headrace.engines.api import LeasedIndex
 from headrace.engines.last_offsets import LastOffsets
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError, LogFailed
 from headrace.model.leasing import SubscriptionCreate, SubscriptionDescribe

@@ -19,7 +19,7 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.waiters import PendingLease
-from headrace.engines.api import LeasedIndex, TakenMessages, as_headrace_error, packed
+from headrace.engines.api import LeasedPartition, TakenMessages, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -356,7 +356,7 @@ class LeaseDispatcher:
         now_us: int,
         *,
         late: bool = False,
-    ) -> Iterator[tuple[LeasedIndex, Holding, Sequence[int]]]:
+    ) -> Iterator[tuple[LeasedPartition, Holding, Sequence[int]]]:
         """What of it is in the hands of who says so; the rest is added to what is refused.
 
         Each holding is checked when those before it were dealt with, so that nothing is decided twice.
@@ -412,19 +412,18 @@ class LeaseDispatcher:
             self._ports.soon(partial(self._serve, subscription))
 
     def _divided(
-        self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
+        self, subscription: Subscription, index: LeasedPartition, offsets: Sequence[int]
     ) -> tuple[list[int], list[int]]:
         """Those that can be tried again, and those that have been tried often enough."""
         most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(offsets)
-        if not most or (not failures and most > 1):
+        if not most:
             return list(offsets), []
-        tried = [failed + 1 for failed in failures] or [1] * len(offsets)
+        tried = [failed + 1 for failed in index.failures(offsets)]
         back = [offset for offset, times in zip(offsets, tried, strict=True) if times < most]
         return back, [offset for offset, times in zip(offsets, tried, strict=True) if times >= most]
 
     def _rest_until(
-        self, subscription: Subscription, index: LeasedIndex, offsets: list[int], request: Release, now_us: int
+        self, subscription: Subscription, index: LeasedPartition, offsets: list[int], request: Release, now_us: int
     ) -> list[int]:
         if request.until_us is not None:
             return [request.until_us] * len(offsets)
@@ -432,7 +431,7 @@ class LeaseDispatcher:
             return [now_us + request.delay_ms * 1000] * len(offsets)
         if request.undelivered:
             return [now_us] * len(offsets)
-        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        failures = index.failures(offsets)
         settings = subscription.settings
         return [
             now_us + settings.retry_us(failed + 1, _luck(offset, failed))
@@ -515,17 +514,17 @@ class LeaseDispatcher:
             self._registry.serve_soon(subscription)  # the next ones of their keys can be had
         return len(ended) + len(expired) + 1
 
-    def _dropped(self, index: LeasedIndex, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
+    def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
             logger.warning("expired messages could not be dropped: %s", error)
-            index.pending.expire_later(offsets, now_us + _UNREAD_US)
+            index.expire_later(offsets, now_us + _UNREAD_US)
 
     def _come_back(
-        self, subscription: Subscription, partition: int, index: LeasedIndex, ended: list[int], now_us: int
+        self, subscription: Subscription, partition: int, index: LeasedPartition, ended: list[int], now_us: int
     ) -> None:
         """Messages whose leases have ended are ready again, unless they were handed out often enough."""
         most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(ended) or [0] * len(ended)
+        failures = index.failures(ended)
         dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
         gone = set(dead)
         index.stay([offset for offset in ended if offset not in gone], now_us)
