@@ -109,7 +109,6 @@ class LeaseDispatcher:
         if not request.wait_ms and not behind and not subscription.preparing:
             return Leased([])
         subscription.pending_leases.add(pending_lease)
-        pending_lease.pending_answer.on_cancel(partial(subscription.pending_leases.discard, pending_lease))
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
             self._go_on_soon(subscription)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headrace.model.batch import Bytes, Columns, encode
-from headrace.model.errors import HeadraceError, RequestCancelled
+from headrace.model.errors import Cancelled, HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.request import Answer
 
@@ -32,13 +32,12 @@ class PendingAnswer(Generic[Outcome]):
     It belongs to the broker's thread. Whoever asked can cancel it; it can be awaited on an event loop.
     """
 
-    __slots__ = ("_listeners", "_on_cancel", "outcome", "resolved")
+    __slots__ = ("_listeners", "outcome", "resolved")
 
     def __init__(self) -> None:
         self.outcome: Outcome | HeadraceError | None = None
         self.resolved = False
         self._listeners: list[Callable[[Outcome | HeadraceError], None]] = []
-        self._on_cancel: Callable[[], None] | None = None
 
     def then(self, listener: Callable[[Outcome | HeadraceError], None]) -> None:
         """Call the listener with the answer or the error: now if it is there, else when it comes."""
@@ -47,32 +46,24 @@ class PendingAnswer(Generic[Outcome]):
         else:
             self._listeners.append(listener)
 
-    def on_cancel(self, withdraw: Callable[[], None]) -> None:
-        """Call this when the answer is cancelled, to end the work on it."""
-        self._on_cancel = withdraw
-
     def resolve(self, outcome: Outcome | HeadraceError) -> None:
         """Pass the answer or the error on to every listener; an answer that was cancelled before is dropped."""
         if self.resolved:
             return
         self.outcome = outcome
         self.resolved = True
-        self._on_cancel = None
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener(outcome)
 
     def cancel(self) -> bool:
-        """Resolve it with RequestCancelled and end the work on it; returns False if it was resolved before.
+        """Tell all listeners that nobody wants the answer any more; whether it was still to come.
 
-        What the broker has begun to record stays recorded: only waiting ends.
+        A request that waits, such as a lease, is withdrawn. One that the broker carries out already is carried out.
         """
         if self.resolved:
             return False
-        withdraw = self._on_cancel
-        self.resolve(RequestCancelled())
-        if withdraw is not None:
-            withdraw()
+        self.resolve(Cancelled())
         return True
 
     def __await__(self) -> Generator[Any, None, Outcome]:

@@ -363,6 +363,12 @@ class Draining(HeadraceError):
     retryable = True
 
 
+class Cancelled(HeadraceError):
+    """The request was cancelled before it was answered."""
+
+    code = "cancelled"
+
+
 class ListenFailed(HeadraceError):
     """The broker cannot listen at that address; the text says why, and what to do."""
 
@@ -392,12 +398,6 @@ class ConnectionFailed(HeadraceError, ConnectionError):
 
     code = "connection_failed"
     retryable = True
-
-
-class RequestCancelled(HeadraceError):
-    """The request was cancelled before it was answered; send it again if the answer is needed."""
-
-    code = "request_cancelled"
 
 
 class Closed(HeadraceError):
