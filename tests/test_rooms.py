@@ -39,6 +39,7 @@ ROOMS["server"] = ROOMS.keys() - {"testing", "__init__", "__main__"}
 CLOCKLESS = {"model", "storage", "engines", "broker"}
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")} | {"datetime.date.today"}
+ENGINE_PARTS = {"pending", "statuses", "leases", "contents"}
 SYSTEM_DOOR = "storage/disk.py"
 SYSTEM_MODULES = {"os", "mmap", "fcntl", "ctypes", "socket"}
 FUTEX_DOOR = "storage/beacon.py"  # ctypes only: sleeping on a word of memory is no file's business
@@ -143,6 +144,13 @@ def clock_reads(module: Module) -> Found:
         yield from ((line, f"{name}: time is an argument here") for line, name in found if name in CLOCKS)
 
 
+def reaches_into_engines(module: Module) -> Found:
+    """The broker calls a subscription's index of a partition by the verbs of engines/api.py, not by its parts."""
+    for node in module.nodes if module.room == "broker" else ():
+        if isinstance(node, ast.Attribute) and node.attr in ENGINE_PARTS and dotted(node.value) != "self":
+            yield node.lineno, f".{node.attr} is a part of an index: call a verb of engines/api.py"
+
+
 def second_doors_to_the_system(module: Module) -> Found:
     if module.room == "storage" and module.path != SYSTEM_DOOR:
         for line, name in imports(module):
@@ -241,6 +249,11 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("broker/groups.py", "from datetime import datetime\ndatetime.now(UTC)"),
         ("broker/groups.py", "import datetime\ndatetime.datetime.utcnow()"),
     ],
+    reaches_into_engines: [
+        ("broker/leasing.py", "def due(index): return index.pending.ready.first_key"),
+        ("broker/leasing.py", "subscription.indexes[0].statuses.change([1], 2)"),
+        ("broker/leasing.py", "subscription.indexes[0].leases.get(1)"),
+    ],
     second_doors_to_the_system: [("storage/log.py", "import os.path"), ("storage/pool.py", "from mmap import mmap")],
     swallowed_errors: [("cli/a.py", f"try: x\nexcept{kind}: pass") for kind in ("", " Exception", " (A, Exception)")],
     leftover_markers: [("model/topic.py", "x = 1  # TODO"), ("model/topic.py", "# FIXME: y"), ("model/a.py", "# XXX")],
@@ -262,6 +275,8 @@ def test_rule_can_fail(rule: Rule, path: str, text: str) -> None:
 GOOD = [
     ("storage/disk.py", "import os, mmap"),
     ("broker/publish.py", "from headrace.engines.api import Engine\nfrom headrace.broker import groups"),
+    ("broker/leasing.py", "def _due(index): return index.next_times()"),
+    ("engines/leased/index.py", "def _due(index): return index.pending.ready.first_key"),
     ("gateways/http.py", "import time\nnow = time.time()"),
     ("cli/main.py", "try:\n    print(1)\nexcept OSError:\n    pass"),
     ("__init__.py", "from headrace.embedded import open\ndef _hidden(): ..."),

@@ -75,7 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Make a topic when something is published to it for the first time, or a reader asks for it with `create`."""
     topics_max: int = _BROKER_DEFAULTS.topics_max
     """Topics at once."""
-    upkeep_seconds: float = _BROKER_DEFAULTS.upkeep_seconds
+    maintenance_seconds: float = _BROKER_DEFAULTS.maintenance_seconds
     """How often retention is looked after, and written messages are synced that nobody waits for."""
     compact_seconds: float = _BROKER_DEFAULTS.compact_seconds
     """How often topics with compact_by_key are compacted."""

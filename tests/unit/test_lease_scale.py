@@ -33,12 +33,12 @@ def publish(bench: Workbench, partition: int, *values: bytes, **columns: Any) ->
 
 def places(answer: Any) -> list[tuple[int, int]]:
     """Partitions and offsets, in the order in which they were handed out."""
-    words = answer.words if isinstance(answer, AnswerWithBody) else answer
+    words = answer.answer if isinstance(answer, AnswerWithBody) else answer
     return [(portion.partition, offset) for portion in words.portions for offset in portion.all_offsets]
 
 
 def holdings(answer: Any) -> list[Holding]:
-    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
 
 
 def test_a_lease_looks_at_no_partition_in_which_nothing_has_changed() -> None:

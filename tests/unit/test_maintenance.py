@@ -233,7 +233,7 @@ def test_messages_that_a_power_loss_took_do_not_hide_the_next_ones(data: str, di
     assert bench.values("orders") == 2 * LARGE
 
 
-def test_upkeep_goes_on_when_the_disk_is_full(data: str, disk: FaultyDisk) -> None:
+def test_maintenance_goes_on_when_the_disk_is_full(data: str, disk: FaultyDisk) -> None:
     bench = Workbench(data, disk=disk)
     for number in range(3):
         bench.ask(TopicCreate(f"topic-{number}", {"retain_bytes": 5000, "segment_bytes": 4096}))

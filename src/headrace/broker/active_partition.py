@@ -140,7 +140,7 @@ class ActivePartition:
         fresh: list[tuple[Answer, Appended]] = []
         for outcome, (_, needed, pending_answer) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             elif outcome.duplicate or needed < _SYNCED:
                 self.answer(outcome, needed, pending_answer)
             else:
@@ -162,12 +162,12 @@ class ActivePartition:
             published = Published(base_offset, reached, append_time, duplicate, self.topic_id)
             if pending_answer is None:
                 return published
-            pending_answer.settle(published)
+            pending_answer.resolve(published)
             return pending_answer
         waiting = pending_answer if pending_answer is not None else PendingAnswer()
         if reached >= needed:
             published = Published(base_offset, reached, append_time, duplicate)
-            self._unreserved.append((next_offset, lambda error: waiting.settle(error or published)))
+            self._unreserved.append((next_offset, lambda error: waiting.resolve(error or published)))
             self.reserve_again()
             return waiting
         self._syncing.wait(next_offset, partial(self._answer_synced, [(waiting, appended)]))
@@ -176,7 +176,7 @@ class ActivePartition:
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
         self.wake()  # first: readers get messages before publishers their receipts
         for pending_answer, (base_offset, _, append_time, duplicate) in fresh:
-            pending_answer.settle(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
+            pending_answer.resolve(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""

@@ -15,7 +15,7 @@ from headrace.broker.slices import Steps
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.engines.api import LeasedIndex, ReleaseNote, as_headrace_error, inspection, packed
+from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
@@ -64,7 +64,7 @@ class DeadLetters:
         total = 0
         for number, index in dead.indexes.items():
             origins = self._origins.get((dead.id, number))  # none of a partition that was opened since
-            total += index.statuses.count_marked(origins.marks.get(whose, {})) if origins is not None else 0
+            total += index.count_marked(origins.marks.get(whose, {})) if origins is not None else 0
         return total
 
     def learn(self) -> Steps:
@@ -86,16 +86,16 @@ class DeadLetters:
         """Read the headers of dead messages that are new; of all if any was edited."""
         for number, index in list(dead.indexes.items()):
             origins = self._origins.get((dead.id, number))
-            if origins is None or index.edits:
+            if origins is None or index.is_edited:
                 origins = self._origins[dead.id, number] = _Origins()
-            while origins.end < index.statuses.end:
-                offsets = list(islice(inspection.offsets(index.pending, "", origins.end), _LEARNT_TOGETHER))
+            while origins.end < index.end:
+                offsets = list(islice(index.offsets("", origins.end), _LEARNT_TOGETHER))
                 for columns, there in index.parts(offsets):
                     for offset, headers in zip(there, columns.headers or (), strict=False):
                         given = headers or {}
                         whose = given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")
-                        index.statuses.mark(origins.marks.setdefault(whose, {}), offset)
-                origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.statuses.end
+                        index.mark(origins.marks.setdefault(whose, {}), offset)
+                origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.end
                 yield
 
     def subscription(self, subscription: Subscription) -> Subscription | None:
@@ -124,7 +124,7 @@ class DeadLetters:
         `counted`: their last delivery is among those in vain already.
         """
         index = subscription.indexes[partition]
-        holders = [held.holder if (held := index.leases.get(offset)) is not None else "" for offset in offsets]
+        holders = index.last_holders(offsets)
         index.leave(offsets)
         about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
         burial = _Burial(subscription, partition, index, about, now_us, PendingAnswer())
@@ -134,15 +134,15 @@ class DeadLetters:
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
         """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
         if not offsets:
-            burial.pending_answer.settle(Done())
+            burial.pending_answer.resolve(Done())
             self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
             return
         try:
-            carried, rest = self._carried(burial, offsets)
+            committed, rest = self._commit_letters(burial, offsets)
         except (HeadraceError, OSError) as error:
             self._stay(burial, offsets, error if isinstance(error, HeadraceError) else as_headrace_error(error))
             return
-        carried.then(partial(self._go_on, burial, offsets, rest))
+        committed.then(partial(self._go_on, burial, offsets, rest))
 
     def _go_on(self, burial: "_Burial", offsets: Sequence[int], rest: Sequence[int], outcome: object) -> None:
         """The first of these have been sent, or not: send the rest."""
@@ -153,7 +153,7 @@ class DeadLetters:
         else:
             self._bury(burial, ())
 
-    def _carried(
+    def _commit_letters(
         self, burial: "_Burial", offsets: Sequence[int]
     ) -> tuple[PendingAnswer[list[PartitionOffset]], Sequence[int]]:
         """Send the first of them; returns what becomes of that, and which are left."""
@@ -166,8 +166,10 @@ class DeadLetters:
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = MessagesSettled(subscription.id, partition, packed([one for one in offsets if one not in left]))
-        carried = self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us)
-        return carried, [*rest, *pending_answer]
+        committed = self._transactions.commit_internal(
+            [(topic, target, batch) for batch in batches], [finished], now_us
+        )
+        return committed, [*rest, *pending_answer]
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -185,7 +187,7 @@ class DeadLetters:
             letter = self._lost_letter(subscription, partition, damaged, now_us)
             finished = MessagesSettled(subscription.id, partition, packed(damaged))
             place = topic, partition % topic.settings.partitions
-            self._transactions.carry([(*place, letter)], [finished], now_us).then(sent)
+            self._transactions.commit_internal([(*place, letter)], [finished], now_us).then(sent)
         except (HeadraceError, OSError) as error:
             sent(error if isinstance(error, HeadraceError) else as_headrace_error(error))
 
@@ -202,7 +204,7 @@ class DeadLetters:
             self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
             self.registry.served(burial.subscription)
-        burial.pending_answer.settle(error)
+        burial.pending_answer.resolve(error)
 
     def _is_there(self, subscription: Subscription) -> bool:
         """Whether it was not deleted since."""
@@ -234,15 +236,15 @@ class DeadLetters:
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 self._stay_dead(indexes, found, now_us)
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(Redriven(sum(map(len, found.values()))))
+                pending_answer.resolve(Redriven(sum(map(len, found.values()))))
 
         facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
-        self._transactions.carry(batches, list(facts), now_us).then(done)
+        self._transactions.commit_internal(batches, list(facts), now_us).then(done)
         return pending_answer
 
-    def _stay_dead(self, indexes: dict[int, LeasedIndex], found: dict[int, list[int]], now_us: int) -> None:
+    def _stay_dead(self, indexes: dict[int, LeasedPartition], found: dict[int, list[int]], now_us: int) -> None:
         """These could not be put back."""
         for partition, offsets in found.items():
             indexes[partition].stay(offsets, now_us)
@@ -282,7 +284,7 @@ class DeadLetters:
         self,
         subscription: Subscription,
         partition: int,
-        index: LeasedIndex,
+        index: LeasedPartition,
         columns: Columns,
         offsets: Sequence[int],
         about: "dict[int, _About]",
@@ -291,13 +293,13 @@ class DeadLetters:
         """The messages with headers that tell what happened to them."""
         if not offsets:
             return []
-        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        failures = index.failures(offsets)
         headers = []
         for place, offset in enumerate(offsets):
             own = dict((columns.headers[place] if columns.headers is not None else None) or {})
             own.pop(SUBSCRIPTION_HEADER, None)  # it was redriven before, and is for everybody who looks after the dead
             reason, holder, counted = about[offset]
-            notes = [*index.notes.get(offset, []), ReleaseNote(now_us, holder, reason)]
+            notes = [*index.release_notes(offset), ReleaseNote(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
             headers.append({**own, **_about(subscription, partition, offset, reason, deliveries, notes, now_us)})
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
@@ -325,7 +327,7 @@ class _Burial(NamedTuple):
 
     subscription: Subscription
     partition: int
-    leased: LeasedIndex
+    leased: LeasedPartition
     about: dict[int, _About]
     now_us: int
     pending_answer: PendingAnswer[Answer]

@@ -19,7 +19,7 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.waiters import PendingLease
-from headrace.engines.api import LeasedIndex, TakenMessages, as_headrace_error, packed
+from headrace.engines.api import LeasedPartition, TakenMessages, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -121,7 +121,7 @@ class LeaseDispatcher:
         self._ledger.flush()
         for pending_lease in subscription.pending_leases.of(session):
             subscription.pending_leases.remove(pending_lease)
-            pending_lease.pending_answer.settle(Leased([]))
+            pending_lease.pending_answer.resolve(Leased([]))
         return Done()
 
     def disconnect(self, session: Session) -> None:
@@ -143,7 +143,7 @@ class LeaseDispatcher:
         """Nothing is handed out any more: whoever waits need not."""
         for subscription in self._registry:
             for pending_lease in subscription.pending_leases.clear():
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
 
     def _serve(self, subscription: Subscription) -> None:
         """Give to those who wait, the first first, as far as there is something."""
@@ -162,7 +162,7 @@ class LeaseDispatcher:
                     continue
             except (HeadraceError, OSError) as error:
                 pending_leases.remove(pending_lease)
-                pending_lease.pending_answer.settle(
+                pending_lease.pending_answer.resolve(
                     error if isinstance(error, HeadraceError) else as_headrace_error(error)
                 )
             else:
@@ -200,12 +200,12 @@ class LeaseDispatcher:
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
-                pending_lease.pending_answer.settle(answer)
+                pending_lease.pending_answer.resolve(answer)
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
             self._give_back(subscription, portions, now_us)
             self._undone(subscription)
-            pending_lease.pending_answer.settle(error)
+            pending_lease.pending_answer.resolve(error)
 
         self._ledger.gather(now_us, facts, written)
         return True
@@ -355,7 +355,7 @@ class LeaseDispatcher:
         now_us: int,
         *,
         late: bool = False,
-    ) -> Iterator[tuple[LeasedIndex, Holding, Sequence[int]]]:
+    ) -> Iterator[tuple[LeasedPartition, Holding, Sequence[int]]]:
         """What of it is in the hands of who says so; the rest is added to what is refused.
 
         Each holding is checked when those before it were dealt with, so that nothing is decided twice.
@@ -392,14 +392,14 @@ class LeaseDispatcher:
                 for take_back in reversed(undo):
                     take_back()
                 self._undone(subscription)
-                pending_answer.settle(error)
+                pending_answer.resolve(error)
                 return
             if subscription.pending_leases or subscription.schedule.is_over(now_us):
                 self._ports.soon(partial(self._serve, subscription))
             if durably:
-                self._ledger.durably(answer).then(pending_answer.settle)
+                self._ledger.durably(answer).then(pending_answer.resolve)
             else:
-                pending_answer.settle(answer)
+                pending_answer.resolve(answer)
 
         self._ledger.gather(now_us, facts, written)
         return pending_answer
@@ -411,19 +411,18 @@ class LeaseDispatcher:
             self._ports.soon(partial(self._serve, subscription))
 
     def _divided(
-        self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
+        self, subscription: Subscription, index: LeasedPartition, offsets: Sequence[int]
     ) -> tuple[list[int], list[int]]:
         """Those that can be tried again, and those that have been tried often enough."""
         most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(offsets)
-        if not most or (not failures and most > 1):
+        if not most:
             return list(offsets), []
-        tried = [failed + 1 for failed in failures] or [1] * len(offsets)
+        tried = [failed + 1 for failed in index.failures(offsets)]
         back = [offset for offset, times in zip(offsets, tried, strict=True) if times < most]
         return back, [offset for offset, times in zip(offsets, tried, strict=True) if times >= most]
 
     def _rest_until(
-        self, subscription: Subscription, index: LeasedIndex, offsets: list[int], request: Release, now_us: int
+        self, subscription: Subscription, index: LeasedPartition, offsets: list[int], request: Release, now_us: int
     ) -> list[int]:
         if request.until_us is not None:
             return [request.until_us] * len(offsets)
@@ -431,7 +430,7 @@ class LeaseDispatcher:
             return [now_us + request.delay_ms * 1000] * len(offsets)
         if request.undelivered:
             return [now_us] * len(offsets)
-        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        failures = index.failures(offsets)
         settings = subscription.settings
         return [
             now_us + settings.retry_us(failed + 1, _luck(offset, failed))
@@ -451,7 +450,7 @@ class LeaseDispatcher:
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
             for pending_lease in late:
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
             if len(late) == _LATE_TOGETHER:
                 self._go_on_soon(subscription)
         self._plan(subscription, self._due_us(subscription))
@@ -514,17 +513,17 @@ class LeaseDispatcher:
             self._registry.serve_soon(subscription)  # the next ones of their keys can be had
         return len(ended) + len(expired) + 1
 
-    def _dropped(self, index: LeasedIndex, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
+    def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
             logger.warning("expired messages could not be dropped: %s", error)
-            index.pending.expire_later(offsets, now_us + _UNREAD_US)
+            index.expire_later(offsets, now_us + _UNREAD_US)
 
     def _come_back(
-        self, subscription: Subscription, partition: int, index: LeasedIndex, ended: list[int], now_us: int
+        self, subscription: Subscription, partition: int, index: LeasedPartition, ended: list[int], now_us: int
     ) -> None:
         """Messages whose leases have ended are ready again, unless they were handed out often enough."""
         most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(ended) or [0] * len(ended)
+        failures = index.failures(ended)
         dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
         gone = set(dead)
         index.stay([offset for offset in ended if offset not in gone], now_us)
@@ -569,11 +568,11 @@ def _both(first: Answer | PendingAnswer[Any], second: PendingAnswer[Any]) -> Pen
 
     def then(outcome: Answer | HeadraceError) -> None:
         if isinstance(outcome, HeadraceError):
-            both.settle(outcome)
+            both.resolve(outcome)
         elif isinstance(first, PendingAnswer):
-            first.then(both.settle)
+            first.then(both.resolve)
         else:
-            both.settle(first)
+            both.resolve(first)
 
     second.then(then)
     return both

@@ -150,7 +150,7 @@ class Ledger:
         pending_answer: PendingAnswer[Answer] = PendingAnswer()
 
         def tell(error: HeadraceError | None) -> None:
-            pending_answer.settle(answer if error is None else error)
+            pending_answer.resolve(answer if error is None else error)
 
         self._syncing.wait(self._end, tell)
         return pending_answer

@@ -75,7 +75,7 @@ class Maintenance:
         """Begin with what is due, unless the last round is still under way."""
         if now_us < self._next_us or self._closed:
             return
-        self._next_us = now_us + round(self._settings.upkeep_seconds * 1e6)
+        self._next_us = now_us + round(self._settings.maintenance_seconds * 1e6)
         self._ledger.request_sync()
         self._begin("learning", lambda: self.learn())
         self._begin("round", lambda: self._round(now_us))

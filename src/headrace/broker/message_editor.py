@@ -10,7 +10,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
-from headrace.engines.api import Content, Contents, EditRecord
+from headrace.engines.api import Content, EditRecord, StoredMessages, stored_messages
 from headrace.model.batch import Columns, check_messages, message_bytes, received
 from headrace.model.errors import (
     HeadraceError,
@@ -60,7 +60,7 @@ class MessageEditor:
         self._registry = registry
         self._ledger = ledger
         self._ports = ports
-        self._contents: tuple[tuple[int, int], Contents] | None = None
+        self._contents: tuple[tuple[int, int], StoredMessages] | None = None
         """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
 
     def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Answer]:
@@ -138,7 +138,7 @@ class MessageEditor:
                 continue
             first, end = active.partition.first_offset, active.end_offset
             within = sorted(offset for offset in wanted if first <= offset < end)
-            columns, there, _ = self._contents_of(topic, number, subscriptions).read(within)
+            columns, there = self._contents_of(topic, number, subscriptions).read_stored(within)
             for at, offset in enumerate(there):
                 headers = (columns.headers[at] if columns.headers is not None else None) or {}
                 due = columns.dues[at] if columns.dues is not None else None
@@ -146,13 +146,13 @@ class MessageEditor:
                 found[number, offset] = _Stored(headers.get(OWNER_HEADER, b""), ready_us)
         return found
 
-    def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> Contents:
+    def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> StoredMessages:
         for subscription in subscriptions:
             index = subscription.indexes.get(number)
-            if index is not None and index.pending.contents is not None:
-                return index.pending.contents
+            if index is not None:
+                return index
         if self._contents is None or self._contents[0] != (topic.id, number):
-            self._contents = (topic.id, number), Contents(self._topics.active(topic, number).partition)
+            self._contents = (topic.id, number), stored_messages(self._topics.active(topic, number).partition)
         return self._contents[1]
 
 
@@ -204,7 +204,7 @@ def _changed(
     due = record.due if change.due_us is None else change.due_us
     if change.shift_us:
         indexes = [one.indexes[place[0]] for one in subscriptions if place[0] in one.indexes]
-        rests = [rest_us for index in indexes if (rest_us := index.pending.rest_of(place[1])) is not None]
+        rests = [rest_us for index in indexes if (rest_us := index.rests_until(place[1])) is not None]
         base_us = max(rests, default=stored.ready_us if record.due is None else record.due)
         due = min(max(base_us + change.shift_us, 0), TIMESTAMP_US_MAX)
     if content is not None and owner:  # stays whoever's it is

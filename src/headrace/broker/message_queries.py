@@ -15,7 +15,7 @@ from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.topic_views import TopicView, TopicViews
 from headrace.broker.topics import TopicRegistry
-from headrace.engines.api import LeasedIndex, inspection
+from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
 from headrace.model.leasing import (
@@ -104,7 +104,7 @@ class MessageQueries:
         subscription = yield from self._subject(request.topic, request.subscription, now_us)
         yield from self._refresh(subscription, now_us)
         bounds = [request.from_us + at * request.bucket_us for at in range(request.buckets + 1)]
-        tallies = [inspection.ForecastCounter(index.pending, bounds) for index in subscription.indexes.values()]
+        tallies = [index.forecast(bounds) for index in subscription.indexes.values()]
         totals = [sum(tally.ready for tally in tallies), *[0] * (request.buckets + 1)]
         for tally in tallies:
             while tally.count_some():
@@ -181,7 +181,7 @@ class MessageQueries:
         self._check_alive(wanted)
         chosen: dict[int, list[int]] = {}
         for spot in found:  # others may have been quicker
-            if inspection.status(dead.indexes[spot.partition].pending, spot.offset) in ("ready", "waiting"):
+            if dead.indexes[spot.partition].status(spot.offset) in ("ready", "waiting"):
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
             return Redriven(0, search.after)
@@ -190,7 +190,7 @@ class MessageQueries:
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):
                 outcome.after = search.after
-            pending_answer.settle(outcome)  # type: ignore[arg-type]
+            pending_answer.resolve(outcome)  # type: ignore[arg-type]
 
         redriven = yield from self._dead_letters.redrive(wanted, dead, chosen, now_us)
         redriven.then(tell)
@@ -232,9 +232,9 @@ class MessageQueries:
         else:
             self._registry.refresh(subscription, now_us)
         for index in list(subscription.indexes.values()):
-            while index.pending.is_behind(now_us):
-                index.pending.advance(now_us)
-                if index.pending.is_behind(now_us):
+            while index.is_behind(now_us):
+                index.make_due_ready(now_us)
+                if index.is_behind(now_us):
                     yield
         self._check_alive(subscription)
         return now_us
@@ -249,16 +249,12 @@ class MessageQueries:
             raise SubscriptionNotFound(f"{subscription} was deleted; nothing more can be told of it")
 
 
-def _described(index: LeasedIndex, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
-    offset = spot.offset
-    status = inspection.status(index.pending, offset)
+def _described(index: LeasedPartition, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
+    state = index.message_state(spot.offset)
     due = columns.dues[place] if columns.dues is not None else None
     published = columns.timestamps[place] if columns.timestamps else 0
-    held = index.leases.get(offset) if status == "leased" else None
-    notes = index.notes.get(offset)
-    reason = notes[-1].reason if notes else ""
-    ready_us = index.pending.rest_of(offset) or (due if due is not None else published)
-    deliveries = (index.statuses.failures([offset]) or [0])[0] + (status == "leased")
+    status, deliveries, reason = state.status, state.deliveries, state.reason
+    ready_us = state.rests_until_us or (due if due is not None else published)
     if wanted == "dead":
         headers = headers_of(columns, place)
         status, ready_us = "dead", died_us(headers) or ready_us
@@ -266,13 +262,13 @@ def _described(index: LeasedIndex, spot: SearchPosition, columns: Columns, place
         deliveries = number_in(headers, "deliveries")
     return FoundMessage(
         spot.partition,
-        offset,
+        spot.offset,
         status,
         ready_us,
         deliveries,
-        index.edits[offset].version if offset in index.edits else 1,
-        held.holder if held is not None else "",
-        held.until_us if held is not None else 0,
+        state.version,
+        state.holder,
+        state.until_us,
         reason,
     )
 

@@ -210,9 +210,9 @@ class ScheduleRunner:
                 if self._entries.get(request.name) is entry and entry.armed_us is None:
                     self._arm(entry)
             if isinstance(outcome, HeadraceError):
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(
+                pending_answer.resolve(
                     self._info(request.name) if request.name in self._ledger.state.schedules else _info(kept)
                 )
 
@@ -400,9 +400,9 @@ class ScheduleRunner:
             is_last = last is not None and (last.place, last.last_us) == (place, times_us[-1])
             if entry is not None and is_last and not isinstance(outcome, HeadraceError) and outcome:
                 entry.offset = outcome[0].offset + len(times_us) - 1
-            pending_answer.settle(outcome)
+            pending_answer.resolve(outcome)
 
-        self._transactions.carry([(topic, number, batch)], [fact], now_us).then(settled)
+        self._transactions.commit_internal([(topic, number, batch)], [fact], now_us).then(settled)
         return pending_answer
 
     def _wait(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:

@@ -12,11 +12,11 @@ from headrace.model.errors import HeadraceError, InternalError
 logger = logging.getLogger("headrace.broker")
 
 Steps = Generator[None, None, Any]
-"""Yields after each slice of about a millisecond; returns the answer, or a Later."""
+"""Yields after each slice of about a millisecond; returns the answer, or a PendingAnswer."""
 
 
 def in_slices(ports: Ports, steps: Steps) -> PendingAnswer[Any]:
-    """Run the first slice now and one more at the end of each turn; settles with what the steps return or raise."""
+    """Run the first slice now and one more at the end of each turn; resolves with what the steps return or raise."""
     pending_answer: PendingAnswer[Any] = PendingAnswer()
 
     def run_slice() -> None:
@@ -24,16 +24,16 @@ def in_slices(ports: Ports, steps: Steps) -> PendingAnswer[Any]:
             next(steps)
         except StopIteration as ended:
             if isinstance(ended.value, PendingAnswer):
-                ended.value.then(pending_answer.settle)
+                ended.value.then(pending_answer.resolve)
             else:
-                pending_answer.settle(ended.value)
+                pending_answer.resolve(ended.value)
         except HeadraceError as error:
-            pending_answer.settle(error)
+            pending_answer.resolve(error)
         except OSError as error:
-            pending_answer.settle(as_headrace_error(error))
+            pending_answer.resolve(as_headrace_error(error))
         except Exception:
             logger.exception("work in slices failed")
-            pending_answer.settle(InternalError())
+            pending_answer.resolve(InternalError())
         else:
             ports.last(run_slice)  # not soon: several of those are done in one turn
 

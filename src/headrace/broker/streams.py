@@ -14,7 +14,7 @@ class Stream:
         self.topic_id = topic_id
         self.first_offset = active.partition.first_offset
         self.end_offset = active.end_offset
-        self._lane = active
+        self._active = active
         self._offset = offset
         self._on_ready = on_ready
 
@@ -24,7 +24,7 @@ class Stream:
         An error that this raises is the end of the stream.
         """
         try:
-            found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
+            found = self._active.read(self._offset, bytes_max, now_us, self._on_ready)
         except OSError as error:
             raise as_headrace_error(error) from error
         if found is not None:
@@ -33,8 +33,8 @@ class Stream:
 
     def listen(self) -> None:
         """Have `on_ready` called once when there may be more, after all that there was has been read."""
-        self._lane.listen(self._on_ready)
+        self._active.listen(self._on_ready)
 
     def close(self) -> None:
         """Do not call `on_ready` any more."""
-        self._lane.forget(self._on_ready)
+        self._active.forget(self._on_ready)

@@ -20,7 +20,7 @@ from headrace.broker.subscription_counts import counted
 from headrace.broker.subscription_settings import check_dead_letters, right_settings, ttl_us
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.waiters import LeaseWaiters
-from headrace.engines.api import LeasedIndex, inspection
+from headrace.engines.api import LeasedPartition
 from headrace.model.errors import (
     Closed,
     HeadraceError,
@@ -67,7 +67,7 @@ class Subscription:
         self.name = fact.name
         self.settings = settings
         self.fact = fact
-        self.indexes: dict[int, LeasedIndex] = {}
+        self.indexes: dict[int, LeasedPartition] = {}
         """By partition; a partition that could not be opened is missing."""
         self.schedule = PartitionSchedule(self.indexes)
         self.pending_leases = LeaseWaiters()
@@ -103,7 +103,7 @@ class Subscription:
     def is_settled(self, partition: int, offset: int) -> bool:
         """Whether it is done with a message, as far as it knows of it."""
         index = self.indexes.get(partition)
-        return index is not None and not inspection.status(index.pending, offset)
+        return index is not None and not index.status(offset)
 
 
 class SubscriptionRegistry:
@@ -430,7 +430,7 @@ class SubscriptionRegistry:
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """What every leased subscription has settled; None when the topic has none."""
         leased = self._ledger.state.leased
-        floors = [leased.index(one.id, partition).statuses.floor for one in self.of_topic(topic)]
+        floors = [leased.partition(one.id, partition).floor for one in self.of_topic(topic)]
         return min(floors, default=None)
 
     def settled_rules(self, topic: Topic, partition: int) -> list[Callable[[int], bool]]:
@@ -439,10 +439,10 @@ class SubscriptionRegistry:
         indexes = [index for index in found if index is not None]
         active = topic.active_partitions[partition]
         stored = active.partition.next_offset - active.partition.first_offset
-        pending = sum(sum(index.statuses.counts) for index in indexes)
+        pending = sum(index.unsettled_count for index in indexes)
         if not indexes or len(indexes) < len(found) or 2 * pending > stored:
             return []
-        return [index.statuses.settled_now() for index in indexes]
+        return [index.settled_rule() for index in indexes]
 
     def _starts(
         self, topic: Topic, request: SubscriptionCreate | SubscriptionReset
@@ -500,7 +500,7 @@ class SubscriptionRegistry:
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
         """Tell those who wait that there is nothing to wait for."""
         for pending_lease in subscription.pending_leases.clear():
-            pending_lease.pending_answer.settle(error)
+            pending_lease.pending_answer.resolve(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
         """It cannot be used until it is reset; all others can."""
@@ -553,27 +553,18 @@ class SubscriptionRegistry:
                 self.fail(subscription, error)
                 return
             subscription.indexes[number] = index
-            index.pending.on_change = partial(subscription.schedule.changed.add, number)
-            index.pending.on_change()
+            index.watch(partial(subscription.schedule.changed.add, number))
             subscription.listeners[number] = partial(self._more, subscription, number)
             active.listen(subscription.listeners[number])
 
     def _opened(
         self, subscription: Subscription, number: int, active: ActivePartition
-    ) -> tuple[LeasedIndex, Iterator[None]]:
+    ) -> tuple[LeasedPartition, Iterator[None]]:
         """An index, and the steps in which it learns what is there; another one when it is there at the end."""
-        topic, state = subscription.topic, self._ledger.state.leased
-        index = state.index(subscription.id, number)
-        steps = index.attach(
-            active.partition,
-            subscription.name,
-            subscription.settings,
-            ttl_us(topic),
-            state.edits_of(topic.id, number),
-            active.end_offset,
-            self.now_us,
-        )
-        return index, chain(steps, [None])
+        state = self._ledger.state.leased
+        settings, lives_us = subscription.settings, ttl_us(subscription.topic)
+        index = state.open_partition(subscription.id, number, active.partition, settings, lives_us)
+        return index, chain(index.load(active.end_offset, self.now_us), [None])
 
     def _more(self, subscription: Subscription, number: int) -> None:
         """Something was published, perhaps in the middle of a request."""

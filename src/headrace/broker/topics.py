@@ -269,7 +269,7 @@ class TopicRegistry:
         def keep(error: HeadraceError | None) -> None:
             if error is None and saved is None and active.partition.has_unsaved:
                 # More was appended, or what was saved before could not be kept meanwhile.
-                self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.settle)
+                self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.resolve)
                 return
             try:
                 if error is not None:
@@ -281,9 +281,9 @@ class TopicRegistry:
             except HeadraceError as trouble:
                 if saved is not None:
                     active.partition.save_again()
-                pending_answer.settle(trouble)
+                pending_answer.resolve(trouble)
             else:
-                self._ledger.durably(Done()).then(pending_answer.settle)
+                self._ledger.durably(Done()).then(pending_answer.resolve)
 
         active.when_synced(keep)
         return pending_answer

@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.model.errors import Cancelled
 from headrace.model.leasing import Lease
 
 _OUTDATED_MAX = 64
@@ -59,6 +61,12 @@ class LeaseWaiters:
         if len(self._deadlines) > 2 * self._count + _OUTDATED_MAX:
             self._deadlines = [one for one in self._deadlines if self._waits(one[2])]
             heapify(self._deadlines)
+        pending_lease.pending_answer.then(partial(self._answered, pending_lease))
+
+    def _answered(self, pending_lease: PendingLease, outcome: object) -> None:
+        """Hand out nothing to a consumer that has cancelled its request."""
+        if isinstance(outcome, Cancelled) and self._waits(pending_lease):
+            self.remove(pending_lease)
 
     def remove(self, pending_lease: PendingLease) -> None:
         """This one does not wait any more."""

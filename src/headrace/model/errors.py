@@ -363,6 +363,12 @@ class Draining(HeadraceError):
     retryable = True
 
 
+class Cancelled(HeadraceError):
+    """The request was cancelled before it was answered."""
+
+    code = "cancelled"
+
+
 class ListenFailed(HeadraceError):
     """The broker cannot listen at that address; the text says why, and what to do."""
 

@@ -100,7 +100,7 @@ class Workbench:
     def begin(
         self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
     ) -> Any:
-        """Ask without doing what is waiting: the answer, the error or a Later."""
+        """Ask without doing what is waiting: the answer, the error or a PendingAnswer."""
         try:
             return self.broker.ask(session or self.session, request, memoryview(bytearray(body)), self.now_us)
         except HeadraceError as error:

@@ -286,7 +286,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _answer(self, correlation: int, outcome: Answer | AnswerWithBody) -> None:
         if isinstance(outcome, AnswerWithBody):
-            self._out.send_batches(_ANSWER, correlation, outcome.words, memoryview(outcome.body))
+            self._out.send_batches(_ANSWER, correlation, outcome.answer, memoryview(outcome.body))
         else:
             self._out.send(_ANSWER, correlation, outcome)
 
