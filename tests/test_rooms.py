@@ -46,6 +46,8 @@ FUTEX_DOOR = "storage/beacon.py"  # ctypes only: sleeping on a word of memory is
 
 FILE_LINES_REPORTED, FILE_LINES_MAX = 400, 600
 FUNCTION_LINES_REPORTED, FUNCTION_LINES_MAX = 40, 100
+FACADES = {"client/_async/bus.py", "client/_sync/bus.py"}
+"""One class with every public method: its docstrings are the users' reference, and do not count as lines."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Found = Iterator[tuple[int, str]]  # a line and what is there
@@ -198,11 +200,21 @@ def prints_outside_cli(module: Module) -> Found:
             yield node.lineno, "only cli prints"
 
 
+def documented(module: Module, nodes: Iterable[ast.AST]) -> int:
+    """How many lines of a facade are docstrings of its functions."""
+    if module.path not in FACADES:
+        return 0
+    texts = [node.body[0] for node in nodes if isinstance(node, Function) and ast.get_docstring(node)]
+    return sum((text.end_lineno or 0) - text.lineno + 1 for text in texts)
+
+
 def too_long(module: Module, file_max: int = FILE_LINES_MAX, function_max: int = FUNCTION_LINES_MAX) -> Found:
-    if (length := len(module.text.splitlines())) > file_max:
+    if (length := len(module.text.splitlines()) - documented(module, module.nodes)) > file_max:
         yield 1, f"the file has {length} lines, more than {file_max}"
     for node in module.nodes:
-        if isinstance(node, Function) and (length := (node.end_lineno or 0) - node.lineno + 1) > function_max:
+        if not isinstance(node, Function):
+            continue
+        if (length := (node.end_lineno or 0) - node.lineno + 1 - documented(module, [node])) > function_max:
             yield node.lineno, f"{node.name} has {length} lines, more than {function_max}"
 
 

@@ -10,8 +10,8 @@ from tests.unit.test_client_acknowledging import Stand, body, job, turns
 import headrace
 from headrace import errors
 from headrace.client._async import bus as bus_module
-from headrace.client._async.admin import topics_groups
-from headrace.client._async.admin.topics_groups import AsyncTopicGroupAdmin
+from headrace.client._async.admin import topics
+from headrace.client._async.admin.topics import AsyncTopicAdmin
 from headrace.client._async.concurrency import ResultCell as Waited
 from headrace.client._async.consumer import discovery, subscription
 from headrace.client._async.consumer.discovery import AsyncDiscovery
@@ -35,7 +35,7 @@ TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the client takes for the time."""
     time = [1000.0]
-    for module in (topics_groups, metadata_cache, discovery, scheduled, acknowledger, lease_requester, transaction):
+    for module in (topics, metadata_cache, discovery, scheduled, acknowledger, lease_requester, transaction):
         monkeypatch.setattr(module, "now", lambda: time[0])
     return time
 
@@ -157,7 +157,7 @@ def line(clock: list[float], *answers: Any) -> Any:
 def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None:
     async def story() -> None:
         trimmed = line(clock, OffsetsFound({0: 1}), OffsetsFound({0: 1}))
-        await AsyncTopicGroupAdmin(trimmed, AsyncMetadataCache(trimmed)).trim_topic("t", before="latest")
+        await AsyncTopicAdmin(trimmed, AsyncMetadataCache(trimmed)).trim("t", None, "latest", False, 0)
         assert trimmed.given == [5, 4]
 
         found = line(clock, TOPIC, OffsetsFound({0: 1}), Topics([TOPIC]), OffsetsFound({0: 1}))

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.client._async.concurrency import ResultCell, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -13,12 +13,12 @@ from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client.connection import fork_guard
 from headrace.client.connection.request_router import Bytes
-from headrace.client.producer.batch_split import BatchPortion, CheckedColumns, GivenMessages, portions
-from headrace.client.producer.partitioning import divided
-from headrace.client.producer.pending_batch import GivenHeaders, OutgoingMessage, PendingBatch, checked_key
+from headrace.client.producer.batch_split import BatchPlan, CheckedColumns, GivenMessages, plan_batches
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_key
 from headrace.client.producer.serializing import to_bytes
 from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
-from headrace.client.times import Moment, listed
+from headrace.client.times import listed
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import (
@@ -137,23 +137,19 @@ class AsyncTransaction:
         """By which the broker tells it from others of its name."""
         return 0 if self._begun is None else self._begun.epoch
 
+    @show_fields
     async def publish(
         self,
         topic: str,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
-        headers: GivenHeaders | None = None,
-        timestamp: Moment | None = None,
-        due: Moment | None = None,
-        priority: int | None = None,
-        expires: Moment | None = None,
-        partition: int | None = None,
+        **fields: Unpack[MessageFields],
     ) -> None:
         """Publish a message with the commit; all as in `bus.publish`."""
         if self._nothing_to_do():
             return
-        message = OutgoingMessage(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
+        message = OutgoingMessage(topic, value, checked_key(key), **fields)
         deadline = now() + self._broker.timeout
         metadata = await self._metadata_cache.get(topic, deadline)
         try:
@@ -164,31 +160,20 @@ class AsyncTransaction:
         if pending_batch.bytes >= _BATCH_BYTES or len(pending_batch.values) >= _BATCH_COUNT:
             await self._stage(topic, number, metadata, deadline)
 
+    @show_fields
     async def publish_many(
         self,
         topic: str,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
-        headers: Sequence[GivenHeaders | None] | None = None,
-        timestamps: Sequence[Moment | None] | None = None,
-        dues: Sequence[Moment | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        expires: Sequence[Moment | None] | None = None,
         partition: int | None = None,
+        **columns: Unpack[MessageColumns],
     ) -> None:
         """Publish messages with the commit; all as in `bus.publish_many`."""
         if self._nothing_to_do():
             return
-        given = GivenMessages(
-            values if isinstance(values, list | tuple) else listed(values, "values"),
-            keys,
-            headers,
-            timestamps,
-            dues,
-            priorities,
-            expires,
-        )
+        given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
         checked = given.checked(to_bytes)
         deadline = now() + self._broker.timeout
         metadata = await self._metadata_cache.get(topic, deadline)
@@ -352,18 +337,9 @@ class AsyncTransaction:
 
     def _planned(
         self, topic: str, checked: CheckedColumns, partition: int | None, metadata: TopicMetadata
-    ) -> list[tuple[int, BatchPortion]]:
-        """The messages as batches, each with its partition."""
-        if partition is not None:
-            check_partition(topic, partition, metadata)
-        keyless = self._partition(metadata, partition, None)
-        plan: dict[int, list[int] | None] = {keyless: None}
-        if checked.columns.keys is not None and partition is None:
-            plan = dict(divided(checked.columns.keys, metadata.partitions, by_key, keyless))
-        for number in plan:
-            check_partition(topic, number, metadata)
-        terms = (_BATCH_BYTES, _BATCH_COUNT, metadata.message_bytes_max, topic)
-        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
+    ) -> BatchPlan:
+        keyless = self._partition(metadata, None, None)
+        return plan_batches(topic, checked, partition, keyless, metadata, by_key, _BATCH_BYTES, _BATCH_COUNT)
 
     async def _stage(self, topic: str, number: int, metadata: TopicMetadata, deadline: float) -> None:
         """Send what was gathered for a partition."""

@@ -10,7 +10,7 @@ from headrace.client.connection.clock import Clock
 from headrace.client.leasing.jobs import found_messages
 from headrace.client.leasing.message_selection import UNCHANGED, edition
 from headrace.client.leasing.scheduled_times import MessageName, edit_error, moment_of
-from headrace.client.producer.pending_batch import GivenHeaders
+from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.times import Moment
 from headrace.model.errors import MessageGone
 from headrace.model.leasing import Edit, EditOutcome, Find, MessageId, Selection, SubscriptionList

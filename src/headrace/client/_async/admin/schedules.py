@@ -1,0 +1,66 @@
+"""Administration of schedules: each method sends one request."""
+
+from datetime import UTC, datetime, timedelta
+
+from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client.times import Moment, optional_microseconds
+from headrace.model.errors import InvalidArgument
+from headrace.model.schedule_requests import (
+    ScheduleDefinition,
+    ScheduleInfo,
+    ScheduleList,
+    ScheduleNext,
+    SchedulePause,
+    ScheduleRemove,
+    ScheduleRun,
+    ScheduleSet,
+)
+from headrace.wire.native import Kind
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class AsyncScheduleAdmin:
+    """Sets, pauses, runs, lists and removes schedules."""
+
+    def __init__(self, broker: AsyncReconnectingConnection) -> None:
+        self._broker = broker
+
+    async def set(self, schedule: ScheduleDefinition, replace: bool) -> ScheduleInfo:
+        """Create a schedule, or replace the one of the same name."""
+        info: ScheduleInfo
+        info, _ = await self._broker.request(Kind.SCHEDULE_SET, ScheduleSet(schedule, replace), repeat=replace)
+        return info
+
+    async def list_all(self, topic: str | None, tenant: str) -> list[ScheduleInfo]:
+        """List the schedules of a topic, or of all topics of a tenant."""
+        answer, _ = await self._broker.request(Kind.SCHEDULE_LIST, ScheduleList(topic or "", tenant))
+        schedules: list[ScheduleInfo] = answer.schedules
+        return schedules
+
+    async def remove(self, name: str) -> None:
+        """Remove a schedule."""
+        await self._broker.request(Kind.SCHEDULE_REMOVE, ScheduleRemove(name), repeat=False)
+
+    async def pause(self, name: str, paused: bool) -> ScheduleInfo:
+        """Pause a schedule, or resume it."""
+        info: ScheduleInfo
+        info, _ = await self._broker.request(Kind.SCHEDULE_PAUSE, SchedulePause(name, paused))
+        return info
+
+    async def run(self, name: str) -> ScheduleInfo:
+        """Publish the message of a schedule now."""
+        info: ScheduleInfo
+        info, _ = await self._broker.request(Kind.SCHEDULE_RUN, ScheduleRun(name), repeat=False)
+        return info
+
+    async def next_runs(
+        self, name: str | None, when: str | None, zone: str, runs: int, after: Moment | None
+    ) -> list[datetime]:
+        """Compute the next runs of a schedule, or of an expression that no schedule has yet."""
+        if (name is None) == (when is None):
+            raise InvalidArgument("say whose runs: give a name, or an expression; one of the two")
+        tried = None if when is None else ScheduleDefinition("try", "try", when, zone=zone)
+        head = ScheduleNext(name or "", tried, runs, optional_microseconds(after))
+        answer, _ = await self._broker.request(Kind.SCHEDULE_NEXT, head)
+        return [_EPOCH + timedelta(microseconds=time_us) for time_us in answer.times_us]

@@ -1,0 +1,86 @@
+"""Administration of topics: each method sends one request, and learns what the answer says about the topic."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.client._async.concurrency import now
+from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client.times import When, listed, spot_in_time
+from headrace.model.arguments import shown
+from headrace.model.errors import InvalidArgument
+from headrace.model.request import Request
+from headrace.model.requests import (
+    Offsets,
+    TopicAlter,
+    TopicCreate,
+    TopicDelete,
+    TopicDescribe,
+    TopicInfo,
+    TopicList,
+    TopicTrim,
+)
+from headrace.wire.native import Kind
+
+
+class AsyncTopicAdmin:
+    """Creates, alters, lists, trims and deletes topics."""
+
+    def __init__(self, broker: AsyncReconnectingConnection, metadata_cache: AsyncMetadataCache) -> None:
+        self._broker = broker
+        self._metadata_cache = metadata_cache
+
+    async def create(self, topic: str, settings: dict[str, Any], exist_ok: bool) -> TopicInfo:
+        """Create a topic."""
+        return await self._info(Kind.TOPIC_CREATE, TopicCreate(topic, settings, exist_ok), topic, repeat=exist_ok)
+
+    async def alter(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
+        """Change settings of a topic."""
+        return await self._info(Kind.TOPIC_ALTER, TopicAlter(topic, settings), topic)
+
+    async def delete(self, topic: str) -> None:
+        """Delete a topic with its messages."""
+        self._metadata_cache.forget(topic)
+        await self._broker.request(Kind.TOPIC_DELETE, TopicDelete(topic), repeat=False)
+        self._metadata_cache.forget(topic)
+
+    async def list_matching(self, pattern: str, tenant: str) -> list[TopicInfo]:
+        """List the topics of a tenant whose names match a pattern."""
+        answer, _ = await self._broker.request(Kind.TOPIC_LIST, TopicList(pattern, tenant))
+        topics: list[TopicInfo] = answer.topics
+        return topics
+
+    async def describe(self, topic: str, create: bool) -> TopicInfo:
+        """Describe a topic, and create it first if that is wanted."""
+        return await self._info(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create), topic)
+
+    async def trim(
+        self, topic: str, offsets: Mapping[int, int] | None, before: When | None, unread: bool, topic_id: int
+    ) -> dict[int, int]:
+        """Remove the messages before offsets or a time; returns the first offset that each partition has left."""
+        if (offsets is None) == (before is None):
+            raise InvalidArgument("say which messages go: give either offsets or a time")
+        deadline = now() + self._broker.timeout
+        if offsets is not None and not isinstance(offsets, Mapping):
+            raise InvalidArgument(f"offsets are partitions to offsets, such as {{0: 1000}}, not {shown(offsets)}")
+        if offsets is None:
+            assert before is not None
+            offsets = await self.offsets(topic, before, None)
+        head = TopicTrim(topic, dict(offsets), unread, topic_id)
+        answer, _ = await self._broker.request(Kind.TOPIC_TRIM, head, timeout=deadline - now())
+        first: dict[int, int] = answer.offsets
+        return first
+
+    async def offsets(self, topic: str, at: When, partitions: Sequence[int] | None) -> dict[int, int]:
+        """Find the offset of each partition at a time."""
+        spot = spot_in_time(at)
+        head = Offsets(topic, listed(partitions or (), "partitions"), spot.kind, spot.value)
+        answer, _ = await self._broker.request(Kind.OFFSETS, head)
+        offsets: dict[int, int] = answer.offsets
+        return offsets
+
+    async def _info(self, kind: Kind, head: Request[Any], topic: str, *, repeat: bool = True) -> TopicInfo:
+        info: TopicInfo
+        info, _ = await self._broker.request(kind, head, repeat=repeat)
+        self._metadata_cache.learn(topic, info)
+        return info
