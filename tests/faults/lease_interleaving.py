@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.faults.lease_history import DELETE, DONE, EXTEND, LeaseHistory, Place
 
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.ports import Session
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (
     Ack,

@@ -14,8 +14,8 @@ from tests.faults.leased_sight import DEAD, TOPIC, Seen, differs, look
 from tests.faults.leased_world import Entry, Id, Message, World
 
 from headrace.broker import leasing, reservation
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
 from headrace.engines import partition, store
 from headrace.engines.leased import runs, statuses

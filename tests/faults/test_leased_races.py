@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.faults.broker_model import MEMORY
 
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.ports import Session
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.faults.leased_sight import contents
 
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.ports import Session
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import (

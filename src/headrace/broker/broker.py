@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from headrace.broker.dead_letters import DeadLetters
-from headrace.broker.group_coordinator import GroupCoordinator, Session, find_offsets
+from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
-from headrace.broker.ports import Ports
+from headrace.broker.ports import Ports, Session
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -24,6 +24,7 @@ from headrace.broker.transactions import Transactions
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -81,6 +82,7 @@ from headrace.model.schedule_requests import (
     ScheduleRun,
     ScheduleSet,
 )
+from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 Handler = Callable[[Session, Any, memoryview, int], "Answer | AnswerWithBody | PendingAnswer[Any]"]
 
@@ -148,9 +150,37 @@ class Broker:
         at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle
         return at_rest and all(active.idle for active in self._topics.active_partitions())
 
-    def connect(self, push: Callable[[Assignment], None], name: str, now_us: int) -> Session:  # noqa: ARG002
-        """Somebody is there; what the broker has to tell unasked goes to `push`."""
-        session = Session(push, name)
+    def connect(
+        self,
+        push: Callable[[Assignment], None],
+        client: str,
+        now_us: int,  # noqa: ARG002
+        *,
+        identity: Identity = ANONYMOUS,
+        tenant: str = "",
+        address: str = "",
+        gateway: str = "",
+        is_local: bool = False,
+    ) -> Session:
+        """Open a session; the broker calls `push` with what it tells the client unasked.
+
+        The tenant is the one that the client asks for, by default its identity's own, and else the default one.
+        """
+        tenant = checked_tenant(tenant or identity.tenant or DEFAULT_TENANT)
+        if identity.tenant and tenant != identity.tenant:
+            raise InvalidArgument(
+                f"{identity.name} belongs to the tenant {identity.tenant} and cannot open a session of {tenant}: "
+                "leave the tenant out"
+            )
+        session = Session(
+            push,
+            identity=identity,
+            tenant=tenant,
+            client=client,
+            address=address,
+            gateway=gateway,
+            is_local=is_local,
+        )
         self._sessions.add(session)
         return session
 

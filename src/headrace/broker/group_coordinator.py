@@ -1,7 +1,7 @@
 """Groups at work: who is a member through which connection, and how far each group has come."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from headrace.broker.facts import GroupDeleted, OffsetsCommitted
 from headrace.broker.groups import AssignedPartition, Changes, Group
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
+from headrace.broker.ports import Ports, Session
 from headrace.broker.topic_interests import TopicInterests
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.model.durability import Durability
@@ -46,16 +46,6 @@ _MEMBER_CHARS_MAX = 200
 _AGAIN_US = 1_000_000
 _TICKED_MAX = 100
 """Groups that are looked at in one tick: the next one comes at once if more are due."""
-
-
-class Session:
-    """One connection to the broker."""
-
-    def __init__(self, push: Callable[[Assignment], None], name: str) -> None:
-        self.push = push
-        self.name = name
-        self.memberships: set[tuple[str, str]] = set()
-        """Groups and members that are reached through it."""
 
 
 class _Start(NamedTuple):
@@ -107,7 +97,7 @@ class GroupCoordinator:
         self._interests.set(name, request.member, topics, request.patterns)
         changes = group.join(
             request.member,
-            session.name,
+            session.client,
             topics,
             request.patterns,
             request.session_ms * 1000,

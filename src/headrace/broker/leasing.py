@@ -11,12 +11,11 @@ from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.group_coordinator import Session
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
 from headrace.broker.leased_facts import LeaseExtended, MessagesLeased, MessagesReleased, MessagesSettled
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
-from headrace.broker.ports import Ports
+from headrace.broker.ports import Ports, Session
 from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
 from headrace.broker.waiters import PendingLease
 from headrace.engines.api import LeasedPartition, TakenMessages, as_headrace_error, packed
@@ -179,7 +178,7 @@ class LeaseDispatcher:
         if not portions:
             return False
         self._number += 1
-        number, holder = self._number, pending_lease.session.name
+        number, holder = self._number, pending_lease.session.client
         lease_us = request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6)
         facts: list[MessagesLeased] = []
         told: list[LeasedPortion] = []
@@ -325,7 +324,7 @@ class LeaseDispatcher:
                 ready_us = index.ready_times(back, wanted)
                 states = {offset: request.states[offset] for offset in back if offset in request.states}
                 undo.append(partial(index.restore, index.reserve(back), now_us))
-                about = (session.name, reason, states) if reason else ("", "", states)
+                about = (session.client, reason, states) if reason else ("", "", states)
                 facts.append(
                     MessagesReleased(
                         subscription.id, holding.partition, packed(back), ready_us, counted, now_us, *about

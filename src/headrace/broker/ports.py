@@ -1,23 +1,58 @@
-"""What the broker needs from outside: a thread to run on, and others for what takes long."""
+"""What surrounds a broker: the threads that it runs on, and the sessions through which it is asked."""
 
 from collections.abc import Callable
 from typing import Protocol
 
+from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.requests import Assignment
+from headrace.model.topic import DEFAULT_TENANT
+
 
 class Ports(Protocol):
-    """The world around a broker. All of a broker's methods are called on one thread: its own."""
+    """The world around a broker. All methods of a broker run on one thread, the broker's thread."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call it on the broker's thread, after what is going on now: all that has just arrived comes before."""
+        """Run a callback on the broker's thread, after all requests that have just arrived."""
 
     def last(self, call: Callable[[], None]) -> None:
-        """Call it on the broker's thread, after all that is to be done soon and what follows from that."""
+        """Run a callback on the broker's thread, after all callbacks given to `soon` and what they schedule."""
 
     def from_thread(self, call: Callable[[], None]) -> None:
-        """Call it on the broker's thread; may be said on any thread."""
+        """Run a callback on the broker's thread; may be called on any thread."""
 
     def background(self, job: Callable[[], None]) -> None:
-        """Run it on another thread, one job after the other: work on files that takes long."""
+        """Run a job on the background thread, one after the other: work on files that takes long."""
 
     def wake_at(self, time_us: int) -> None:
         """Call the broker's `tick` at this time, if it is not called before."""
+
+
+class Session:
+    """One client's connection to the broker: who it is, in which tenant, and how it came in."""
+
+    def __init__(
+        self,
+        push: Callable[[Assignment], None],
+        *,
+        identity: Identity = ANONYMOUS,
+        tenant: str = DEFAULT_TENANT,
+        client: str = "",
+        address: str = "",
+        gateway: str = "",
+        is_local: bool = False,
+    ) -> None:
+        self.push = push
+        """Sends what the broker tells unasked."""
+        self.identity = identity
+        self.tenant = tenant
+        """Names without a slash are this tenant's."""
+        self.client = client
+        """What the client calls itself in lists and logs."""
+        self.address = address
+        """Where the client is, as text; empty if it is in this process."""
+        self.gateway = gateway
+        """The name of the gateway that the client came in through."""
+        self.is_local = is_local
+        """Whether the client can see the broker's files: it is in the same process or on the Unix socket."""
+        self.memberships: set[tuple[str, str]] = set()
+        """Groups and members that are reached through this session."""

@@ -6,8 +6,8 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.model.errors import Cancelled
 from headrace.model.leasing import Lease
 

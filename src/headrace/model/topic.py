@@ -64,6 +64,11 @@ def checked_group(name: str) -> str:
     return group if tenant == DEFAULT_TENANT else name
 
 
+def checked_tenant(name: str) -> str:
+    """The name, if it may be a tenant's."""
+    return _checked(name, "tenant", TENANT_NAME_CHARS_MAX, name)
+
+
 def checked_name(name: str, what: str) -> str:
     """The name, if it may be that of a `what`, which belongs to a topic or a tenant."""
     return _checked(name, what, GROUP_NAME_CHARS_MAX, name)

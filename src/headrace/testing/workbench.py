@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.broker import Broker
-from headrace.broker.group_coordinator import Session
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
@@ -93,9 +93,9 @@ class Workbench:
         self._calls.popleft()()
         return True
 
-    def connect(self, name: str = "workbench") -> Session:
+    def connect(self, name: str = "workbench", tenant: str = "") -> Session:
         """Another connection; what is pushed to any of them is in `pushed`."""
-        return self.broker.connect(self.pushed.append, name, self.now_us)
+        return self.broker.connect(self.pushed.append, name, self.now_us, tenant=tenant, is_local=True)
 
     def begin(
         self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None

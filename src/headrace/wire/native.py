@@ -109,6 +109,8 @@ class Hello(Request[Welcome]):
     """Name and version of the client's software."""
     name: str = ""
     """What the client calls itself in lists and logs."""
+    tenant: str = ""
+    """Whose names the session's names are, where they say no tenant; by default the identity's, else `default`."""
     features: list[str] = msgspec.field(default_factory=list)
     """What the client can do beyond the version; the answer has those that both can."""
 

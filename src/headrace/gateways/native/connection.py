@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
@@ -29,7 +30,7 @@ from headrace.wire.frames import Frame, Frames
 from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
 
 if TYPE_CHECKING:
-    from headrace.broker.group_coordinator import Session
+    from headrace.broker.ports import Session
     from headrace.gateways.native.gateway import NativeGateway
 
 logger = logging.getLogger("headrace.native")
@@ -78,9 +79,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         }
 
     def __str__(self) -> str:
+        return f"{self._name or 'a client'} at {self._address or 'a local socket'}"
+
+    @property
+    def _address(self) -> str:
+        """Where the client is; empty on a Unix socket and for a client in this process."""
         peer = self._transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local socket"
-        return f"{self._name or 'a client'} at {address}"
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
     @property
     def busy(self) -> bool:
@@ -312,7 +317,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.end(Draining(), correlation)
             return
         self._name = hello.name or hello.client
-        self._session = self._broker.connect(partial(self._out.send, Kind.ASSIGNMENT, 0), self._name, now_us)
+        self._session = self._broker.connect(
+            partial(self._out.send, Kind.ASSIGNMENT, 0),
+            self._name,
+            now_us,
+            tenant=hello.tenant,
+            address=self._address,
+            gateway="native",
+            is_local=is_this_machine(self._transport.get_extra_info("peername")),
+        )
         self._touched_us = now_us
         features = [feature for feature in hello.features if feature in FEATURES]
         self._out.send(_ANSWER, correlation, self._gateway.welcome(now_us, features))
@@ -401,6 +414,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         session, self._session = self._session, None
         if session is not None:
             self._broker.disconnect(session, self._gateway.now_us())
+
+
+def is_this_machine(peer: object) -> bool:
+    """Whether a peer's address is on this machine: a Unix socket, one in this process, or a loopback address."""
+    return not isinstance(peer, tuple) or ip_address(peer[0].partition("%")[0]).is_loopback
 
 
 def _kept(received: Frame) -> Frame:
