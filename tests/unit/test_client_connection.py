@@ -166,7 +166,7 @@ def test_what_is_never_answered_ends_in_time(straw: Straw, run: Callable[..., No
     del straw.says[Kind.INFO]
 
     async def story(bus: Any) -> None:
-        with pytest.raises(errors.Timeout, match=r"no answer to INFO within 0\.[12]"):
+        with pytest.raises(errors.Timeout, match=r"no answer to Info within 0\.[12]"):
             await bus.info()
         straw.says[Kind.INFO] = lambda to, ask: straw.answer(to, ask, INFO)
         assert await bus.info() == INFO

@@ -22,10 +22,9 @@ from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.transaction import AsyncTransaction
 from headrace.client.connection.clock import Clock
 from headrace.client.leasing.scheduled_times import MessageName
-from headrace.model.leasing import Edited, EditOutcome, Settlement, Subscriptions
+from headrace.model.leasing import Edited, EditOutcome, Release, Settlement, Subscriptions
 from headrace.model.requests import OffsetsFound, TopicInfo, Topics, TransactionBegun
 from headrace.model.topic import TopicSettings
-from headrace.wire.native import Kind
 
 TIMEOUT_S = 5.0
 TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
@@ -119,7 +118,7 @@ def test_messages_that_come_after_the_time_out_are_given_back(clock: list[float]
         with pytest.raises(errors.Timeout):
             await leased
         late[0](stand.portion(1), body(1))
-        assert [(kind, head.undelivered) for kind, head, _ in stand.wire.asked] == [(Kind.RELEASE, True)]
+        assert [(kind, head.undelivered) for kind, head, _ in stand.wire.asked] == [(Release, True)]
 
     run(story())
 
@@ -135,7 +134,7 @@ class Timeouts:
         self._answers = list(answers)
         self._clock = clock
 
-    async def request(self, _kind: Kind, head: Any, _body: bytes = b"", **named: Any) -> Any:
+    async def request(self, head: Any, _body: bytes = b"", **named: Any) -> Any:
         timeout = named.get("timeout")
         self.given.append(TIMEOUT_S if timeout is None else timeout)
         self.heads.append(head)
@@ -144,7 +143,10 @@ class Timeouts:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer, b""
+        return answer
+
+    async def request_with_body(self, head: Any, body: bytes = b"", **named: Any) -> Any:
+        return await self.request(head, body, **named), b""
 
     def listen(self, _listener: Any) -> None:
         """There is nothing to tell."""
@@ -197,7 +199,7 @@ def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None
 class Nobody:
     """A connection that breaks."""
 
-    def request_nowait(self, _kind: Kind, _head: Any, _body: bytes, told: Callable[[Any, bytes], None]) -> None:
+    def request_nowait(self, _head: Any, _body: bytes, told: Callable[[Any, bytes], None]) -> None:
         told(errors.ConnectionFailed(), b"")
 
 

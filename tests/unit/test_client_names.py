@@ -293,3 +293,9 @@ def test_a_program_can_name_itself(address: str) -> None:
 def test_members_of_processes_with_the_same_name_are_told_apart() -> None:
     assert identity.member_id("web-1") != identity.member_id("web-1")
     assert len(identity.member_id("x" * 120)) <= 200
+
+
+def test_only_the_connection_knows_the_kinds_of_frames() -> None:
+    client = Path(headrace.__file__).parent / "client"
+    knows = [path for path in client.rglob("*.py") if re.search(r"\bKind\b", path.read_text(encoding="utf-8"))]
+    assert [path.relative_to(client).as_posix() for path in knows] == ["connection/request_router.py"]

@@ -230,7 +230,7 @@ def decode(kind: int, head: memoryview) -> Any:
     return _decoded(decoder, head)
 
 
-def decode_answer(asked: Kind, kind: int, head: memoryview) -> Any:
+def decode_answer(asked: int, kind: int, head: memoryview) -> Any:
     """The head of the answer to a request of kind `asked`; a Failure is raised as the error that it tells."""
     if kind == _FAILURE:
         raise failure_error(_decoded(_failure_decoder, head))

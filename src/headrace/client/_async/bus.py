@@ -48,7 +48,7 @@ from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
-from headrace.wire.native import Hello, Kind
+from headrace.wire.native import Hello
 
 
 class AsyncBus:
@@ -719,9 +719,7 @@ class AsyncBus:
 
     async def info(self) -> BrokerInfo:
         """What there is to know about the broker."""
-        info: BrokerInfo
-        info, _ = await self._broker.request(Kind.INFO, Info())
-        return info
+        return await self._broker.request(Info())
 
     async def close(self) -> None:
         """Close producers and subscriptions, and end the connections.

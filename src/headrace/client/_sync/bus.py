@@ -48,7 +48,7 @@ from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
-from headrace.wire.native import Hello, Kind
+from headrace.wire.native import Hello
 
 
 class Bus:
@@ -711,9 +711,7 @@ class Bus:
 
     def info(self) -> BrokerInfo:
         """What there is to know about the broker."""
-        info: BrokerInfo
-        info, _ = self._broker.request(Kind.INFO, Info())
-        return info
+        return self._broker.request(Info())
 
     def close(self) -> None:
         """Close producers and subscriptions, and end the connections.

@@ -16,7 +16,6 @@ from headrace.model.requests import (
     GroupSummary,
     PartitionOffset,
 )
-from headrace.wire.native import Kind
 
 
 class AsyncGroupAdmin:
@@ -27,15 +26,12 @@ class AsyncGroupAdmin:
 
     async def list_all(self, tenant: str) -> list[GroupSummary]:
         """List the groups of a tenant."""
-        answer, _ = await self._broker.request(Kind.GROUP_LIST, GroupList(tenant))
-        groups: list[GroupSummary] = answer.groups
-        return groups
+        answer = await self._broker.request(GroupList(tenant))
+        return answer.groups
 
     async def describe(self, group: str) -> GroupInfo:
         """Describe a group."""
-        info: GroupInfo
-        info, _ = await self._broker.request(Kind.GROUP_DESCRIBE, GroupDescribe(group))
-        return info
+        return await self._broker.request(GroupDescribe(group))
 
     async def seek(self, group: str, topic: str, to: Start, partitions: Sequence[int] | None) -> GroupInfo:
         """Move the positions of a group in a topic."""
@@ -45,13 +41,11 @@ class AsyncGroupAdmin:
             head.time_us = spot.value
         else:
             head.offset = spot.value
-        info: GroupInfo
-        info, _ = await self._broker.request(Kind.GROUP_SEEK, head)
-        return info
+        return await self._broker.request(head)
 
     async def delete(self, group: str) -> None:
         """Delete a group and its positions."""
-        await self._broker.request(Kind.GROUP_DELETE, GroupDelete(group), repeat=False)
+        await self._broker.request(GroupDelete(group), repeat=False)
 
     async def commit(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
         """Set positions of a group that has no active members."""
@@ -60,4 +54,4 @@ class AsyncGroupAdmin:
         except (AttributeError, TypeError, ValueError) as error:
             meant = "positions are topics and partitions to offsets, such as {('orders', 0): 1000}"
             raise InvalidArgument(f"{meant}, not {shown(positions)}") from error
-        await self._broker.request(Kind.COMMIT, Commit(group, offsets))
+        await self._broker.request(Commit(group, offsets))

@@ -15,7 +15,6 @@ from headrace.model.schedule_requests import (
     ScheduleRun,
     ScheduleSet,
 )
-from headrace.wire.native import Kind
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -28,31 +27,24 @@ class ScheduleAdmin:
 
     def set(self, schedule: ScheduleDefinition, replace: bool) -> ScheduleInfo:
         """Create a schedule, or replace the one of the same name."""
-        info: ScheduleInfo
-        info, _ = self._broker.request(Kind.SCHEDULE_SET, ScheduleSet(schedule, replace), repeat=replace)
-        return info
+        return self._broker.request(ScheduleSet(schedule, replace), repeat=replace)
 
     def list_all(self, topic: str | None, tenant: str) -> list[ScheduleInfo]:
         """List the schedules of a topic, or of all topics of a tenant."""
-        answer, _ = self._broker.request(Kind.SCHEDULE_LIST, ScheduleList(topic or "", tenant))
-        schedules: list[ScheduleInfo] = answer.schedules
-        return schedules
+        answer = self._broker.request(ScheduleList(topic or "", tenant))
+        return answer.schedules
 
     def remove(self, name: str) -> None:
         """Remove a schedule."""
-        self._broker.request(Kind.SCHEDULE_REMOVE, ScheduleRemove(name), repeat=False)
+        self._broker.request(ScheduleRemove(name), repeat=False)
 
     def pause(self, name: str, paused: bool) -> ScheduleInfo:
         """Pause a schedule, or resume it."""
-        info: ScheduleInfo
-        info, _ = self._broker.request(Kind.SCHEDULE_PAUSE, SchedulePause(name, paused))
-        return info
+        return self._broker.request(SchedulePause(name, paused))
 
     def run(self, name: str) -> ScheduleInfo:
         """Publish the message of a schedule now."""
-        info: ScheduleInfo
-        info, _ = self._broker.request(Kind.SCHEDULE_RUN, ScheduleRun(name), repeat=False)
-        return info
+        return self._broker.request(ScheduleRun(name), repeat=False)
 
     def next_runs(
         self, name: str | None, when: str | None, zone: str, runs: int, after: Moment | None
@@ -62,5 +54,5 @@ class ScheduleAdmin:
             raise InvalidArgument("say whose runs: give a name, or an expression; one of the two")
         tried = None if when is None else ScheduleDefinition("try", "try", when, zone=zone)
         head = ScheduleNext(name or "", tried, runs, optional_microseconds(after))
-        answer, _ = self._broker.request(Kind.SCHEDULE_NEXT, head)
+        answer = self._broker.request(head)
         return [_EPOCH + timedelta(microseconds=time_us) for time_us in answer.times_us]

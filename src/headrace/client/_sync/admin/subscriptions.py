@@ -13,9 +13,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.request import Request
 from headrace.model.subscription import plain_settings
-from headrace.wire.native import Kind
 
 
 class SubscriptionAdmin:
@@ -31,38 +29,32 @@ class SubscriptionAdmin:
         head = SubscriptionCreate(topic, subscription, plain_settings(settings))
         head.exist_ok, head.create_topic = exist_ok, create_topic
         _set_start(head, start)
-        return self._info(Kind.SUBSCRIPTION_CREATE, head, repeat=exist_ok)
+        return self._broker.request(head, repeat=exist_ok)
 
     def alter(self, topic: str, subscription: str, settings: dict[str, Any]) -> SubscriptionInfo:
         """Change settings of a leased subscription."""
         head = SubscriptionAlter(topic, plain_settings(settings), subscription)
-        return self._info(Kind.SUBSCRIPTION_ALTER, head)
+        return self._broker.request(head)
 
     def reset(self, topic: str, subscription: str, start: Start | None) -> SubscriptionInfo:
         """Build a leased subscription anew, from a point of the log if one is given."""
         head = SubscriptionReset(topic, subscription)
         if start is not None:
             _set_start(head, start)
-        return self._info(Kind.SUBSCRIPTION_RESET, head, repeat=False)
+        return self._broker.request(head, repeat=False)
 
     def delete(self, topic: str, subscription: str) -> None:
         """Delete a leased subscription; the topic keeps its messages."""
-        self._broker.request(Kind.SUBSCRIPTION_DELETE, SubscriptionDelete(topic, subscription), repeat=False)
+        self._broker.request(SubscriptionDelete(topic, subscription), repeat=False)
 
     def list_all(self, topic: str | None, tenant: str) -> list[SubscriptionInfo]:
         """List the leased subscriptions of a topic, or of all topics of a tenant."""
-        answer, _ = self._broker.request(Kind.SUBSCRIPTION_LIST, SubscriptionList(topic or "", tenant))
-        subscriptions: list[SubscriptionInfo] = answer.subscriptions
-        return subscriptions
+        answer = self._broker.request(SubscriptionList(topic or "", tenant))
+        return answer.subscriptions
 
     def describe(self, topic: str, subscription: str) -> SubscriptionInfo:
         """Describe a leased subscription."""
-        return self._info(Kind.SUBSCRIPTION_DESCRIBE, SubscriptionDescribe(topic, subscription))
-
-    def _info(self, kind: Kind, head: Request[Any], *, repeat: bool = True) -> SubscriptionInfo:
-        info: SubscriptionInfo
-        info, _ = self._broker.request(kind, head, repeat=repeat)
-        return info
+        return self._broker.request(SubscriptionDescribe(topic, subscription))
 
 
 def _set_start(head: SubscriptionCreate | SubscriptionReset, start: Start) -> None:

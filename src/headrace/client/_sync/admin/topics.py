@@ -20,7 +20,6 @@ from headrace.model.requests import (
     TopicList,
     TopicTrim,
 )
-from headrace.wire.native import Kind
 
 
 class TopicAdmin:
@@ -32,27 +31,26 @@ class TopicAdmin:
 
     def create(self, topic: str, settings: dict[str, Any], exist_ok: bool) -> TopicInfo:
         """Create a topic."""
-        return self._info(Kind.TOPIC_CREATE, TopicCreate(topic, settings, exist_ok), topic, repeat=exist_ok)
+        return self._info(TopicCreate(topic, settings, exist_ok), topic, repeat=exist_ok)
 
     def alter(self, topic: str, settings: dict[str, Any]) -> TopicInfo:
         """Change settings of a topic."""
-        return self._info(Kind.TOPIC_ALTER, TopicAlter(topic, settings), topic)
+        return self._info(TopicAlter(topic, settings), topic)
 
     def delete(self, topic: str) -> None:
         """Delete a topic with its messages."""
         self._metadata_cache.forget(topic)
-        self._broker.request(Kind.TOPIC_DELETE, TopicDelete(topic), repeat=False)
+        self._broker.request(TopicDelete(topic), repeat=False)
         self._metadata_cache.forget(topic)
 
     def list_matching(self, pattern: str, tenant: str) -> list[TopicInfo]:
         """List the topics of a tenant whose names match a pattern."""
-        answer, _ = self._broker.request(Kind.TOPIC_LIST, TopicList(pattern, tenant))
-        topics: list[TopicInfo] = answer.topics
-        return topics
+        answer = self._broker.request(TopicList(pattern, tenant))
+        return answer.topics
 
     def describe(self, topic: str, create: bool) -> TopicInfo:
         """Describe a topic, and create it first if that is wanted."""
-        return self._info(Kind.TOPIC_DESCRIBE, TopicDescribe(topic, create), topic)
+        return self._info(TopicDescribe(topic, create), topic)
 
     def trim(
         self, topic: str, offsets: Mapping[int, int] | None, before: When | None, unread: bool, topic_id: int
@@ -67,20 +65,17 @@ class TopicAdmin:
             assert before is not None
             offsets = self.offsets(topic, before, None)
         head = TopicTrim(topic, dict(offsets), unread, topic_id)
-        answer, _ = self._broker.request(Kind.TOPIC_TRIM, head, timeout=deadline - now())
-        first: dict[int, int] = answer.offsets
-        return first
+        answer = self._broker.request(head, timeout=deadline - now())
+        return answer.offsets
 
     def offsets(self, topic: str, at: When, partitions: Sequence[int] | None) -> dict[int, int]:
         """Find the offset of each partition at a time."""
         spot = spot_in_time(at)
         head = Offsets(topic, listed(partitions or (), "partitions"), spot.kind, spot.value)
-        answer, _ = self._broker.request(Kind.OFFSETS, head)
-        offsets: dict[int, int] = answer.offsets
-        return offsets
+        answer = self._broker.request(head)
+        return answer.offsets
 
-    def _info(self, kind: Kind, head: Request[Any], topic: str, *, repeat: bool = True) -> TopicInfo:
-        info: TopicInfo
-        info, _ = self._broker.request(kind, head, repeat=repeat)
+    def _info(self, request: Request[TopicInfo], topic: str, *, repeat: bool = True) -> TopicInfo:
+        info = self._broker.request(request, repeat=repeat)
         self._metadata_cache.learn(topic, info)
         return info

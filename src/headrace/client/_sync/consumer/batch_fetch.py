@@ -4,7 +4,7 @@ from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidBatch
-from headrace.wire.native import Fetch, Kind
+from headrace.wire.native import Fetch
 
 
 def fetch_batches(
@@ -13,7 +13,7 @@ def fetch_batches(
     """Fetch batches from an offset on; waits for so many seconds if there are none yet."""
     wait = checked_timeout(wait, "wait")
     head = Fetch(topic, partition, offset, bytes_max, round(wait * 1000))
-    _, body = broker.request(Kind.FETCH, head, timeout=broker.timeout + wait)
+    _, body = broker.request_with_body(head, timeout=broker.timeout + wait)
     batches: list[Batch] = []
     view, position = memoryview(body), 0
     while position < len(view):
@@ -24,7 +24,7 @@ def fetch_batches(
             if batches:
                 break  # those before it are good; the next fetch begins with it
             # Makes the broker check the batch as well, so that it logs and lists the damage on its disk.
-            broker.request(Kind.FETCH, Fetch(topic, partition, batch.base_offset, 1, 0, verify=True))
+            broker.request(Fetch(topic, partition, batch.base_offset, 1, 0, verify=True))
             where = f"{topic}[{partition}] as it was received"
             raise CorruptBatch(batch.base_offset, batch.next_offset, where, position, str(error)) from error
         batches.append(batch)

@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.client._sync.concurrency import Monitor, Timer, Timers, now
 from headrace.client._sync.connection.connection import Connection
@@ -20,12 +19,10 @@ from headrace.client.results import Receipt, receipt_at
 from headrace.model.durability import Durability
 from headrace.model.errors import Busy, Closed, HeadraceError, PartitionNotFound, Timeout, TopicNotFound
 from headrace.model.requests import Publish, Published
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
 _DURABILITIES = tuple(Durability)
-_PUBLISH = Kind.PUBLISH  # every look at a member of an enumeration is a call
 _SWEEP_S = 0.5
 _FAILED_MAX = 1000
 _SPARE_BUFFERS_MAX = 64
@@ -224,13 +221,17 @@ class Sender:
         )
         assert pending_batch.batch is not None
         connection.queue_request(
-            _PUBLISH, head, pending_batch.batch.data, partial(self._answered, partition_sender, pending_batch)
+            head, pending_batch.batch.data, partial(self._answered, partition_sender, pending_batch)
         )
 
     def _answered(
-        self, partition_sender: PartitionSender, pending_batch: PendingBatch, answer: Any, _body: Bytes
+        self,
+        partition_sender: PartitionSender,
+        pending_batch: PendingBatch,
+        answer: Published | HeadraceError,
+        _body: Bytes,
     ) -> None:
-        if type(answer) is not Published:
+        if isinstance(answer, HeadraceError):
             self._refused(partition_sender, pending_batch, answer)
             return
         receipt = Receipt(
@@ -349,7 +350,7 @@ def _no_batch(_partition_sender: PartitionSender) -> PendingBatch | None:
     return None
 
 
-def _run_callback(callback: Any, *what: Any) -> None:
+def _run_callback(callback: Callable[..., object], *what: object) -> None:
     try:
         callback(*what)
     except Exception:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 from headrace.client._sync.concurrency import ResultCell, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -41,8 +41,8 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionCommitted,
     TransactionStage,
+    TransactionStaged,
 )
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
@@ -60,12 +60,12 @@ class _Staging:
         self.body = body
         self.outcome: ResultCell[int] = ResultCell()
 
-    def told(self, answer: object, _body: Bytes) -> None:
-        """The broker has it, or not."""
+    def answered(self, answer: TransactionStaged | HeadraceError, _body: Bytes) -> None:
+        """Resolve the outcome with the broker's answer."""
         if isinstance(answer, HeadraceError):
             self.outcome.fail(answer)
         else:
-            self.outcome.settle(answer.stage)  # type: ignore[attr-defined]  # a TransactionStaged
+            self.outcome.settle(answer.stage)
 
 
 class Transaction:
@@ -205,13 +205,13 @@ class Transaction:
         """Begin; `with` does it."""
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
-        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head, late=self._begun_late)
+        self._begun = self._broker.request(head, late=self._begun_late)
 
     def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
-        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head)
+        self._begun = self._broker.request(head)
 
     def adopt_stages(self, epoch: int, stages: Sequence[int]) -> None:
         """Go on with what those who joined have staged."""
@@ -259,7 +259,7 @@ class Transaction:
         stages = self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
-        self.outcome, _ = self._broker.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
+        self.outcome = self._broker.request(head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
             self._subscription._positions_committed(places)
@@ -274,7 +274,7 @@ class Transaction:
         self._ended = True
         try:
             head = TransactionAbort(self.name, self._begun.epoch)
-            self._broker.request(Kind.TRANSACTION_ABORT, head, timeout=deadline - now())
+            self._broker.request(head, timeout=deadline - now())
         except HeadraceError as error:
             logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
 
@@ -298,7 +298,7 @@ class Transaction:
         else:
             self.abort()
 
-    def _begun_late(self, answer: Any, _body: Bytes) -> None:
+    def _begun_late(self, answer: TransactionBegun, _body: Bytes) -> None:
         """The broker has begun it when nobody waited any more."""
         if self._begun is None and not answer.committed:
             self._begun = answer
@@ -310,7 +310,7 @@ class Transaction:
         if not self._ended and self._begun is not None and connection is not None and self._forks == fork_guard.count:
             self._ended = True
             head = TransactionAbort(self.name, self._begun.epoch)
-            connection.request_nowait(Kind.TRANSACTION_ABORT, head, b"", lambda _answer, _body: None)
+            connection.request_nowait(head, b"", lambda _answer, _body: None)
 
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
@@ -356,7 +356,7 @@ class Transaction:
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
         connection = self._broker.get(deadline)
-        connection.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
+        connection.request_nowait(staging.head, staging.body, staging.answered)
         while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
             self._settle_oldest(deadline)
 
@@ -368,7 +368,7 @@ class Transaction:
         except (ConnectionFailed, Busy, Draining):
             # If the first try did arrive after all it does no harm: the commit names those that count.
             left_s = deadline - now()
-            answer, _ = self._broker.request(Kind.TRANSACTION_STAGE, staging.head, staging.body, timeout=left_s)
+            answer = self._broker.request(staging.head, staging.body, timeout=left_s)
             stage = answer.stage
         self._stages.append(stage)
 
