@@ -1,11 +1,15 @@
 """The documentation is whole: every page can be reached, every link leads somewhere, every table is up to date."""
 
 import re
+from itertools import takewhile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from scripts import diagrams, reference, site_pages
 from tests.pages import ROOT, links
+
+from headrace.cli.command_list import whole_parser
 
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nhooks:")[0]
@@ -66,5 +70,34 @@ def test_generated_tables_are_up_to_date(page) -> None:
 
 
 def test_what_is_generated_is_used() -> None:
-    used = re.findall(r"<!-- generated: (\w+) -->", "".join(page.read_text(encoding="utf-8") for page in WRITTEN))
-    assert sorted(used) == sorted(reference.PARTS)
+    used = re.findall(r"<!-- generated: (\w+)", "".join(page.read_text(encoding="utf-8") for page in WRITTEN))
+    assert set(used) == set(reference.PARTS)
+
+
+def test_every_command_is_on_one_page() -> None:
+    assert sorted(reference.commands_named()) == sorted(reference.commands_known())
+
+
+def test_every_error_code_has_advice() -> None:
+    codes = {kind.code for _, kind in reference.error_classes()} | {"usage_error", "system_error"}
+    advised = [code for section in reference.ADVICE.values() for code in section]
+    assert sorted(advised) == sorted(codes), "edit scripts/error_advice.toml, then run: bin/docs write"
+
+
+COMMAND = re.compile(r"`(headrace [a-z][^`]*)`")
+
+
+def test_the_commands_that_advice_names_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"NAME", "TOPIC", "ID", "FILE", "DATA", "N", "COMMAND"}
+    for section in reference.ADVICE.values():
+        for code, advice in section.items():
+            for command in COMMAND.findall(" ".join(advice.values())):
+                path = list(takewhile(lambda word: word not in words and word[0] != "-", command.split()[1:]))
+                at = whole_parser()
+                for word in path:
+                    assert word in reference.subcommands(at), f"{code}: {command}"
+                    at = reference.subcommands(at)[word]
+                reference.subcommands(at)  # which adds the arguments
+                options = {name for action in at._actions for name in action.option_strings}
+                assert set(re.findall(r"--[\w-]+", command)) <= options | {"--help", "--version"}, f"{code}: {command}"
