@@ -101,3 +101,12 @@ def test_the_commands_that_advice_names_exist(tmp_path: Path, monkeypatch: pytes
                 reference.subcommands(at)  # which adds the arguments
                 options = {name for action in at._actions for name in action.option_strings}
                 assert set(re.findall(r"--[\w-]+", command)) <= options | {"--help", "--version"}, f"{code}: {command}"
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    """The offline plugin takes its script from the network unless the settings name another; fonts are off, too."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (script,) = re.findall(r"polyfills: \[(.*iframe-worker.*)\]", settings)
+    assert (DOCS / script).exists()
+    assert "font: false" in settings
+    assert "navigation.footer" in settings  # previous and next on each page
