@@ -14,6 +14,7 @@ from headrace.cli.command_list import whole_parser
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nhooks:")[0]
 LISTED = re.findall(r"([\w./-]+(?:\.md|/))$", NAVIGATION, re.MULTILINE)
+ADRS = sorted(path.relative_to(ROOT).as_posix() for path in (DOCS / "adr").glob("*.md"))
 WRITTEN = sorted([*DOCS.rglob("*.md"), *(ROOT / source for source in site_pages.PAGES.values())])
 
 
@@ -110,3 +111,21 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     assert (DOCS / script).exists()
     assert "font: false" in settings
     assert "navigation.footer" in settings  # previous and next on each page
+
+
+NAMED = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|sh|md))`")
+NOT_FILES = {"script.py"}
+
+
+@pytest.mark.parametrize("page", ["docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CONTRIBUTING.md", *ADRS])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    for name in NAMED.findall((ROOT / page).read_text(encoding="utf-8")):
+        found = (ROOT / "src" / "headrace" / name).exists() or (ROOT / name).exists()
+        assert found or name in NOT_FILES, f"{page} names {name}"
+
+
+def test_the_files_that_the_picture_of_the_flow_names_exist() -> None:
+    for title, steps in diagrams.FLOWS:
+        for _, heading, files in steps:
+            for file in files:
+                assert (ROOT / "src" / "headrace" / file).exists(), f"{title}, {heading}: {file}"
