@@ -4,12 +4,17 @@ import re
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scripts import diagrams, reference, site_pages
 from tests.pages import ROOT, links
 
+import headrace.spark
+import headrace.testing
 from headrace.cli.command_list import whole_parser
+from headrace.spark.sink import options as sink_options
+from headrace.spark.source import options as source_options
 
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nhooks:")[0]
@@ -129,3 +134,35 @@ def test_the_files_that_the_picture_of_the_flow_names_exist() -> None:
         for _, heading, files in steps:
             for file in files:
                 assert (ROOT / "src" / "headrace" / file).exists(), f"{title}, {heading}: {file}"
+
+
+DESCRIBED = re.compile(r"^::: (headrace[\w.]*)$", re.MULTILINE)
+ELSEWHERE = {"TopicSettings": "topics.md", "SubscriptionSettings": "subscriptions.md"}
+"""Public names whose entry is a table of settings."""
+
+
+def described() -> set[str]:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    return set(DESCRIBED.findall(pages))
+
+
+def test_the_reference_describes_every_public_name() -> None:
+    errors = {kind.__name__ for _, kind in reference.error_classes()}
+    wanted = {name for name in headrace.__all__ if name not in errors | set(ELSEWHERE) and not name.startswith("__")}
+    assert wanted - {"errors"} <= {name.removeprefix("headrace.") for name in described()}
+    assert {f"headrace.spark.{name}" for name in headrace.spark.__all__} <= described()
+
+
+def test_what_the_reference_describes_exists() -> None:
+    for name in described():
+        at: Any = headrace
+        for word in name.split(".")[1:]:
+            assert hasattr(at, word), f"the reference describes {name}"
+            at = getattr(at, word)
+
+
+def test_every_option_of_spark_is_documented() -> None:
+    page = (DOCS / "how-to" / "spark.md").read_text(encoding="utf-8")
+    for options in (source_options, sink_options):
+        missing = [name for name in options._NAMES if f"`{name}`" not in page]
+        assert not missing, f"docs/how-to/spark.md lacks the options {missing}"
