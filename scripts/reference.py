@@ -99,23 +99,14 @@ def error_tree() -> Iterator[str]:
 
 def troubleshooting() -> Iterator[str]:
     """Write a section for each error code: its text, what it means and what to do."""
-    kinds = {kind.code: kind for _, kind in error_classes()}
+    kinds: dict[str, type[errors.HeadraceError] | None] = {kind.code: kind for _, kind in error_classes()}
+    kinds |= {"usage_error": None, "system_error": None}  # of the command line
     for title, advice in ADVICE.items():
         yield f"## {title}"
         yield ""
         for code, entry in advice.items():
-            kind = kinds.get(code)
-            again = ""
-            yield f"### {code}"
-            yield ""
-            if kind is not None:
-                text = " ".join((kind.__doc__ or "").split())
-                yield f"*{_cell(text)}* (`{kind.__name__}`)"
-                yield ""
-                again = " The client retries it on its own until its time-out ends." if kind.retryable else ""
-            yield f"- **Meaning:** {entry['meaning']}{again}"
-            yield f"- **What to do:** {entry['remedy']}"
-            yield ""
+            if code in kinds:
+                yield from _advice(code, entry, kinds[code])
 
 
 def parameters(name: str) -> Iterator[str]:
@@ -229,6 +220,20 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     if "_seconds" in field.name and default is not None:
         return f"`{duration_text(default)}`"
     return f"`{setting_text(field.name, default)}`"
+
+
+def _advice(code: str, entry: dict[str, str], kind: type[errors.HeadraceError] | None) -> Iterator[str]:
+    yield f"### {code}"
+    yield ""
+    again = ""
+    if kind is not None:
+        text = " ".join((kind.__doc__ or "").split())
+        yield f"*{_cell(text)}* (`{kind.__name__}`)"
+        yield ""
+        again = " The client retries it on its own until its time-out ends." if kind.retryable else ""
+    yield f"- **Meaning:** {entry['meaning']}{again}"
+    yield f"- **What to do:** {entry['remedy']}"
+    yield ""
 
 
 def _default_of(parameter: inspect.Parameter) -> str:
