@@ -230,7 +230,7 @@ def _advice(code: str, entry: dict[str, str], kind: type[errors.HeadraceError] |
         text = " ".join((kind.__doc__ or "").split())
         yield f"*{_cell(text)}* (`{kind.__name__}`)"
         yield ""
-        again = " The client retries it on its own until its time-out ends." if kind.retryable else ""
+        again = " A retry can succeed." if kind.retryable else ""
     yield f"- **Meaning:** {entry['meaning']}{again}"
     yield f"- **What to do:** {entry['remedy']}"
     yield ""
