@@ -205,7 +205,7 @@ class ActivePartition:
             tell(None)
             self.wake()
 
-    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None]) -> Slice | None:
+    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None] | None) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
         self._check_gone()
         end_offset = self.end_offset
@@ -219,7 +219,7 @@ class ActivePartition:
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise
-        if found is None:
+        if found is None and on_ready is not None:
             self.listen(on_ready)
         return found
 

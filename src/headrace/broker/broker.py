@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, Session, find_offsets
@@ -16,7 +16,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
-from headrace.broker.streams import Stream
+from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -43,7 +43,8 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.request import Answer, Request
+from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
+from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
     Assignment,
     BrokerInfo,
@@ -82,7 +83,11 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 
-Handler = Callable[[Session, Any, memoryview, int], "Answer | AnswerWithBody | PendingAnswer[Any]"]
+A = TypeVar("A", bound=Answer)
+Outcome: TypeAlias = A | AnswerWithBody[A] | PendingAnswer[A | AnswerWithBody[A]] | Stream | WaitingFetch
+"""An answer, with a body or without; an answer to come; or a reader, which produces batches when there is room."""
+
+Handler = Callable[[Session, Any, memoryview, int], Any]
 
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
@@ -124,6 +129,7 @@ class Broker:
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
         self._maintenance = Maintenance(self._topics, self._groups, self._subscriptions, self._ledger, ports, settings)
         self._maintenance.learn = dead_letters.learn
+        self._readers = Readers(self._topics, ports)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -161,42 +167,28 @@ class Broker:
     def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
+        self._readers.disconnect(session)
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
 
-    def ask(
-        self, session: Session, request: Request[Any], body: memoryview, now_us: int
-    ) -> Answer | AnswerWithBody | PendingAnswer[Any]:
-        """The answer to a request, or an answer to come. The body is not used any more when this returns."""
+    def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
+        """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
         self._subscriptions.now_us = now_us
+        handler = self._admit(session, request)
+        try:
+            outcome: Outcome[A] = handler(session, request, body, now_us)
+        except OSError as error:
+            raise as_headrace_error(error) from error
+        return outcome
+
+    def _admit(self, session: Session, request: Request[Any]) -> Handler:  # noqa: ARG002
+        """What handles a request; one that its declaration does not allow to this session now is refused."""
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
         if self._draining and not request.declared.while_draining:
             raise Draining
-        try:
-            return handler(session, request, body, now_us)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-
-    def open_stream(
-        self,
-        session: Session,  # noqa: ARG002
-        topic: str,
-        partition: int,
-        offset: int,
-        on_ready: Callable[[], None],
-        now_us: int,  # noqa: ARG002
-        *,
-        verify: bool = False,
-    ) -> Stream:
-        """Read a partition from an offset on; with `verify` the first batch is checked whole."""
-        found = self._topics.get(topic)
-        active = self._topics.active(found, partition)
-        stream = Stream(active, found.id, offset, on_ready)
-        if verify and offset < active.end_offset:
-            active.partition.batch_at(offset)
-        return stream
+        return handler
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
@@ -204,12 +196,14 @@ class Broker:
         self._tick("transactions", self._transactions.tick, now_us)
         self._tick("maintenance", self._maintenance.tick, now_us)
         self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
-        times = [self._maintenance.next_tick_us, self._leasing.next_tick_us, self._groups.next_tick_us(), cron_us]
+        leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
+        times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -238,9 +232,13 @@ class Broker:
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        return {**self._plain_requests(), **self._leased_requests(), **self._cron_requests()}
+        parts = (self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests())
+        handlers = {request: handler for part in parts for request, handler in part.items()}
+        declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
+        assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
+        return handlers
 
-    def _cron_requests(self) -> dict[type[Request[Any]], Handler]:
+    def _schedule_requests(self) -> dict[type[Request[Any]], Handler]:
         schedules = self._schedules
         return {
             ScheduleSet: lambda _, ask, __, now: schedules.set(ask, now + self.wall_offset_us),
@@ -273,10 +271,27 @@ class Broker:
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
         }
 
-    def _plain_requests(self) -> dict[type[Request[Any]], Handler]:
-        groups, transactions = self._groups, self._transactions
+    def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
+        readers = self._readers
         return {
             Publish: self._publish,
+            Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
+            StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
+            StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
+            StreamClose: lambda session, ask, _, __: readers.close(session, ask),
+            Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
+            TopicCreate: self._create_topic,
+            TopicAlter: self._alter_topic,
+            TopicDelete: self._delete_topic,
+            TopicDescribe: self._describe_topic,
+            TopicList: self._list_topics,
+            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
+            Info: self._info,
+        }
+
+    def _group_requests(self) -> dict[type[Request[Any]], Handler]:
+        groups, transactions = self._groups, self._transactions
+        return {
             TransactionStage: self._stage,
             TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
             TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
@@ -289,14 +304,6 @@ class Broker:
             GroupDescribe: lambda session, ask, _, now: groups.describe(session, ask, now),
             GroupSeek: lambda session, ask, _, now: groups.seek(session, ask, now),
             GroupDelete: lambda session, ask, _, now: groups.delete(session, ask, now),
-            Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
-            TopicCreate: self._create_topic,
-            TopicAlter: self._alter_topic,
-            TopicDelete: self._delete_topic,
-            TopicDescribe: self._describe_topic,
-            TopicList: self._list_topics,
-            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
-            Info: self._info,
         }
 
     def _waited_for(self, topic: Topic, partition: int, offset: int) -> bool:

@@ -12,10 +12,13 @@ from headrace.model.request import Answer
 Outcome = TypeVar("Outcome")
 
 
-class AnswerWithBody(NamedTuple):
+AnswerType = TypeVar("AnswerType", bound=Answer)
+
+
+class AnswerWithBody(NamedTuple, Generic[AnswerType]):
     """An answer, and the batches that are sent with it."""
 
-    answer: Answer
+    answer: AnswerType
     body: Bytes
 
 

@@ -10,6 +10,7 @@ from headrace.client.times import Start, When, listed, spot_at, spot_in_time
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidArgument, InvalidBatch
+from headrace.model.reading import Fetch
 from headrace.model.request import Request
 from headrace.model.requests import (
     BrokerInfo,
@@ -31,7 +32,7 @@ from headrace.model.requests import (
     TopicList,
     TopicTrim,
 )
-from headrace.wire.native import Fetch, Kind
+from headrace.wire.native import Kind
 
 
 class AsyncTopicGroupAdmin:

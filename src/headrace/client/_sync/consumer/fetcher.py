@@ -14,8 +14,9 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.consumer.partition_reader import Delivered, OnCorrupt, PartitionReader
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.errors import ConnectionFailed, CorruptBatch, HeadraceError, OffsetOutOfRange, TopicNotFound
+from headrace.model.reading import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.requests import Offsets, OffsetsFound
-from headrace.wire.native import Delivery, Fetch, Kind, StreamClose, StreamCredit, StreamOpen, StreamOpened
+from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
