@@ -31,6 +31,7 @@ class ActivePartition:
     def __init__(
         self,
         topic: str,
+        topic_id: int,
         number: int,
         partition: Partition,
         settings: TopicSettings,
@@ -44,6 +45,7 @@ class ActivePartition:
         With a `reservation` messages that are not synced are shown when their offsets are reserved.
         """
         self.topic = topic
+        self.topic_id = topic_id
         self.number = number
         self.partition = partition
         self.settings = settings
@@ -59,7 +61,6 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
-        self.topic_id = 0
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None

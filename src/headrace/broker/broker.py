@@ -17,10 +17,12 @@ from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import Readers, Stream, WaitingFetch
+from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
+from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
@@ -109,26 +111,25 @@ class Broker:
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
         self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
-        self._topics.on_change = self._topic_changed
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._groups, self._ledger, ports, settings, now_us
         )
-        dead_letters = DeadLetters(self._topics, self._transactions, ports)
-        self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
-        dead_letters.registry, dead_letters.failures = self._subscriptions, self._ledger.failures
-        self._topics.on_alter = self._subscriptions.topic_altered
-        self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports)
-        self._editor = MessageEditor(self._topics, self._subscriptions, self._ledger, ports)
-        self._queries = MessageQueries(
-            self._topics, self._subscriptions, dead_letters, self._editor, self._ledger, ports
-        )
+        self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
+        leased = self._topics, self._subscriptions
+        dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
+        self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._editor = MessageEditor(*leased, self._ledger, self._turns)
+        self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
         )
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
-        self._maintenance = Maintenance(self._topics, self._groups, self._subscriptions, self._ledger, ports, settings)
-        self._maintenance.learn = dead_letters.learn
+        self._maintenance = Maintenance(
+            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
+        )
         self._readers = Readers(self._topics, ports)
         self._sessions: set[Session] = set()
         self._draining = False
@@ -173,7 +174,7 @@ class Broker:
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
-        self._subscriptions.now_us = now_us
+        self._turns.begin(now_us)
         handler = self._admit(session, request)
         try:
             outcome: Outcome[A] = handler(session, request, body, now_us)
@@ -192,6 +193,7 @@ class Broker:
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
+        self._turns.begin(now_us)
         self._tick("groups", self._groups.tick, now_us)
         self._tick("transactions", self._transactions.tick, now_us)
         self._tick("maintenance", self._maintenance.tick, now_us)
@@ -250,14 +252,14 @@ class Broker:
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
-        registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editor, self._queries
+        admin, leasing, editing, finding = self._admin, self._leasing, self._editor, self._queries
         return {
-            SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
-            SubscriptionAlter: lambda _, ask, __, now: registry.alter(ask, now),
-            SubscriptionReset: lambda _, ask, __, now: registry.reset(ask, now),
-            SubscriptionDelete: lambda _, ask, __, now: registry.delete(ask, now),
-            SubscriptionDescribe: lambda _, ask, __, now: registry.describe(ask, now),
-            SubscriptionList: lambda _, ask, __, now: registry.listed(ask, now),
+            SubscriptionCreate: lambda _, ask, __, now: admin.create(ask, now),
+            SubscriptionAlter: lambda _, ask, __, now: admin.alter(ask, now),
+            SubscriptionReset: lambda _, ask, __, now: admin.reset(ask, now),
+            SubscriptionDelete: lambda _, ask, __, now: admin.delete(ask, now),
+            SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
+            SubscriptionList: lambda _, ask, __, now: admin.listed(ask, now),
             Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
             LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
             Ack: lambda _, ask, __, now: leasing.ack(ask, now),
@@ -306,16 +308,13 @@ class Broker:
             GroupDelete: lambda session, ask, _, now: groups.delete(session, ask, now),
         }
 
-    def _waited_for(self, topic: Topic, partition: int, offset: int) -> bool:
+    def _waited_for(self, topic: Topic, partition: int, offset: int, time_of_day_us: int) -> bool:
         """Whether some leased subscription has not settled a message."""
+        now_us = time_of_day_us - self.wall_offset_us
         leased = self._subscriptions.of_topic(topic)
         for one in leased:
-            self._subscriptions.refresh(one, self._subscriptions.now_us)  # else a new message counts as settled
+            self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
-
-    def _topic_changed(self, topic: Topic, now_us: int) -> None:
-        self._groups.topic_changed(topic, now_us)
-        self._subscriptions.topic_changed(topic, now_us)
 
     def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | PendingAnswer[Any]:
         batch = received(body)

@@ -17,7 +17,9 @@ from headrace.broker.leased_facts import LeaseExtended, MessagesLeased, Messages
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.turns import Turns
 from headrace.broker.waiters import PendingLease
 from headrace.engines.api import LeasedPartition, TakenMessages, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
@@ -69,11 +71,14 @@ Undo = Callable[[], None]
 class LeaseDispatcher:
     """Hands out messages of leased subscriptions, and hears what became of them."""
 
-    def __init__(self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports) -> None:
+    def __init__(
+        self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports, turns: Turns
+    ) -> None:
         self._registry = registry
         self._dead_letters = dead_letters
         self._ledger = ledger
         self._ports = ports
+        self._turns = turns
         self._number = ledger.state.session << 32
         """The last token given out."""
         self._now_us = 0
@@ -84,9 +89,9 @@ class LeaseDispatcher:
         """At which subscriptions somebody on a connection has waited."""
         for subscription in registry:
             self._plan(subscription, 0)
-        registry.served = self._serve
-        registry.overdue = self._end_what_is_over
-        registry.prepared = self._go_on_soon
+        registry.ready.connect(self._serve)
+        registry.overdue.connect(self._end_what_is_over)
+        registry.prepared.connect(self._go_on_soon)
 
     @property
     def next_tick_us(self) -> int | None:
@@ -99,7 +104,7 @@ class LeaseDispatcher:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
-        self._registry.catch_up(subscription)
+        self._registry.catch_up(subscription, now_us)
         self._end_what_is_over(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
@@ -112,7 +117,7 @@ class LeaseDispatcher:
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
             self._go_on_soon(subscription)
-        self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription)))
+        self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription, now_us)))
         return pending_lease.pending_answer
 
     def stop(self, session: Session, request: LeaseStop) -> Answer:
@@ -135,9 +140,9 @@ class LeaseDispatcher:
         if now_us < self._now_us:  # the clock was put back
             for subscription in self._registry:
                 self._plan(subscription, now_us)
-        self._now_us = self._registry.now_us = now_us
+        self._now_us = now_us
         for number in self._deadlines.pop_due(now_us, _LOOKED_AFTER_TOGETHER):
-            self._attend(self._planned.pop(number))
+            self._attend(self._planned.pop(number), now_us)
 
     def drain(self) -> None:
         """Nothing is handed out any more: whoever waits need not."""
@@ -145,9 +150,9 @@ class LeaseDispatcher:
             for pending_lease in subscription.pending_leases.clear():
                 pending_lease.pending_answer.resolve(Leased([]))
 
-    def _serve(self, subscription: Subscription) -> None:
+    def _serve(self, subscription: Subscription, now_us: int) -> None:
         """Give to those who wait, the first first, as far as there is something."""
-        now_us, tried_ms, left = self._registry.now_us, -1, _GRANTED_TOGETHER
+        tried_ms, left = -1, _GRANTED_TOGETHER
         self._end_what_is_over(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
             return  # nobody gets what has expired: it goes on when the rest of that is dealt with
@@ -168,7 +173,7 @@ class LeaseDispatcher:
             else:
                 pending_leases.remove(pending_lease)
             left -= 1
-        self._plan(subscription, self._due_us(subscription))
+        self._plan(subscription, self._due_us(subscription, now_us))
 
     def _grant(self, subscription: Subscription, pending_lease: PendingLease, now_us: int) -> bool:
         """Hand out what there is; whether there was anything."""
@@ -204,7 +209,7 @@ class LeaseDispatcher:
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
             self._give_back(subscription, portions, now_us)
-            self._undone(subscription)
+            self._undone(subscription, now_us)
             pending_lease.pending_answer.resolve(error)
 
         self._ledger.gather(now_us, facts, written)
@@ -391,11 +396,11 @@ class LeaseDispatcher:
             if error is not None:
                 for take_back in reversed(undo):
                     take_back()
-                self._undone(subscription)
+                self._undone(subscription, now_us)
                 pending_answer.resolve(error)
                 return
             if subscription.pending_leases or subscription.schedule.is_over(now_us):
-                self._ports.soon(partial(self._serve, subscription))
+                self._turns.call_soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(pending_answer.resolve)
             else:
@@ -404,11 +409,11 @@ class LeaseDispatcher:
         self._ledger.gather(now_us, facts, written)
         return pending_answer
 
-    def _undone(self, subscription: Subscription) -> None:
+    def _undone(self, subscription: Subscription, now_us: int) -> None:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
-        self._plan(subscription, self._due_us(subscription))
+        self._plan(subscription, self._due_us(subscription, now_us))
         if subscription.pending_leases:
-            self._ports.soon(partial(self._serve, subscription))
+            self._turns.call_soon(partial(self._serve, subscription))
 
     def _divided(
         self, subscription: Subscription, index: LeasedPartition, offsets: Sequence[int]
@@ -441,8 +446,8 @@ class LeaseDispatcher:
 
     def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Leases end, messages expire, consumers have waited long enough."""
-        self._registry.catch_up(subscription, again=again)
-        self._serve(subscription)
+        self._registry.catch_up(subscription, now_us, again=again)
+        self._serve(subscription, now_us)
         if subscription.preparing:
             pass  # whoever waits is told when that is done
         elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
@@ -453,7 +458,7 @@ class LeaseDispatcher:
                 pending_lease.pending_answer.resolve(Leased([]))
             if len(late) == _LATE_TOGETHER:
                 self._go_on_soon(subscription)
-        self._plan(subscription, self._due_us(subscription))
+        self._plan(subscription, self._due_us(subscription, now_us))
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
         """Whether more has happened at once than was dealt with so far; what is due matters only if it is `wanted`."""
@@ -465,18 +470,18 @@ class LeaseDispatcher:
         """Go on with what is to be done for a subscription, after what others have to do."""
         if not subscription.goes_on:
             subscription.goes_on = True
-            self._ports.last(partial(self._go_on, subscription))
+            self._turns.call_at_turn_end(partial(self._go_on, subscription))
 
-    def _go_on(self, subscription: Subscription) -> None:
+    def _go_on(self, subscription: Subscription, now_us: int) -> None:
         subscription.goes_on = False
-        self._attend(subscription, again=False)
+        self._attend(subscription, now_us, again=False)
 
-    def _attend(self, subscription: Subscription, *, again: bool = True) -> None:
+    def _attend(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Look after a subscription, if it is there and at work; one that fails is set aside, and the others go on."""
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
-            self._look_after(subscription, self._registry.now_us, again=again)
+            self._look_after(subscription, now_us, again=again)
         except Exception as error:  # noqa: BLE001 it is told; all others go on
             self._registry.fail(subscription, error)
 
@@ -531,7 +536,7 @@ class LeaseDispatcher:
             reason = "its last lease ended without a word"
             self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)
 
-    def _due_us(self, subscription: Subscription) -> int:
+    def _due_us(self, subscription: Subscription, now_us: int) -> int:
         """When there is something to do for a subscription."""
         pending_leases = subscription.pending_leases
         wanted = bool(pending_leases) and not subscription.settings.paused
@@ -540,7 +545,7 @@ class LeaseDispatcher:
             subscription.schedule.next_us(wanted=wanted, ahead_us=pending_leases.ahead_us),
         ]
         if subscription.stale and pending_leases:
-            times.append(self._registry.now_us + _UNREAD_US)
+            times.append(now_us + _UNREAD_US)
         return min((time for time in times if time is not None), default=_NEVER_US)
 
     def _plan(self, subscription: Subscription, time_us: int) -> None:

@@ -7,12 +7,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import Cancelled, HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
+from headrace.model.request import AnswerType
 
 Outcome = TypeVar("Outcome")
-
-
-AnswerType = TypeVar("AnswerType", bound=Answer)
 
 
 class AnswerWithBody(NamedTuple, Generic[AnswerType]):
