@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import leasing, ledger, subscriptions
+from headrace.broker import lease_expiry, ledger, subscriptions
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.subscription import Subscription
@@ -99,7 +99,7 @@ def test_each_step_ends_no_more_than_it_should(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LeasedIndex, "ended", counted)
     bench.tick(2)
     assert sum(ended) == 4000
-    assert max(ended) <= leasing._ENDED_TOGETHER
+    assert max(ended) <= lease_expiry._ENDED_TOGETHER
     assert counts(bench) == (0, 4000, 0)
 
 

@@ -62,16 +62,19 @@ from headrace.model.requests import (
     Info,
     Offsets,
     Publish,
+    Published,
     TopicAlter,
     TopicCreate,
     TopicDelete,
     TopicDescribe,
+    TopicInfo,
     TopicList,
     TopicTrim,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
+    TransactionStaged,
 )
 from headrace.model.requests import (
     Topics as TopicsFound,
@@ -316,7 +319,9 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
-    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | PendingAnswer[Any]:
+    def _publish(
+        self, _: Session, request: Publish, body: memoryview, now_us: int
+    ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
@@ -327,45 +332,47 @@ class Broker:
             raise DiskFull(_FULL_DISK)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Answer:
+    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         return self._transactions.stage(request, received(body), now_us)
 
-    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None
         topic = self._topics.create(request, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
-    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)
         return self._ledger.durably(Done())
 
     def _describe_topic(
         self, _: Session, request: TopicDescribe, __: memoryview, now_us: int
-    ) -> Answer | PendingAnswer[Answer]:
+    ) -> TopicInfo | PendingAnswer[TopicInfo]:
         if not request.create or self._topics.find(request.topic) is not None:
             return self._topics.info(self._topics.known(request.topic), partitions=True)
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Answer | PendingAnswer[Answer]:
+    def _list_topics(
+        self, _: Session, request: TopicList, __: memoryview, ___: int
+    ) -> TopicsFound | PendingAnswer[TopicsFound]:
         def steps() -> Steps:
             return TopicsFound((yield from self._topics.matching(request)))
 
-        pending_answer: PendingAnswer[Answer] = in_slices(self._ports, steps())
+        pending_answer: PendingAnswer[TopicsFound] = in_slices(self._ports, steps())
         return (
             pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
         )  # few are there at once
 
-    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Answer:
+    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> BrokerInfo:
         return BrokerInfo(
             broker_id=self.broker_id,
             version=self._version,

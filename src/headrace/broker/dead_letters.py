@@ -21,7 +21,6 @@ from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionOffset, TopicCreate
 from headrace.model.subscription import SubscriptionSettings
 
@@ -126,7 +125,7 @@ class DeadLetters:
         now_us: int,
         *,
         counted: bool,
-    ) -> PendingAnswer[Answer]:
+    ) -> PendingAnswer[Done]:
         """Send messages to the dead letter topic; settles when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
@@ -220,7 +219,7 @@ class DeadLetters:
 
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
-    ) -> Generator[None, None, PendingAnswer[Answer]]:
+    ) -> Generator[None, int, PendingAnswer[Redriven]]:
         """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
@@ -239,7 +238,7 @@ class DeadLetters:
         except (HeadraceError, OSError):
             self._stay_dead(indexes, found, now_us)
             raise
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[Redriven] = PendingAnswer()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
@@ -338,7 +337,7 @@ class _Burial(NamedTuple):
     leased: LeasedPartition
     about: dict[int, _About]
     now_us: int
-    pending_answer: PendingAnswer[Answer]
+    pending_answer: PendingAnswer[Done]
 
 
 def dead_topic(subscription: Subscription) -> str:

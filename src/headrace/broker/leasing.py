@@ -4,24 +4,24 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 from weakref import WeakSet
-
-from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.group_coordinator import Session
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
+from headrace.broker.lease_expiry import LeaseExpiry
 from headrace.broker.leased_facts import LeaseExtended, MessagesLeased, MessagesReleased, MessagesSettled
 from headrace.broker.ledger import Ledger
+from headrace.broker.message_taker import give_back, take_messages
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports
+from headrace.broker.settlement_rules import all_of, divided, rest_until
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.turns import Turns
-from headrace.broker.waiters import PendingLease
-from headrace.engines.api import LeasedPartition, TakenMessages, as_headrace_error, packed
+from headrace.broker.waiters import PendingLease, PendingLeased
+from headrace.engines.api import LeasedPartition, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -37,24 +37,14 @@ from headrace.model.leasing import (
     Settlement,
     cut_reason,
 )
-from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.offsets import gathered
-from headrace.model.request import Answer
 from headrace.model.requests import Done
-from headrace.model.subscription import Expired
 
 logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
 _UNREAD_US = 1_000_000
-"""A partition that could not be read is tried again after so long, if somebody waits; so is what cannot be dropped."""
-_BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
-_ENDED_TOGETHER = 256
-"""Messages whose leases or times are over and that are dealt with at a time: more may end at the same moment."""
-_OVER_TOGETHER = 64
-"""Partitions that are looked at for that at a time."""
-_DUE_TOGETHER = 2000
-"""Messages of several partitions that are due and made ready at a time."""
+"""A partition that could not be read is tried again after so long, if somebody waits."""
 _GRANTED_TOGETHER = 16
 """Consumers that are served at a time."""
 _LOOKED_AFTER_TOGETHER = 32
@@ -62,7 +52,6 @@ _LOOKED_AFTER_TOGETHER = 32
 _LATE_TOGETHER = 200
 """Consumers that are told at a time that there was nothing."""
 
-Portion = tuple[int, TakenMessages]
 SettlementFact = MessagesSettled | MessagesReleased | LeaseExtended
 Undo = Callable[[], None]
 """Takes back what was decided about messages, because it could not be written down."""
@@ -82,6 +71,7 @@ class LeaseDispatcher:
         self._number = ledger.state.session << 32
         """The last token given out."""
         self._now_us = 0
+        self._expiry = LeaseExpiry(registry, dead_letters, ledger, self.serve_soon)
         self._deadlines: Deadlines[int] = Deadlines()
         """When there is something to do for which subscription, by id."""
         self._planned: dict[int, Subscription] = {}
@@ -90,8 +80,8 @@ class LeaseDispatcher:
         for subscription in registry:
             self._plan(subscription, 0)
         registry.ready.connect(self._serve)
-        registry.overdue.connect(self._end_what_is_over)
-        registry.prepared.connect(self._go_on_soon)
+        registry.overdue.connect(self._expiry.end_some)
+        registry.prepared.connect(self.serve_soon)
 
     @property
     def next_tick_us(self) -> int | None:
@@ -100,12 +90,12 @@ class LeaseDispatcher:
 
     # Handing out.
 
-    def lease(self, session: Session, request: Lease, now_us: int) -> Answer | PendingAnswer[Any]:
+    def lease(self, session: Session, request: Lease, now_us: int) -> Leased | PendingLeased:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
         self._registry.catch_up(subscription, now_us)
-        self._end_what_is_over(subscription, now_us)
+        self._expiry.end_some(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
         if not over and not subscription.pending_leases and self._grant(subscription, pending_lease, now_us):
@@ -116,11 +106,11 @@ class LeaseDispatcher:
         subscription.pending_leases.add(pending_lease)
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
-            self._go_on_soon(subscription)
+            self.serve_soon(subscription)
         self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription, now_us)))
         return pending_lease.pending_answer
 
-    def stop(self, session: Session, request: LeaseStop) -> Answer:
+    def stop(self, session: Session, request: LeaseStop) -> Done:
         """Whoever waits on this connection need not; what was granted is told before this is answered."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
@@ -153,13 +143,13 @@ class LeaseDispatcher:
     def _serve(self, subscription: Subscription, now_us: int) -> None:
         """Give to those who wait, the first first, as far as there is something."""
         tried_ms, left = -1, _GRANTED_TOGETHER
-        self._end_what_is_over(subscription, now_us)
+        self._expiry.end_some(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
             return  # nobody gets what has expired: it goes on when the rest of that is dealt with
         pending_leases = subscription.pending_leases
         while (pending_lease := pending_leases.first(tried_ms)) is not None:
             if not left:
-                self._go_on_soon(subscription)
+                self.serve_soon(subscription)
                 break
             try:
                 if not self._grant(subscription, pending_lease, now_us):
@@ -180,7 +170,7 @@ class LeaseDispatcher:
         if subscription.settings.paused or subscription.preparing:
             return False
         request = pending_lease.request
-        portions = self._take(subscription, request, now_us)
+        portions = take_messages(self._registry, subscription, request, now_us)
         if not portions:
             return False
         self._number += 1
@@ -208,77 +198,16 @@ class LeaseDispatcher:
                 pending_lease.pending_answer.resolve(answer)
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
-            self._give_back(subscription, portions, now_us)
+            give_back(subscription, portions, now_us)
             self._undone(subscription, now_us)
             pending_lease.pending_answer.resolve(error)
 
         self._ledger.gather(now_us, facts, written)
         return True
 
-    def _take(self, subscription: Subscription, request: Lease, now_us: int) -> list[Portion]:
-        """Take out messages, over all partitions in the order of the discipline."""
-        count, bytes_max, ahead_us = (
-            request.messages_max,
-            min(request.bytes_max, _BODY_BYTES_MAX),
-            request.ahead_ms * 1000,
-        )
-        indexes = subscription.indexes
-        if len(indexes) == 1 and not subscription.settings.ordered_by_key:  # else some may turn out to be blocked
-            [(partition, index)] = indexes.items()
-            self._registry.forget_removed(subscription, partition)
-            taken = index.take(count, bytes_max, now_us, ahead_us)
-            return [(partition, taken)] if taken is not None else []
-        portions: list[Portion] = []
-        try:
-            self._take_over_partitions(subscription, portions, count, bytes_max, ahead_us, now_us)
-        except (HeadraceError, OSError):
-            self._give_back(subscription, portions, now_us)
-            raise
-        return portions
-
-    def _take_over_partitions(
-        self,
-        subscription: Subscription,
-        portions: list[Portion],
-        count: int,
-        bytes_max: int,
-        ahead_us: int,
-        now_us: int,
-    ) -> None:
-        indexes, schedule = subscription.indexes, subscription.schedule
-        schedule.advance(now_us, _DUE_TOGETHER)
-        for early_us in (0, ahead_us) if ahead_us else (0,):  # in no partition before all are ready
-            passed_over: set[int] = set()
-            while count > 0 and bytes_max > 0:
-                chosen = schedule.first(subscription.turn, now_us, early_us, passed_over)
-                if chosen is None:
-                    break
-                partition, until_key = chosen
-                subscription.turn = partition + 1
-                self._registry.forget_removed(subscription, partition)
-                least, index = 0 if portions else 1, indexes[partition]
-                first = index.first_keys
-                taken = index.take(count, bytes_max, now_us, early_us, until_key, least)
-                if taken is None:
-                    if index.first_keys != first:
-                        continue  # what came first did not count, or is blocked
-                    if not early_us:
-                        return  # what comes next is too large, and nothing may pass it
-                    passed_over.add(partition)
-                    continue
-                portions.append((partition, taken))
-                count -= len(taken.offsets)
-                bytes_max -= taken.size_bytes
-
-    def _give_back(self, subscription: Subscription, portions: list[Portion], now_us: int) -> None:
-        """What was taken out cannot be leased."""
-        for partition, taken in reversed(portions):
-            if partition in subscription.indexes:  # else it has failed meanwhile
-                subscription.indexes[partition].give_back(taken, now_us)
-
     # What holders say.
 
-    def ack(self, request: Ack, now_us: int) -> Answer | PendingAnswer[Any]:
+    def ack(self, request: Ack, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """These are done."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
@@ -295,7 +224,7 @@ class LeaseDispatcher:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
         return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
-    def extend(self, request: Extend, now_us: int) -> Answer | PendingAnswer[Any]:
+    def extend(self, request: Extend, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """Keep these for longer."""
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
@@ -310,23 +239,23 @@ class LeaseDispatcher:
             self._plan(subscription, until_us)
         return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
-    def release(self, session: Session, request: Release, now_us: int) -> Answer | PendingAnswer[Any]:
+    def release(self, session: Session, request: Release, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """Take these back."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
-        buried: list[PendingAnswer[Any]] = []
+        buried: list[PendingAnswer[Done]] = []
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
         for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
             accepted = list(dict.fromkeys(named))  # what is named twice is released once
-            back, out = self._divided(subscription, index, accepted) if counted else (accepted, [])
+            back, out = divided(subscription.settings, index, accepted) if counted else (accepted, [])
             if out:
                 why = reason or "given up after too many deliveries"
                 buried.append(self._dead_letters.bury(subscription, holding.partition, out, why, now_us, counted=False))
             if back:
-                wanted = self._rest_until(subscription, index, back, request, now_us)
+                wanted = rest_until(subscription.settings, index, back, request, now_us)
                 ready_us = index.ready_times(back, wanted)
                 states = {offset: request.states[offset] for offset in back if offset in request.states}
                 undo.append(partial(index.restore, index.reserve(back), now_us))
@@ -337,9 +266,9 @@ class LeaseDispatcher:
                     )
                 )
             subscription.released += len(accepted)
-        return _all(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
+        return all_of(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
-    def reject(self, request: Reject, now_us: int) -> Answer | PendingAnswer[Any]:
+    def reject(self, request: Reject, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """These go to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
@@ -350,7 +279,7 @@ class LeaseDispatcher:
             )
             for _, holding, named in self._accepted(subscription, request.holdings, refused, now_us)
         ]
-        return _all(Settlement(refused), buried)
+        return all_of(Settlement(refused), buried)
 
     def _accepted(
         self,
@@ -386,11 +315,11 @@ class LeaseDispatcher:
         undo: list[Undo],
         *,
         durably: bool = True,
-    ) -> Answer | PendingAnswer[Any]:
+    ) -> Settlement | PendingAnswer[Settlement]:
         """Write down what was decided, and answer when that is safe."""
         if not facts:
             return answer
-        pending_answer: PendingAnswer[Any] = PendingAnswer()
+        pending_answer: PendingAnswer[Settlement] = PendingAnswer()
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
@@ -415,33 +344,6 @@ class LeaseDispatcher:
         if subscription.pending_leases:
             self._turns.call_soon(partial(self._serve, subscription))
 
-    def _divided(
-        self, subscription: Subscription, index: LeasedPartition, offsets: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
-        """Those that can be tried again, and those that have been tried often enough."""
-        most = subscription.settings.deliveries_max
-        if not most:
-            return list(offsets), []
-        tried = [failed + 1 for failed in index.failures(offsets)]
-        back = [offset for offset, times in zip(offsets, tried, strict=True) if times < most]
-        return back, [offset for offset, times in zip(offsets, tried, strict=True) if times >= most]
-
-    def _rest_until(
-        self, subscription: Subscription, index: LeasedPartition, offsets: list[int], request: Release, now_us: int
-    ) -> list[int]:
-        if request.until_us is not None:
-            return [request.until_us] * len(offsets)
-        if request.delay_ms is not None:
-            return [now_us + request.delay_ms * 1000] * len(offsets)
-        if request.undelivered:
-            return [now_us] * len(offsets)
-        failures = index.failures(offsets)
-        settings = subscription.settings
-        return [
-            now_us + settings.retry_us(failed + 1, _luck(offset, failed))
-            for offset, failed in zip(offsets, failures, strict=True)
-        ]
-
     # Time passes.
 
     def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
@@ -451,13 +353,13 @@ class LeaseDispatcher:
         if subscription.preparing:
             pass  # whoever waits is told when that is done
         elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
-            self._go_on_soon(subscription)  # there may be something yet for those who have waited long enough
+            self.serve_soon(subscription)  # there may be something yet for those who have waited long enough
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
             for pending_lease in late:
                 pending_lease.pending_answer.resolve(Leased([]))
             if len(late) == _LATE_TOGETHER:
-                self._go_on_soon(subscription)
+                self.serve_soon(subscription)
         self._plan(subscription, self._due_us(subscription, now_us))
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
@@ -466,8 +368,8 @@ class LeaseDispatcher:
         wanted = wanted and not subscription.settings.paused
         return schedule.is_over(now_us) or (wanted and schedule.is_due(now_us))
 
-    def _go_on_soon(self, subscription: Subscription) -> None:
-        """Go on with what is to be done for a subscription, after what others have to do."""
+    def serve_soon(self, subscription: Subscription) -> None:
+        """Serve a subscription's consumers and go on with its expirations, at the end of the loop turn."""
         if not subscription.goes_on:
             subscription.goes_on = True
             self._turns.call_at_turn_end(partial(self._go_on, subscription))
@@ -484,57 +386,6 @@ class LeaseDispatcher:
             self._look_after(subscription, now_us, again=again)
         except Exception as error:  # noqa: BLE001 it is told; all others go on
             self._registry.fail(subscription, error)
-
-    def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
-        """Deal with some of the leases and messages whose time is over, all if they are not very many."""
-        schedule, left = subscription.schedule, _ENDED_TOGETHER
-        if not schedule.is_over(now_us):
-            return
-        for partition in schedule.over(now_us, _OVER_TOGETHER):
-            left -= self._end_some(subscription, partition, now_us, left)
-            if left <= 0:
-                break
-        if schedule.is_over(now_us):
-            self._go_on_soon(subscription)
-
-    def _end_some(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
-        """Deal with so many of them at most in a partition; returns about how many there were."""
-        index = subscription.indexes.get(partition)
-        if index is None:
-            return 0  # it has failed meanwhile
-        ended = index.ended(now_us, most)
-        if ended:
-            subscription.expired_leases += len(ended)
-            self._come_back(subscription, partition, index, ended, now_us)
-        for damaged in index.take_lost(now_us):
-            self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
-        expired = index.expired(now_us, most)
-        if expired and subscription.settings.expired is Expired.DEAD:
-            self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
-        elif expired:
-            facts = [MessagesSettled(subscription.id, partition, packed(expired))]
-            self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
-        if expired and subscription.settings.ordered_by_key:
-            self._registry.serve_soon(subscription)  # the next ones of their keys can be had
-        return len(ended) + len(expired) + 1
-
-    def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
-        if error is not None:
-            logger.warning("expired messages could not be dropped: %s", error)
-            index.expire_later(offsets, now_us + _UNREAD_US)
-
-    def _come_back(
-        self, subscription: Subscription, partition: int, index: LeasedPartition, ended: list[int], now_us: int
-    ) -> None:
-        """Messages whose leases have ended are ready again, unless they were handed out often enough."""
-        most = subscription.settings.deliveries_max
-        failures = index.failures(ended)
-        dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
-        gone = set(dead)
-        index.stay([offset for offset in ended if offset not in gone], now_us)
-        if dead:
-            reason = "its last lease ended without a word"
-            self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)
 
     def _due_us(self, subscription: Subscription, now_us: int) -> int:
         """When there is something to do for a subscription."""
@@ -558,31 +409,3 @@ class LeaseDispatcher:
         self._deadlines.set(number, time_us)
         if next_us is None or time_us < next_us:
             self._ports.wake_at(time_us)
-
-
-def _all(answer: Answer | PendingAnswer[Any], others: list[PendingAnswer[Any]]) -> Answer | PendingAnswer[Any]:
-    """The answer, when the others are there too."""
-    for other in others:
-        answer = _both(answer, other)
-    return answer
-
-
-def _both(first: Answer | PendingAnswer[Any], second: PendingAnswer[Any]) -> PendingAnswer[Any]:
-    """The first answer when both are there, or an error of either."""
-    both: PendingAnswer[Any] = PendingAnswer()
-
-    def then(outcome: Answer | HeadraceError) -> None:
-        if isinstance(outcome, HeadraceError):
-            both.resolve(outcome)
-        elif isinstance(first, PendingAnswer):
-            first.then(both.resolve)
-        else:
-            both.resolve(first)
-
-    second.then(then)
-    return both
-
-
-def _luck(offset: int, failed: int) -> float:
-    """A number from 0 to 1 that looks random and is always the same for the same attempt."""
-    return crc32c(b"%d %d" % (offset, failed)) / 0xFFFFFFFF

@@ -27,7 +27,6 @@ from headrace.model.errors import (
 )
 from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
-from headrace.model.request import Answer
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
@@ -65,7 +64,7 @@ class MessageEditor:
         self._contents: tuple[tuple[int, int], StoredMessages] | None = None
         """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
 
-    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
         """Change messages that are named."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
@@ -89,7 +88,7 @@ class MessageEditor:
                 break
         return self.answer(outcomes)
 
-    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Answer]:
+    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Edited]:
         """Tell what became of messages when that is safe."""
         return self._ledger.durably(Edited(outcomes, after))
 

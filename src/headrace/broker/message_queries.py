@@ -1,7 +1,6 @@
 """Looking at what a leased subscription has: by status, time, key, owner and headers, a page at a time."""
 
 from collections.abc import Generator
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
 from headrace.model.leasing import (
+    Edited,
     EditMatching,
     EditOutcome,
     Find,
@@ -33,7 +33,6 @@ from headrace.model.leasing import (
     Selection,
 )
 from headrace.model.limits import LEASE_MESSAGES_MAX
-from headrace.model.request import Answer
 from headrace.model.subscription import checked_subscription
 
 _TOGETHER = 64
@@ -63,7 +62,7 @@ class MessageQueries:
         self._leased = ledger.state.leased
         self._views = TopicViews(topics, self._leased)
 
-    def find(self, request: Find, now_us: int) -> PendingAnswer[Any]:
+    def find(self, request: Find, now_us: int) -> PendingAnswer[Found | AnswerWithBody[Found]]:
         """A page of messages."""
         _check(request.selection, request.messages_max)
         return self._turns.in_slices(self._find(request, now_us))
@@ -95,7 +94,7 @@ class MessageQueries:
         answer = Found(found, search.after, subscription.topic.id)
         return AnswerWithBody(answer, encode_detached_batch(_joined(contents), now_us)) if found else answer
 
-    def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Any]:
+    def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Forecasted]:
         """How many messages are due when."""
         if not 0 < request.buckets <= _BUCKETS_MAX or request.bucket_us <= 0:
             raise InvalidArgument(f"buckets is 1 to {_BUCKETS_MAX}, and bucket_us more than 0")
@@ -113,7 +112,7 @@ class MessageQueries:
             totals = [total + count for total, count in zip(totals, tally.counts, strict=True)]
         return Forecasted(totals[1:-1], totals[0], totals[-1])
 
-    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Any]:
+    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
         """Change all that match, up to a number."""
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
@@ -153,7 +152,7 @@ class MessageQueries:
                 now_us = yield
         return self._editor.answer(outcomes, search.after)
 
-    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Any]:
+    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Redriven]:
         """Put dead messages back."""
         _check(request.selection, request.messages_max)
         request.selection.status = "dead"
@@ -186,7 +185,7 @@ class MessageQueries:
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
             return Redriven(0, search.after)
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[Redriven] = PendingAnswer()
 
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):
