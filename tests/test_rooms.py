@@ -154,6 +154,18 @@ def reaches_into_engines(module: Module) -> Found:
             yield node.lineno, f".{node.attr} is a part of an index: call a verb of engines/api.py"
 
 
+def back_patched(module: Module) -> Found:
+    """The broker is wired forwards: a constructor sets attributes of its own object only."""
+    for node in module.nodes if module.room == "broker" else ():
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            for inner in ast.walk(node):
+                targets = inner.targets if isinstance(inner, ast.Assign) else []
+                named = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.Attribute)]
+                for target in named:
+                    if isinstance(target.ctx, ast.Store) and dotted(target.value) != "self":
+                        yield target.lineno, f"{dotted(target)} is set from outside: pass it to the constructor"
+
+
 def second_doors_to_the_system(module: Module) -> Found:
     if module.room == "storage" and module.path != SYSTEM_DOOR:
         for line, name in imports(module):
@@ -304,6 +316,10 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("broker/leasing.py", "subscription.indexes[0].statuses.change([1], 2)"),
         ("broker/leasing.py", "subscription.indexes[0].leases.get(1)"),
     ],
+    back_patched: [
+        ("broker/broker.py", "class B:\n    def __init__(self): self._topics.on_change = self._changed"),
+        ("broker/leasing.py", "class B:\n    def __init__(self, a): self.a, a.served = a, self._serve"),
+    ],
     second_doors_to_the_system: [("storage/log.py", "import os.path"), ("storage/pool.py", "from mmap import mmap")],
     swallowed_errors: [("cli/a.py", f"try: x\nexcept{kind}: pass") for kind in ("", " Exception", " (A, Exception)")],
     leftover_markers: [("model/topic.py", "x = 1  # TODO"), ("model/topic.py", "# FIXME: y"), ("model/a.py", "# XXX")],
@@ -325,6 +341,7 @@ def test_rule_can_fail(rule: Rule, path: str, text: str) -> None:
 GOOD = [
     ("storage/disk.py", "import os, mmap"),
     ("broker/publish.py", "from headrace.engines.api import Engine\nfrom headrace.broker import groups"),
+    ("broker/leasing.py", "class _B:\n    def __init__(self, a):\n        self.a = a\n        a.ready.connect(self.a)"),
     ("broker/leasing.py", "def _due(index): return index.next_times()"),
     ("engines/leased/index.py", "def _due(index): return index.pending.ready.first_key"),
     ("gateways/http.py", "import time\nnow = time.time()"),

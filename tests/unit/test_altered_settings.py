@@ -57,7 +57,7 @@ class Open:
         self.bench.ask(TopicCreate("jobs", settings))
         self.publish(b"first")
         self.woken = 0
-        self.stream = self.bench.broker.open_stream(self.bench.session, "jobs", 0, 0, self._wake, self.bench.now_us)
+        self.stream = self.bench.open_stream("jobs", 0, 0, self._wake)
         assert self.streamed() == [b"first"]
         self.bench.ask(GroupJoin("group", "member", ["jobs"], [], session_ms=3_600_000))
         [first] = self.lease()

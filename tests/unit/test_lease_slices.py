@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import leasing, ledger, subscriptions
+from headrace.broker import lease_expiry, ledger, subscriptions
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.subscriptions import Subscription
+from headrace.broker.subscription import Subscription
 from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
@@ -99,7 +99,7 @@ def test_each_step_ends_no_more_than_it_should(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LeasedIndex, "ended", counted)
     bench.tick(2)
     assert sum(ended) == 4000
-    assert max(ended) <= leasing._ENDED_TOGETHER
+    assert max(ended) <= lease_expiry._ENDED_TOGETHER
     assert counts(bench) == (0, 4000, 0)
 
 
@@ -172,7 +172,7 @@ def test_a_subscription_is_opened_in_slices_and_a_lease_in_between_waits() -> No
     creating = bench.begin(SubscriptionCreate("jobs"))
     assert isinstance(creating, PendingAnswer)
     assert creating.outcome is None
-    assert 0 < len(subscription(bench).indexes) <= subscriptions._SLICE_WORK
+    assert 0 < len(subscription(bench).indexes) <= subscriptions.SLICE_WORK
     asked = bench.begin(Lease("jobs", messages_max=1000))
     assert creating.outcome is None
     again = bench.begin(SubscriptionCreate("jobs", exist_ok=True))

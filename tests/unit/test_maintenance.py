@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, bench: Workbench, topic: str, offset: int = 0) -> None:
         self.bench, self.woken = bench, 0
-        self.stream = bench.broker.open_stream(bench.session, topic, 0, offset, self._ready, bench.now_us)
+        self.stream = bench.open_stream(topic, 0, offset, self._ready)
 
     def _ready(self) -> None:
         self.woken += 1

@@ -395,7 +395,7 @@ def test_written_messages_are_not_seen_before_their_topic_is_safe(data: str, cou
     bench.begin(TopicCreate("jobs", KINDS["written"]))
     bench.syncing_later = False
     published = bench.begin(Publish("jobs", 0), bench.batch(values(0, count)).data)
-    stream = bench.broker.open_stream(bench.session, "jobs", 0, 0, lambda: None, bench.now_us)
+    stream = bench.open_stream("jobs")
     stream._active.flush()
     assert (published.outcome, bench.values("jobs")) == (None, [])
     bench.run()

@@ -31,6 +31,7 @@ class ActivePartition:
     def __init__(
         self,
         topic: str,
+        topic_id: int,
         number: int,
         partition: Partition,
         settings: TopicSettings,
@@ -44,6 +45,7 @@ class ActivePartition:
         With a `reservation` messages that are not synced are shown when their offsets are reserved.
         """
         self.topic = topic
+        self.topic_id = topic_id
         self.number = number
         self.partition = partition
         self.settings = settings
@@ -59,7 +61,6 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
-        self.topic_id = 0
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
@@ -205,7 +206,7 @@ class ActivePartition:
             tell(None)
             self.wake()
 
-    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None]) -> Slice | None:
+    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None] | None) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
         self._check_gone()
         end_offset = self.end_offset
@@ -219,7 +220,7 @@ class ActivePartition:
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise
-        if found is None:
+        if found is None and on_ready is not None:
             self.listen(on_ready)
         return found
 

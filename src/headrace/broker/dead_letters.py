@@ -10,17 +10,17 @@ import msgspec
 from headrace.broker.failure_log import FailureLog
 from headrace.broker.leased_facts import MessagesSettled
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
 from headrace.broker.slices import Steps
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
+from headrace.broker.turns import Turns
 from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionOffset, TopicCreate
 from headrace.model.subscription import SubscriptionSettings
 
@@ -42,23 +42,30 @@ _LOOKED_AT_TOGETHER = 1000
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
-    def __init__(self, topics: TopicRegistry, transactions: Transactions, ports: Ports) -> None:
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        registry: SubscriptionRegistry,
+        transactions: Transactions,
+        failures: FailureLog,
+        turns: Turns,
+    ) -> None:
         self._topics = topics
-        self._ports = ports
+        self._registry = registry
         self._transactions = transactions
-        self.registry: SubscriptionRegistry
-        self.failures = FailureLog()
+        self._failures = failures
+        self._turns = turns
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
-    def count(self, subscription: Subscription) -> Generator[None, None, int]:
+    def count(self, subscription: Subscription, now_us: int) -> Generator[None, int, int]:
         """How many of a subscription's messages are dead: as many as a search for them finds; in slices."""
         dead = self._found(subscription)
         if dead is not None and dead.failure:
             return 0  # nobody knows
         if dead is None:
             return 0
-        self.registry.refresh(dead, self.registry.now_us)
+        self._registry.refresh(dead, now_us)
         yield from self._learn(dead)
         whose = str(subscription.topic).encode(), subscription.name.encode()
         total = 0
@@ -70,7 +77,7 @@ class DeadLetters:
     def learn(self) -> Steps:
         """Learn in slices whose the dead messages are, so that counting them does not have to."""
         dead = []
-        for at, one in enumerate(self.registry, 1):
+        for at, one in enumerate(self._registry, 1):
             if one.name == REDRIVE:
                 dead.append(one)
             if not at % _LOOKED_AT_TOGETHER:
@@ -107,7 +114,7 @@ class DeadLetters:
 
     def _found(self, subscription: Subscription) -> Subscription | None:
         topic = self._topics.find(dead_topic(subscription))
-        return self.registry.find(topic, REDRIVE) if topic is not None else None
+        return self._registry.find(topic, REDRIVE) if topic is not None else None
 
     def bury(
         self,
@@ -118,7 +125,7 @@ class DeadLetters:
         now_us: int,
         *,
         counted: bool,
-    ) -> PendingAnswer[Answer]:
+    ) -> PendingAnswer[Done]:
         """Send messages to the dead letter topic; settles when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
@@ -135,7 +142,7 @@ class DeadLetters:
         """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
         if not offsets:
             burial.pending_answer.resolve(Done())
-            self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
+            self._registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
             return
         try:
             committed, rest = self._commit_letters(burial, offsets)
@@ -149,7 +156,7 @@ class DeadLetters:
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
         elif rest and self._is_there(burial.subscription):
-            self._ports.last(partial(self._bury, burial, rest))
+            self._turns.call_at_turn_end(lambda _: self._bury(burial, rest))
         else:
             self._bury(burial, ())
 
@@ -178,9 +185,9 @@ class DeadLetters:
         def sent(outcome: object) -> None:
             if isinstance(outcome, HeadraceError) and self._is_there(subscription):
                 text = "dead letter of damaged messages not written; trying again  subscription=%s"
-                self.failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
+                self._failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
-            self.registry.served(subscription)  # others of their keys can be had, or the next try is planned
+            self._registry.ready(subscription, now_us)  # others of their keys can be had, or the next try is planned
 
         try:
             topic = self._dead_topic(subscription, now_us)
@@ -201,18 +208,18 @@ class DeadLetters:
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
             text = "dead messages not moved; they can be leased again  subscription=%s"
-            self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
+            self._failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
-            self.registry.served(burial.subscription)
+            self._registry.ready(burial.subscription, burial.now_us)
         burial.pending_answer.resolve(error)
 
     def _is_there(self, subscription: Subscription) -> bool:
         """Whether it was not deleted since."""
-        return self.registry.find(subscription.topic, subscription.name) is subscription
+        return self._registry.find(subscription.topic, subscription.name) is subscription
 
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
-    ) -> Generator[None, None, PendingAnswer[Answer]]:
+    ) -> Generator[None, int, PendingAnswer[Redriven]]:
         """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
@@ -231,7 +238,7 @@ class DeadLetters:
         except (HeadraceError, OSError):
             self._stay_dead(indexes, found, now_us)
             raise
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[Redriven] = PendingAnswer()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
@@ -276,8 +283,8 @@ class DeadLetters:
         name = dead_topic(subscription)
         settings = {"partitions": subscription.topic.settings.partitions}
         topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
-        if self.registry.find(topic, REDRIVE) is None:
-            self.registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
+        if self._registry.find(topic, REDRIVE) is None:
+            self._registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
         return topic
 
     def _letters(
@@ -330,7 +337,7 @@ class _Burial(NamedTuple):
     leased: LeasedPartition
     about: dict[int, _About]
     now_us: int
-    pending_answer: PendingAnswer[Answer]
+    pending_answer: PendingAnswer[Done]
 
 
 def dead_topic(subscription: Subscription) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
+from headrace.broker.signal import Signal
 from headrace.engines.api import (
     EditRecord,
     FrozenIndex,
@@ -175,8 +176,8 @@ class LeasedSubscriptionsState:
         """By topic id and partition, and by offset."""
         self.broken: dict[int, str] = {}
         """The subscriptions whose facts could not be followed, and why."""
-        self.on_broken: Callable[[int], None] = lambda _: None
-        """Called with such a subscription when that happens."""
+        self.broke: Signal[int] = Signal()
+        """The facts of a subscription cannot be followed any more."""
         self._settled_edits: dict[tuple[int, int], list[PackedEdits]] = {}
         """Of messages that all subscriptions have settled: they matter again to a new subscription."""
         self._settled_ends: dict[tuple[int, int], int] = {}
@@ -287,7 +288,7 @@ class LeasedSubscriptionsState:
         """What goes wrong with one subscription is no harm to others: it rests until it is reset."""
         logger.error("leased subscription broken  id=%s", subscription, exc_info=error)
         self.broken[subscription] = f"{type(error).__name__}: {error}"
-        self.on_broken(subscription)
+        self.broke(subscription)
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)

@@ -1,15 +1,17 @@
 """Edits: messages that nobody has in hand can still be moved, changed and deleted by their owners."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.leased_facts import MessageEdited as EditedFact
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
-from headrace.broker.slices import Steps, in_slices
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.slices import TimedSteps
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.turns import Turns
 from headrace.engines.api import Content, EditRecord, StoredMessages, stored_messages
 from headrace.model.batch import Columns, check_messages, message_bytes, received
 from headrace.model.errors import (
@@ -25,7 +27,6 @@ from headrace.model.errors import (
 )
 from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
-from headrace.model.request import Answer
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
@@ -55,15 +56,15 @@ _Places = dict[tuple[int, int], _Stored]
 class MessageEditor:
     """Changes messages; the answer for each is definite."""
 
-    def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, ports: Ports) -> None:
+    def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, turns: Turns) -> None:
         self._topics = topics
         self._registry = registry
         self._ledger = ledger
-        self._ports = ports
+        self._turns = turns
         self._contents: tuple[tuple[int, int], StoredMessages] | None = None
         """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
 
-    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
         """Change messages that are named."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
@@ -71,14 +72,13 @@ class MessageEditor:
         edition = checked_edit(topic, request.change, request.owner, body)
         if request.topic_id not in (0, topic.id):  # they were in another topic of that name
             return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])
-        return in_slices(self._ports, self._edit(topic, request.messages, edition, now_us))
+        return self._turns.in_slices(self._edit(topic, request.messages, edition, now_us))
 
-    def _edit(self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int) -> Steps:
+    def _edit(self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int) -> TimedSteps:
         outcomes: list[EditOutcome] = []
         for start in range(0, len(messages), EDITS_TOGETHER):
             if start:
-                yield
-            now_us = max(now_us, self._registry.now_us)
+                now_us = yield
             try:
                 outcomes += self.apply(topic, messages[start : start + EDITS_TOGETHER], edition, now_us)
             except HeadraceError as error:
@@ -88,7 +88,7 @@ class MessageEditor:
                 break
         return self.answer(outcomes)
 
-    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Answer]:
+    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Edited]:
         """Tell what became of messages when that is safe."""
         return self._ledger.durably(Edited(outcomes, after))
 
@@ -122,7 +122,7 @@ class MessageEditor:
             self._ledger.record(now_us, *facts.values())
             for subscription in subscriptions:
                 if subscription.pending_leases:
-                    self._ports.soon(lambda each=subscription: self._registry.served(each))  # type: ignore[misc]
+                    self._turns.call_soon(partial(self._registry.ready, subscription))
         return outcomes
 
     def _read(self, topic: Topic, subscriptions: list[Subscription], messages: Iterable[MessageId]) -> _Places:

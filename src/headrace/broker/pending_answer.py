@@ -7,15 +7,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import Cancelled, HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
+from headrace.model.request import AnswerType
 
 Outcome = TypeVar("Outcome")
 
 
-class AnswerWithBody(NamedTuple):
+class AnswerWithBody(NamedTuple, Generic[AnswerType]):
     """An answer, and the batches that are sent with it."""
 
-    answer: Answer
+    answer: AnswerType
     body: Bytes
 
 

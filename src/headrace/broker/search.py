@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from headrace.broker.dead_letters import PREFIX
-from headrace.broker.subscriptions import Subscription
+from headrace.broker.subscription import Subscription
 from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import InvalidArgument

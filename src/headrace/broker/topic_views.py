@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from headrace.broker.leased_facts import LeasedSubscriptionsState, SubscriptionSet
 from headrace.broker.slices import Steps
-from headrace.broker.subscriptions import Subscription
+from headrace.broker.subscription import Subscription
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.engines.api import new_replayed_partition, open_leased_partition
 from headrace.model.errors import TopicNotFound

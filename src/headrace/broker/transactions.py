@@ -127,7 +127,7 @@ class Transactions:
                 return TransactionBegun(before.epoch, sequence)
         return self._begin(request, sequence, before, now_us)
 
-    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Answer:
+    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> TransactionStaged:
         """Keep a batch until the commit."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)

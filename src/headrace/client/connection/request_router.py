@@ -11,21 +11,11 @@ from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
 from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.leasing import Ack, Extend, Lease
+from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
-from headrace.wire.native import (
-    Delivery,
-    Kind,
-    Ping,
-    Pong,
-    StreamCredit,
-    StreamOpen,
-    StreamOpened,
-    Welcome,
-    decode,
-    decode_answer,
-)
+from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
 logger = logging.getLogger("headrace.client")
 

@@ -13,8 +13,8 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.consumer.partition_reader import Delivered, OnCorrupt, PartitionReader
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.errors import ConnectionFailed, CorruptBatch, HeadraceError, OffsetOutOfRange, TopicNotFound
+from headrace.model.reading import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.requests import Offsets, OffsetsFound
-from headrace.wire.native import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen, StreamOpened
 
 logger = logging.getLogger("headrace.client")
 

@@ -4,7 +4,7 @@ from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidBatch
-from headrace.wire.native import Fetch
+from headrace.model.reading import Fetch
 
 
 def fetch_batches(
