@@ -121,7 +121,7 @@ def _broker(topics: int) -> Iterator[Workbench]:
     """A broker on files, in memory where there is such a place: syncing is not what is measured."""
     fast = "/dev/shm" if Path("/dev/shm").exists() else None
     with tempfile.TemporaryDirectory(dir=fast) as directory:
-        bench = Workbench(f"{directory}/data", settings=BrokerSettings(topics_max=topics + 1, upkeep_seconds=5.0))
+        bench = Workbench(f"{directory}/data", settings=BrokerSettings(topics_max=topics + 1, maintenance_seconds=5.0))
         try:
             yield bench
         finally:

@@ -20,7 +20,7 @@ _BATCH = 1000
 _VALUE = bytes(20)
 _COMPACTED = "bytes freed"
 """What a broker logs when it has compacted a partition."""
-_UPKEEP_S = 0.1
+_MAINTENANCE_S = 0.1
 _AT_ONCE = 500
 """Requests that wait for their answers at a time."""
 _LEAD_S = 0.5
@@ -54,7 +54,9 @@ def compaction(keys: int = KEYS, segment_bytes: int = _SEGMENT_BYTES) -> Event:
             bus.alter_topic(_TOPIC, compact_by_key=False)
         return watch
 
-    return Event("compaction", keys, happen, prepare, {"upkeep_seconds": _UPKEEP_S, "compact_seconds": _UPKEEP_S})
+    return Event(
+        "compaction", keys, happen, prepare, {"maintenance_seconds": _MAINTENANCE_S, "compact_seconds": _MAINTENANCE_S}
+    )
 
 
 def _publish(bus: Bus, keys: int) -> None:

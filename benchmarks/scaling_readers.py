@@ -12,9 +12,10 @@ from headrace.bench.measure import WrongResult, check
 from headrace.bench.servers import HOST
 from headrace.client._sync.bus import connect
 from headrace.model.batch import Columns, encode, parse
+from headrace.model.reading import StreamOpen
 from headrace.model.requests import Publish
 from headrace.wire.frames import Frames, Memory, frame
-from headrace.wire.native import Hello, Kind, Ping, StreamOpen
+from headrace.wire.native import Hello, Kind, Ping
 
 _TOPIC = "readers"
 _COUNT = 20

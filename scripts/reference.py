@@ -1,40 +1,53 @@
-"""Writes the tables in docs/reference/ from the code they are about; with --check it only says what is out of date."""
+"""Writes the generated parts of docs/ from the code they describe; with --check it only reports what is out of date.
+
+A part stands between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end -->` in a page. NAME is a function in
+`PARTS`, which gets the arguments and yields the lines.
+"""
 
 import argparse
+import inspect
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from scripts import docstrings
 
+import headrace
 from headrace.cli.command_list import whole_parser
 from headrace.cli.configuration import default_data
 from headrace.cli.setting_options import duration_text, field_explanations, setting_text
-from headrace.client.producer import producer_errors, serializing
 from headrace.model import errors
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicSettings
 from headrace.server import ServerSettings
-from headrace.spark import errors as spark_errors
+from headrace.spark.errors import SparkMissing
 
+OTHER_ERRORS = (headrace.Undelivered, headrace.CannotSerialize, headrace.CannotDeserialize, SparkMissing)
+"""Named here so that their modules are imported: the error tree then has them."""
+ADVICE: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("error_advice.toml").read_text(encoding="utf-8")
+)
+"""By section and error code: its `meaning`, and the `remedy`."""
 DOCS = Path(__file__).parents[1] / "docs"
 
 _HOME = "~/.local/share/headrace"
-"""Where a broker's data is unless somebody says otherwise, for every user."""
-_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+"""The default data directory, as every user can read it."""
+_BLOCK = re.compile(r"(<!-- generated: (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str) -> str:
-    """The text of a page with all its generated parts as they should be."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{_lines(PARTS[block[2]])}\n{block[3]}", page)
+    """Return the text of a page with all its generated parts up to date."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{_lines(PARTS[block[2]](*block[3].split()))}\n{block[4]}", page)
 
 
 def pages() -> list[Path]:
-    """The pages with generated parts."""
+    """List the pages with generated parts."""
     return [page for page in sorted(DOCS.rglob("*.md")) if _BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
@@ -59,44 +72,131 @@ def main() -> int:
 
 
 def topic_settings() -> Iterator[str]:
-    """Every setting of a topic."""
+    """List every setting of a topic."""
     yield from _settings(TopicSettings)
 
 
 def subscription_settings() -> Iterator[str]:
-    """Every setting of a leased subscription."""
+    """List every setting of a leased subscription."""
     yield from _settings(SubscriptionSettings)
 
 
 def server_settings() -> Iterator[str]:
-    """Every setting of a server."""
+    """List every setting of a server."""
     yield from _settings(ServerSettings)
 
 
 def error_tree() -> Iterator[str]:
-    """Every error, children below their parents."""
+    """List every error, subclasses below their base class."""
     yield "| error | code | try again? | what it says |"
     yield "|---|---|---|---|"
-    yield from _errors_below(errors.HeadraceError, 0)
+    for depth, kind in error_classes():
+        text = " ".join((kind.__doc__ or "").split())
+        again = "yes" if kind.retryable else "no"
+        name = f"{'&nbsp;&nbsp;' * depth}`{kind.__name__}`"
+        yield f"| {name} | [`{kind.code}`](../troubleshooting.md#{kind.code}) | {again} | {_cell(text)} |"
 
 
-def commands() -> Iterator[str]:
-    """Every command with all its arguments."""
-    parser = whole_parser()
-    for name, below in _commands_of(parser).items():
-        yield from _command(f"headrace {name}", below)
+def troubleshooting() -> Iterator[str]:
+    """Write a section for each error code: its text, what it means and what to do."""
+    kinds: dict[str, type[errors.HeadraceError] | None] = {kind.code: kind for _, kind in error_classes()}
+    kinds |= {"usage_error": None, "system_error": None}  # of the command line
+    for title, advice in ADVICE.items():
+        yield f"## {title}"
+        yield ""
+        for code, entry in advice.items():
+            if code in kinds:
+                yield from _advice(code, entry, kinds[code])
 
 
-PARTS: dict[str, Callable[[], Iterator[str]]] = {
-    each.__name__: each for each in (topic_settings, subscription_settings, server_settings, error_tree, commands)
+def parameters(name: str) -> Iterator[str]:
+    """List the parameters of a public function or method, such as `connect` or `Bus.producer`."""
+    function: Any = headrace
+    for word in name.split("."):
+        function = getattr(function, word)
+    meanings = docstrings.parse(function.__doc__).parameters
+    yield "| parameter | default | meaning |"
+    yield "|---|---|---|"
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name != "self":
+            yield f"| `{parameter.name}` | {_default_of(parameter)} | {_cell(meanings[parameter.name])} |"
+
+
+def commands(*names: str) -> Iterator[str]:
+    """Describe the named top-level commands, with all their subcommands and arguments."""
+    known = subcommands(whole_parser())
+    for name in names:
+        yield from _command(f"headrace {name}", known[name])
+
+
+def command_index() -> Iterator[str]:
+    """List every command with the page that describes it."""
+    known = subcommands(whole_parser())
+    for page in command_pages():
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        yield f"### [{title}](commands/{page.name})"
+        yield ""
+        yield "| command | |"
+        yield "|---|---|"
+        for name in _named_on(page):
+            for words, parser in _leaves(f"headrace {name}", known[name]):
+                anchor = words.replace(" ", "-")
+                yield f"| [`{words}`](commands/{page.name}#{anchor}) | {_cell(parser.description or '')} |"
+        yield ""
+
+
+PARTS: dict[str, Callable[..., Iterator[str]]] = {
+    each.__name__: each
+    for each in (
+        topic_settings,
+        subscription_settings,
+        server_settings,
+        error_tree,
+        troubleshooting,
+        parameters,
+        commands,
+        command_index,
+    )
 }
 
 
-# What they are made of.
+def error_classes(
+    kind: type[errors.HeadraceError] = errors.HeadraceError, depth: int = 0
+) -> Iterator[tuple[int, type[errors.HeadraceError]]]:
+    """Every error class with its depth in the tree, in the order of the page."""
+    yield depth, kind
+    # Those of the client and of Spark come last, by name, whichever was imported first.
+    for below in sorted(kind.__subclasses__(), key=_client_name):
+        if below.__module__.startswith("headrace."):
+            yield from error_classes(below, depth + 1)
 
 
-def _lines(part: Callable[[], Iterator[str]]) -> str:
-    return "".join(f"{line}\n" for line in part())
+def command_pages() -> list[Path]:
+    """The pages of commands, in the order of the navigation."""
+    order = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    return sorted((DOCS / "reference" / "commands").glob("*.md"), key=lambda page: order.find(f"commands/{page.name}"))
+
+
+def commands_named() -> list[str]:
+    """The top-level commands that the pages describe."""
+    return [name for page in command_pages() for name in _named_on(page)]
+
+
+def commands_known() -> list[str]:
+    """The top-level commands that exist."""
+    return list(subcommands(whole_parser()))
+
+
+# Helpers of the parts.
+
+
+def _lines(lines: Iterator[str]) -> str:
+    return "".join(f"{line}\n" for line in lines).rstrip("\n") + "\n"
+
+
+def _named_on(page: Path) -> list[str]:
+    found = re.findall(r"<!-- generated: commands ([^>]*) -->", page.read_text(encoding="utf-8"))
+    return [name for names in found for name in names.split()]
 
 
 def _settings(kind: type[msgspec.Struct]) -> Iterator[str]:
@@ -122,21 +222,34 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return f"`{setting_text(field.name, default)}`"
 
 
-def _errors_below(kind: type[errors.HeadraceError], depth: int) -> Iterator[str]:
-    text = " ".join((kind.__doc__ or "").split())
-    again = "yes" if kind.retryable else "no"
-    yield f"| {'&nbsp;&nbsp;' * depth}`{kind.__name__}` | `{kind.code}` | {again} | {_cell(text)} |"
-    # Those of the client and of Spark come last, by name, whichever was imported first.
-    for below in sorted(kind.__subclasses__(), key=_client_name):
-        if below.__module__ in (errors.__name__, producer_errors.__name__, serializing.__name__, spark_errors.__name__):
-            yield from _errors_below(below, depth + 1)
+def _advice(code: str, entry: dict[str, str], kind: type[errors.HeadraceError] | None) -> Iterator[str]:
+    yield f"### {code}"
+    yield ""
+    again = ""
+    if kind is not None:
+        text = " ".join((kind.__doc__ or "").split())
+        yield f"*{_cell(text)}* (`{kind.__name__}`)"
+        yield ""
+        again = " A retry can succeed." if kind.retryable else ""
+    yield f"- **Meaning:** {entry['meaning']}{again}"
+    yield f"- **What to do:** {entry['remedy']}"
+    yield ""
+
+
+def _default_of(parameter: inspect.Parameter) -> str:
+    if parameter.default is inspect.Parameter.empty:
+        return "required" if parameter.kind is not inspect.Parameter.VAR_POSITIONAL else "none"
+    if parameter.default in (None, "", ()):
+        return "none"
+    return f"`{parameter.default!r}`"
 
 
 def _client_name(kind: type[errors.HeadraceError]) -> str:
     return "" if kind.__module__ == errors.__name__ else kind.__name__
 
 
-def _commands_of(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The parsers of a command's subcommands, by name."""
     if hasattr(parser, "fill"):
         parser.fill()
     for action in parser._actions:
@@ -145,13 +258,22 @@ def _commands_of(parser: argparse.ArgumentParser) -> dict[str, Any]:
     return {}
 
 
+def _leaves(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    inner = subcommands(parser)
+    for word, below in inner.items():
+        yield from _leaves(f"{name} {word}", below)
+    if not inner:
+        yield name, parser
+
+
 def _command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    inner = _commands_of(parser)
-    if inner:
-        for word, below in inner.items():
-            yield from _command(f"{name} {word}", below)
-        return
+    for words, leaf in _leaves(name, parser):
+        yield from _usage(words, leaf)
+
+
+def _usage(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"## {name}"
+    yield ""
     yield parser.description or ""
     yield ""
     yield "| argument | meaning |"

@@ -1,15 +1,26 @@
 """The documentation is whole: every page can be reached, every link leads somewhere, every table is up to date."""
 
 import re
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scripts import diagrams, reference, site_pages
 from tests.pages import ROOT, links
 
+import headrace.spark
+import headrace.testing
+from headrace.cli.command_list import whole_parser
+from headrace.spark.sink import options as sink_options
+from headrace.spark.source import options as source_options
+
 DOCS = ROOT / "docs"
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\nhooks:")[0]
 LISTED = re.findall(r"([\w./-]+(?:\.md|/))$", NAVIGATION, re.MULTILINE)
+ADRS = sorted(path.relative_to(ROOT).as_posix() for path in (DOCS / "adr").glob("*.md"))
 WRITTEN = sorted([*DOCS.rglob("*.md"), *(ROOT / source for source in site_pages.PAGES.values())])
 
 
@@ -66,5 +77,95 @@ def test_generated_tables_are_up_to_date(page) -> None:
 
 
 def test_what_is_generated_is_used() -> None:
-    used = re.findall(r"<!-- generated: (\w+) -->", "".join(page.read_text(encoding="utf-8") for page in WRITTEN))
-    assert sorted(used) == sorted(reference.PARTS)
+    used = re.findall(r"<!-- generated: (\w+)", "".join(page.read_text(encoding="utf-8") for page in WRITTEN))
+    assert set(used) == set(reference.PARTS)
+
+
+def test_every_command_is_on_one_page() -> None:
+    assert sorted(reference.commands_named()) == sorted(reference.commands_known())
+
+
+def test_every_error_code_has_advice(record_property: Callable[[str, object], None]) -> None:
+    codes = {kind.code for _, kind in reference.error_classes()} | {"usage_error", "system_error"}
+    advised = [code for section in reference.ADVICE.values() for code in section]
+    assert len(advised) == len(set(advised))
+    assert not codes - set(advised), "edit scripts/error_advice.toml, then run: bin/docs write"
+    record_property("advice for error codes that do not exist", sorted(set(advised) - codes))
+
+
+COMMAND = re.compile(r"`(headrace [a-z][^`]*)`")
+
+
+def test_the_commands_that_advice_names_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"NAME", "TOPIC", "ID", "FILE", "DATA", "N", "COMMAND"}
+    for section in reference.ADVICE.values():
+        for code, advice in section.items():
+            for command in COMMAND.findall(" ".join(advice.values())):
+                path = list(takewhile(lambda word: word not in words and word[0] != "-", command.split()[1:]))
+                at = whole_parser()
+                for word in path:
+                    assert word in reference.subcommands(at), f"{code}: {command}"
+                    at = reference.subcommands(at)[word]
+                reference.subcommands(at)  # which adds the arguments
+                options = {name for action in at._actions for name in action.option_strings}
+                assert set(re.findall(r"--[\w-]+", command)) <= options | {"--help", "--version"}, f"{code}: {command}"
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    """The offline plugin takes its script from the network unless the settings name another; fonts are off, too."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (script,) = re.findall(r"polyfills: \[(.*iframe-worker.*)\]", settings)
+    assert (DOCS / script).exists()
+    assert "font: false" in settings
+    assert "navigation.footer" in settings  # previous and next on each page
+
+
+NAMED = re.compile(r"`((?:[\w-]+/)*\w+\.(?:py|sh|md))`")
+NOT_FILES = {"script.py"}
+
+
+@pytest.mark.parametrize("page", ["docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CONTRIBUTING.md", *ADRS])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    for name in NAMED.findall((ROOT / page).read_text(encoding="utf-8")):
+        found = (ROOT / "src" / "headrace" / name).exists() or (ROOT / name).exists()
+        assert found or name in NOT_FILES, f"{page} names {name}"
+
+
+def test_the_files_that_the_picture_of_the_flow_names_exist() -> None:
+    for title, steps in diagrams.FLOWS:
+        for _, heading, files in steps:
+            for file in files:
+                assert (ROOT / "src" / "headrace" / file).exists(), f"{title}, {heading}: {file}"
+
+
+DESCRIBED = re.compile(r"^::: (headrace[\w.]*)$", re.MULTILINE)
+ELSEWHERE = {"TopicSettings": "topics.md", "SubscriptionSettings": "subscriptions.md"}
+"""Public names whose entry is a table of settings."""
+
+
+def described() -> set[str]:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    return set(DESCRIBED.findall(pages))
+
+
+def test_the_reference_describes_every_public_name() -> None:
+    errors = {kind.__name__ for _, kind in reference.error_classes()}
+    wanted = {name for name in headrace.__all__ if name not in errors | set(ELSEWHERE) and not name.startswith("__")}
+    assert wanted - {"errors"} <= {name.removeprefix("headrace.") for name in described()}
+    assert {f"headrace.spark.{name}" for name in headrace.spark.__all__} <= described()
+
+
+def test_what_the_reference_describes_exists() -> None:
+    for name in described():
+        at: Any = headrace
+        for word in name.split(".")[1:]:
+            assert hasattr(at, word), f"the reference describes {name}"
+            at = getattr(at, word)
+
+
+def test_every_option_of_spark_is_documented() -> None:
+    page = (DOCS / "how-to" / "spark.md").read_text(encoding="utf-8")
+    for options in (source_options, sink_options):
+        missing = [name for name in options._NAMES if f"`{name}`" not in page]
+        assert not missing, f"docs/how-to/spark.md lacks the options {missing}"

@@ -21,9 +21,10 @@ from tests.native_client import NativeClient
 
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.errors import Draining, LimitExceeded
+from headrace.model.reading import Fetch, StreamOpen
 from headrace.model.requests import Commit, Info, PartitionOffset, Publish, TopicCreate
 from headrace.server import EmbeddedServer
-from headrace.wire.native import Fetch, Kind, Ping, StreamOpen
+from headrace.wire.native import Kind, Ping
 
 COMMAND = [sys.executable, "-m", "headrace", "serve"]
 SOON_S = 120.0

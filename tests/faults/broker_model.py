@@ -140,7 +140,7 @@ class Books(RuleBasedStateMachine):
             self.small.enter_context(patch.object(module, name, value))
         self.disk = FaultyDisk(seed)
         self.settings = BrokerSettings(
-            journal_bytes=journal_bytes, upkeep_seconds=1.0, topic=TopicSettings(segment_bytes=4096)
+            journal_bytes=journal_bytes, maintenance_seconds=1.0, topic=TopicSettings(segment_bytes=4096)
         )
         self.now_us = 1_800_000_000_000_000
         self.slow = slow

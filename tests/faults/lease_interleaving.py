@@ -186,7 +186,7 @@ class Interleaving:
 
     def _heard(self, number: int, hear: Callable[[Any], None], outcome: Any) -> None:
         if self._open.pop(number, None) is not None and not isinstance(outcome, HeadraceError):
-            hear(outcome.words if isinstance(outcome, AnswerWithBody) else outcome)
+            hear(outcome.answer if isinstance(outcome, AnswerWithBody) else outcome)
 
     def _leased(self, who: str, words: Any) -> None:
         for portion in words.portions:

@@ -13,7 +13,7 @@ from tests.faults.broker_model import MEMORY, SMALL
 from tests.faults.leased_sight import DEAD, TOPIC, Seen, differs, look
 from tests.faults.leased_world import Entry, Id, Message, World
 
-from headrace.broker import leasing, reservation
+from headrace.broker import lease_expiry, leasing, reservation
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
@@ -57,8 +57,8 @@ class LeaseBooks(RuleBasedStateMachine):
             (runs, "_LOOSE_MAX", 3),
             (runs, "_SMALL", 4),
             (runs, "_SMALL_RUNS_MAX", 2),
-            (leasing, "_ENDED_TOGETHER", 2),
-            (leasing, "_OVER_TOGETHER", 2),
+            (lease_expiry, "_ENDED_TOGETHER", 2),
+            (lease_expiry, "_OVER_TOGETHER", 2),
             (leasing, "_GRANTED_TOGETHER", 1),
             (reservation, "BLOCK_MIN", 4),
             (reservation, "BLOCK_MAX", 16),
@@ -66,7 +66,7 @@ class LeaseBooks(RuleBasedStateMachine):
             self.small.enter_context(patch.object(module, name, value))
         self.disk = FaultyDisk(seed)
         self.settings = BrokerSettings(
-            journal_bytes=journal_bytes, upkeep_seconds=1.0, topic=TopicSettings(segment_bytes=4096)
+            journal_bytes=journal_bytes, maintenance_seconds=1.0, topic=TopicSettings(segment_bytes=4096)
         )
         self.slow = False
         self.behind_us = 0

@@ -124,12 +124,12 @@ def use(bench: Workbench, name: str) -> None:
         for bounds in ({}, {"due_from_us": START_US, "due_to_us": START_US + 10}):
             answer = bench.ask(Find("orders", Selection(status, **bounds), name))
             if isinstance(answer, AnswerWithBody):
-                found_messages("orders", answer.words, answer.body)
+                found_messages("orders", answer.answer, answer.body)
     for change in (MessageChange(shift_us=-5), MessageChange(priority=-7), MessageChange(due_us=bench.now_us + 1000)):
         bench.ask(EditMatching("orders", Selection(), change, name))
     for ahead_ms in (0, 60_000):
         answer = bench.ask(Lease("orders", name, 1000, 1 << 20, ahead_ms=ahead_ms))
-        jobs = leased_jobs("orders", name, answer.words, answer.body) if isinstance(answer, AnswerWithBody) else []
+        jobs = leased_jobs("orders", name, answer.answer, answer.body) if isinstance(answer, AnswerWithBody) else []
         if jobs:
             bench.ask(Reject("orders", holdings_of(jobs[:1]), "no", name))
             bench.ask(Ack("orders", holdings_of(jobs[1:2]), name))

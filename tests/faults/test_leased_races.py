@@ -69,7 +69,7 @@ class Race:
         answer = self.bench.begin(request, body, self.people[who])
         if what == "lease":
             answer = self.settled(answer)
-            words = answer.words if isinstance(answer, AnswerWithBody) else answer
+            words = answer.answer if isinstance(answer, AnswerWithBody) else answer
             self.token = words.portions[0].lease if words.portions else 0
         if expected == "message_gone" and ("reject", False) in [(one[0], is_there(one[1])) for one in self.answers]:
             expected = "message_leased or message_gone"  # it is on its way to the dead ones
@@ -158,7 +158,7 @@ class Race:
 
     def check_message(self) -> None:
         found = self.bench.ask(Find("jobs"))
-        words = found.words if isinstance(found, AnswerWithBody) else found
+        words = found.answer if isinstance(found, AnswerWithBody) else found
         statuses = [(one.status, one.version) for one in words.messages]
         assert statuses == ([] if self.status == "gone" else [(self.status, self.version)])
 
@@ -173,7 +173,7 @@ def said(answer: Any) -> str:
     assert answer is not None, "there was never an answer"
     if isinstance(answer, HeadraceError):
         return answer.code
-    words = answer.words if isinstance(answer, AnswerWithBody) else answer
+    words = answer.answer if isinstance(answer, AnswerWithBody) else answer
     if hasattr(words, "portions"):
         if not words.portions:
             return "nothing"

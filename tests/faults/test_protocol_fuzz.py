@@ -29,6 +29,7 @@ from headrace.model.batch import Columns, Producer, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import Ack, Lease, SubscriptionCreate
+from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import Answer, Request
 from headrace.model.requests import (
     Commit,
@@ -49,16 +50,7 @@ from headrace.model.requests import (
     TransactionStage,
 )
 from headrace.wire.frames import Frames, frame
-from headrace.wire.native import (
-    REQUESTS,
-    Fetch,
-    Hello,
-    Kind,
-    Ping,
-    StreamClose,
-    StreamCredit,
-    StreamOpen,
-)
+from headrace.wire.native import REQUESTS, Hello, Kind, Ping
 
 SOON_S = 60.0
 ROUNDS = int(os.environ.get("HEADRACE_FUZZ_ROUNDS", "150"))

@@ -11,9 +11,10 @@ from tests.faults.fork_server import Nursery
 
 import headrace
 from headrace.gateways.native.connection import UNANSWERED_MAX
+from headrace.model.reading import Fetch, StreamOpen
 from headrace.model.requests import Info, Publish, TopicDescribe
 from headrace.wire.frames import frame
-from headrace.wire.native import Fetch, Kind, StreamOpen
+from headrace.wire.native import Kind
 
 TOPIC = "large"
 MESSAGE_BYTES = 64 << 10

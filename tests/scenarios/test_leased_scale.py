@@ -50,6 +50,6 @@ def leased_and_acked(bench: Workbench) -> list[int]:
     answer = bench.ask(Lease("reminders", messages_max=10_000, bytes_max=1 << 24))
     if not isinstance(answer, AnswerWithBody):
         return []
-    (portion,) = answer.words.portions
+    (portion,) = answer.answer.portions
     bench.ask(Ack("reminders", [Holding(0, portion.lease, portion.offsets, portion.following)]))
     return [int(value or b"") for value in parse(memoryview(answer.body)).columns().values]

@@ -37,7 +37,7 @@ class Staged:
         self._shape = TopicMetadata(partitions, Codec.NONE, message_bytes_max)
         self.batches: list[tuple[str, int, Columns, int]] = []
 
-    def shape(self, _topic: str) -> TopicMetadata:
+    def metadata(self, _topic: str) -> TopicMetadata:
         return self._shape
 
     def stage(self, topic: str, partition: int, batch: Batch) -> None:

@@ -37,7 +37,7 @@ from headrace.model.topic import TopicSettings
 from headrace.testing.workbench import Workbench
 
 MEMORY = Path("/dev/shm")
-SETTINGS = BrokerSettings(upkeep_seconds=1, compact_seconds=1)
+SETTINGS = BrokerSettings(maintenance_seconds=1, compact_seconds=1)
 FULL = [b"%04d" % at + b"x" * 200 for at in range(100)]
 """Fills several files of the smallest size."""
 
@@ -57,7 +57,7 @@ class Open:
         self.bench.ask(TopicCreate("jobs", settings))
         self.publish(b"first")
         self.woken = 0
-        self.stream = self.bench.broker.open_stream(self.bench.session, "jobs", 0, 0, self._wake, self.bench.now_us)
+        self.stream = self.bench.open_stream("jobs", 0, 0, self._wake)
         assert self.streamed() == [b"first"]
         self.bench.ask(GroupJoin("group", "member", ["jobs"], [], session_ms=3_600_000))
         [first] = self.lease()
@@ -99,7 +99,7 @@ class Open:
             batch = parse(view, position)
             values += [value or b"" for value in batch.columns().values]
             position += batch.length
-        held = [Holding(one.partition, one.lease, [at]) for one in answer.words.portions for at in one.all_offsets]
+        held = [Holding(one.partition, one.lease, [at]) for one in answer.answer.portions for at in one.all_offsets]
         return list(zip(values, held, strict=True))
 
     def waiting(self) -> PendingAnswer[Any]:
@@ -321,7 +321,7 @@ def lease_seconds(data: str) -> None:
     topic.publish(b"a")
     topic.alter_subscription(lease_seconds=5)
     answer = topic.bench.ask(Lease("jobs"))
-    assert answer.words.portions[0].until_us == topic.bench.now_us + 5_000_000
+    assert answer.answer.portions[0].until_us == topic.bench.now_us + 5_000_000
 
 
 def deliveries_max(data: str) -> None:

@@ -71,7 +71,7 @@ class Reader:
 
     def __init__(self, bench: Workbench, topic: str, offset: int = 0) -> None:
         self.bench, self.woken = bench, 0
-        self.stream = bench.broker.open_stream(bench.session, topic, 0, offset, self._ready, bench.now_us)
+        self.stream = bench.open_stream(topic, 0, offset, self._ready)
 
     def _ready(self) -> None:
         self.woken += 1
@@ -279,7 +279,7 @@ def test_readers_of_a_written_topic_see_what_is_written(data: str) -> None:
     assert reader.read().next_offset == 40
     assert reader.read() is None
     safe = bench.begin(Publish("orders", 0, durability=2), bench.batch([b"small"]).data)
-    bench.broker.open_stream(bench.session, "orders", 0, 0, print, 0)._lane.flush()
+    bench.open_stream("orders")._active.flush()
     assert (safe.outcome, reader.woken) == (None, 2)
     assert reader.read().next_offset == 41
 
@@ -488,7 +488,7 @@ def test_what_a_broker_tells_of_itself(data: str) -> None:
 
 
 def test_ticks_come_often_enough() -> None:
-    bench = Workbench(settings=BrokerSettings(upkeep_seconds=100.0))
+    bench = Workbench(settings=BrokerSettings(maintenance_seconds=100.0))
     bench.ask(GroupJoin("billing", "anna", ["orders"], session_ms=300, missing="create"))
     assert bench.broker.tick(bench.now_us) - bench.now_us == 300_000
     bench.tick(1)

@@ -83,7 +83,7 @@ def work_among(topics: int, call: Callable[[Workbench], object]) -> int:
 def leased(bench: Workbench, topic: str) -> bool:
     """Whether there is a message to be had."""
     answer = bench.ask(Lease(topic, "workers"))
-    return bool(answer.words.portions if isinstance(answer, AnswerWithBody) else answer.portions)
+    return bool(answer.answer.portions if isinstance(answer, AnswerWithBody) else answer.portions)
 
 
 REQUESTS: dict[str, Callable[[Workbench], object]] = {
@@ -165,9 +165,9 @@ class Visits:
         self.topics: list[str] = []
         maintain = Maintenance._maintain
 
-        def visited(upkeep: Maintenance, topic: Any, *arguments: Any) -> int:
+        def visited(maintenance: Maintenance, topic: Any, *arguments: Any) -> int:
             self.topics.append(str(topic))
-            return maintain(upkeep, topic, *arguments)
+            return maintain(maintenance, topic, *arguments)
 
         monkeypatch.setattr(Maintenance, "_maintain", visited)
 
@@ -187,7 +187,7 @@ def test_few_partitions_are_synced_in_one_step(monkeypatch: pytest.MonkeyPatch, 
         bench.ask(TopicCreate(f"topic-{number}", {"durability": "written"}))
         for _ in range(2):
             bench.publish(f"topic-{number}", [b"message"])
-    partitions = [lane.partition for lane in bench.broker._topics.active_partitions()]
+    partitions = [active.partition for active in bench.broker._topics.active_partitions()]
     assert all(partition.synced_offset < partition.next_offset for partition in partitions)
     visits = Visits(monkeypatch)
     bench.now_us += 10_000_000

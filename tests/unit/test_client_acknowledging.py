@@ -32,7 +32,6 @@ from headrace.model.leasing import (
     Settlement,
 )
 from headrace.model.requests import Done
-from headrace.wire.native import Kind
 
 
 class Wire:
@@ -43,7 +42,7 @@ class Wire:
         self.draining = False
         self.timeout = 5.0
         self.connection: Any = self
-        self.asked: list[tuple[Kind, Any, Callable[[Any, bytes], None]]] = []
+        self.asked: list[tuple[type, Any, Callable[[Any, bytes], None]]] = []
         self.repeated: list[Any] = []
         self.repeat_answer: Any = None
 
@@ -55,7 +54,6 @@ class Wire:
 
     def queue_request(
         self,
-        kind: Kind,
         head: Any,
         _body: bytes,
         callback: Callable[[Any, bytes], None],
@@ -63,15 +61,18 @@ class Wire:
         **_: Any,
     ) -> None:
         assert timeout is not None
-        self.asked.append((kind, head, callback))
+        self.asked.append((type(head), head, callback))
 
     request_nowait = queue_request
 
-    async def request(self, _kind: Kind, head: Any, **_: Any) -> Any:
+    async def request(self, head: Any, **_: Any) -> Any:
         self.repeated.append(head)
         if isinstance(self.repeat_answer, Exception):
             raise self.repeat_answer
-        return self.repeat_answer, b""
+        return self.repeat_answer
+
+    async def request_with_body(self, head: Any, **named: Any) -> Any:
+        return await self.request(head, **named), b""
 
     def listen(self, listener: Any) -> None:
         listener.connection_up(self)
@@ -309,7 +310,7 @@ def test_messages_for_one_who_has_gone_are_given_back() -> None:
         await turns()
         assert [job.offset for job in await stays] == [1]
         ((kind, head, _),) = stand.wire.asked
-        assert (kind, head) == (Kind.RELEASE, Release("t", [Holding(0, 1, [2])], 0, undelivered=True, subscription="s"))
+        assert (kind, head) == (Release, Release("t", [Holding(0, 1, [2])], 0, undelivered=True, subscription="s"))
 
     run(story)
 
@@ -420,7 +421,7 @@ def test_a_broker_that_cannot_withdraw_is_not_waited_for() -> None:
         await closing
         comes_late(stand.portion(3), body(3))
         ((kind, head, _),) = stand.wire.asked
-        assert (kind, head.holdings, head.undelivered) == (Kind.RELEASE, [Holding(0, 1, [3])], True)
+        assert (kind, head.holdings, head.undelivered) == (Release, [Holding(0, 1, [3])], True)
 
     run(story)
 

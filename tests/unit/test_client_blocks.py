@@ -10,7 +10,6 @@ from headrace import errors
 from headrace.client._async.leasing.leased_block import AsyncLeasedBlock
 from headrace.client.leasing.jobs import Job
 from headrace.model.leasing import Ack, Refusal, Release, Settlement
-from headrace.wire.native import Kind
 
 
 async def lost_in_a_block(stand: Stand) -> tuple[AsyncLeasedBlock, list[Job]]:
@@ -107,11 +106,11 @@ def test_jobs_acknowledge_late_and_log_what_is_refused(caplog: pytest.LogCapture
             stand.wire.asked.clear()
             waiting = asyncio.create_task(anext(each))
             await turns()
-            acks = [(head, tell) for kind, head, tell in stand.wire.asked if kind == Kind.ACK]
+            acks = [(head, tell) for kind, head, tell in stand.wire.asked if kind is Ack]
             ((head, tell),) = acks
             assert list(head.holdings[0].all_offsets) == [1]
             tell(Settlement([Refusal(0, 1, "lease_expired")]), b"")
-            assert "ACK of message 1 of t[0] was refused: lease_expired" in caplog.text
+            assert "Ack of message 1 of t[0] was refused: lease_expired" in caplog.text
             waiting.cancel()
 
     run(story)

@@ -13,10 +13,11 @@ from tests.conformance.faces import awaitable
 import headrace
 from headrace import errors
 from headrace.model.batch import Columns, encode, received
+from headrace.model.reading import Delivery, Fetched, StreamOpened
 from headrace.model.requests import BrokerInfo, OffsetsFound, Published, TopicInfo
 from headrace.model.topic import TopicSettings
 from headrace.wire.frames import Frame, Frames, frame
-from headrace.wire.native import Delivery, Done, Fetched, Kind, Pong, StreamOpened, Welcome, decode, failure
+from headrace.wire.native import Done, Kind, Pong, Welcome, decode, failure
 
 INFO = BrokerInfo("straw", "0", 1, 2, 3, 4, 5, 6, 7, "nowhere")
 TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
@@ -166,7 +167,7 @@ def test_what_is_never_answered_ends_in_time(straw: Straw, run: Callable[..., No
     del straw.says[Kind.INFO]
 
     async def story(bus: Any) -> None:
-        with pytest.raises(errors.Timeout, match=r"no answer to INFO within 0\.[12]"):
+        with pytest.raises(errors.Timeout, match=r"no answer to Info within 0\.[12]"):
             await bus.info()
         straw.says[Kind.INFO] = lambda to, ask: straw.answer(to, ask, INFO)
         assert await bus.info() == INFO

@@ -10,8 +10,8 @@ from tests.unit.test_client_acknowledging import Stand, body, job, turns
 import headrace
 from headrace import errors
 from headrace.client._async import bus as bus_module
-from headrace.client._async.admin import topics_groups
-from headrace.client._async.admin.topics_groups import AsyncTopicGroupAdmin
+from headrace.client._async.admin import topics
+from headrace.client._async.admin.topics import AsyncTopicAdmin
 from headrace.client._async.concurrency import ResultCell as Waited
 from headrace.client._async.consumer import discovery, subscription
 from headrace.client._async.consumer.discovery import AsyncDiscovery
@@ -22,10 +22,9 @@ from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.transaction import AsyncTransaction
 from headrace.client.connection.clock import Clock
 from headrace.client.leasing.scheduled_times import MessageName
-from headrace.model.leasing import Edited, EditOutcome, Settlement, Subscriptions
+from headrace.model.leasing import Edited, EditOutcome, Release, Settlement, Subscriptions
 from headrace.model.requests import OffsetsFound, TopicInfo, Topics, TransactionBegun
 from headrace.model.topic import TopicSettings
-from headrace.wire.native import Kind
 
 TIMEOUT_S = 5.0
 TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
@@ -35,7 +34,7 @@ TOPIC = TopicInfo("t", 1, 0, TopicSettings().as_dict())
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the client takes for the time."""
     time = [1000.0]
-    for module in (topics_groups, metadata_cache, discovery, scheduled, acknowledger, lease_requester, transaction):
+    for module in (topics, metadata_cache, discovery, scheduled, acknowledger, lease_requester, transaction):
         monkeypatch.setattr(module, "now", lambda: time[0])
     return time
 
@@ -119,7 +118,7 @@ def test_messages_that_come_after_the_time_out_are_given_back(clock: list[float]
         with pytest.raises(errors.Timeout):
             await leased
         late[0](stand.portion(1), body(1))
-        assert [(kind, head.undelivered) for kind, head, _ in stand.wire.asked] == [(Kind.RELEASE, True)]
+        assert [(kind, head.undelivered) for kind, head, _ in stand.wire.asked] == [(Release, True)]
 
     run(story())
 
@@ -135,7 +134,7 @@ class Timeouts:
         self._answers = list(answers)
         self._clock = clock
 
-    async def request(self, _kind: Kind, head: Any, _body: bytes = b"", **named: Any) -> Any:
+    async def request(self, head: Any, _body: bytes = b"", **named: Any) -> Any:
         timeout = named.get("timeout")
         self.given.append(TIMEOUT_S if timeout is None else timeout)
         self.heads.append(head)
@@ -144,7 +143,10 @@ class Timeouts:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer, b""
+        return answer
+
+    async def request_with_body(self, head: Any, body: bytes = b"", **named: Any) -> Any:
+        return await self.request(head, body, **named), b""
 
     def listen(self, _listener: Any) -> None:
         """There is nothing to tell."""
@@ -157,7 +159,7 @@ def line(clock: list[float], *answers: Any) -> Any:
 def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None:
     async def story() -> None:
         trimmed = line(clock, OffsetsFound({0: 1}), OffsetsFound({0: 1}))
-        await AsyncTopicGroupAdmin(trimmed, AsyncMetadataCache(trimmed)).trim_topic("t", before="latest")
+        await AsyncTopicAdmin(trimmed, AsyncMetadataCache(trimmed)).trim("t", None, "latest", False, 0)
         assert trimmed.given == [5, 4]
 
         found = line(clock, TOPIC, OffsetsFound({0: 1}), Topics([TOPIC]), OffsetsFound({0: 1}))
@@ -197,7 +199,7 @@ def test_several_requests_of_one_call_share_its_time(clock: list[float]) -> None
 class Nobody:
     """A connection that breaks."""
 
-    def request_nowait(self, _kind: Kind, _head: Any, _body: bytes, told: Callable[[Any, bytes], None]) -> None:
+    def request_nowait(self, _head: Any, _body: bytes, told: Callable[[Any, bytes], None]) -> None:
         told(errors.ConnectionFailed(), b"")
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import inspect
 import os
+import pydoc
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,55 @@ def test_only_what_is_meant_for_users_is_public(address: str, tmp_path: Path) ->
             if close is not None and thing is not bus:
                 close()
     assert seen == {name: set(names.split()) for name, names in PUBLIC.items()}
+
+
+INHERITS = {"Sent": "PendingResult", "SentMany": "PendingResult", "Queue": "QueueInspection"}
+ATTRIBUTES = {
+    "Queue": "subscription topic",
+    "Scheduled": "offset owner partition topic topic_id version",
+    "Subscription": "group topics",
+    "Transaction": "name outcome",
+}
+"""Public names that only the objects have, not their classes."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"Log", "Cursor"}))
+def test_a_class_of_the_client_is_composed_and_shows_all_its_names(name: str) -> None:
+    for face in (name, f"Async{name}"):
+        kind = getattr(headrace, face)
+        assert [base.__name__.removeprefix("Async") for base in kind.__mro__[1:-1]] == INHERITS.get(name, "").split()
+        public = {attribute for attribute in dir(kind) if not attribute.startswith("_")}
+        assert public | set(ATTRIBUTES.get(name, "").split()) == set(PUBLIC[name].split())
+        undocumented = [attribute for attribute in public if not inspect.getdoc(getattr(kind, attribute))]
+        assert undocumented == []
+
+
+FIELDS = ["headers", "timestamp", "due", "priority", "expires", "partition"]
+COLUMNS = ["headers", "timestamps", "dues", "priorities", "expires"]
+
+
+@pytest.mark.parametrize("method", ["Bus.publish", "Producer.publish", "Producer.send", "Transaction.publish"])
+def test_help_lists_the_fields_of_a_message_for_every_method_that_publishes(method: str) -> None:
+    for face in ("", "Async"):
+        kind, name = (face + method).split(".")
+        one, many = (getattr(getattr(headrace, kind), each) for each in (name, f"{name}_many"))
+        assert list(inspect.signature(one).parameters)[-len(FIELDS) :] == FIELDS
+        assert list(inspect.signature(many).parameters)[-len(COLUMNS) :] == COLUMNS
+        assert "priority" in pydoc.render_doc(one)
+
+
+def test_an_unknown_field_of_a_message_is_refused(address: str) -> None:
+    with headrace.connect(address) as bus, bus.producer("t") as producer, bus.transaction("x") as transaction:
+        refused: list[Callable[[], object]] = [
+            lambda: bus.publish("t", b"x", prio=1),  # type: ignore[call-arg]
+            lambda: bus.publish_many("t", [b"x"], prios=[1]),  # type: ignore[call-arg]
+            lambda: producer.send(b"x", prio=1),  # type: ignore[call-arg]
+            lambda: producer.publish(b"x", prio=1),  # type: ignore[call-arg]
+            lambda: transaction.publish("t", b"x", prio=1),  # type: ignore[call-arg]
+        ]
+        for call in refused:
+            with pytest.raises(TypeError, match="nexpected keyword argument 'prio"):
+                call()
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if hasattr(headrace, f"Async{name}")])
@@ -243,3 +293,9 @@ def test_a_program_can_name_itself(address: str) -> None:
 def test_members_of_processes_with_the_same_name_are_told_apart() -> None:
     assert identity.member_id("web-1") != identity.member_id("web-1")
     assert len(identity.member_id("x" * 120)) <= 200
+
+
+def test_only_the_connection_knows_the_kinds_of_frames() -> None:
+    client = Path(headrace.__file__).parent / "client"
+    knows = [path for path in client.rglob("*.py") if re.search(r"\bKind\b", path.read_text(encoding="utf-8"))]
+    assert [path.relative_to(client).as_posix() for path in knows] == ["connection/request_router.py"]

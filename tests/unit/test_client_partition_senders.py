@@ -1,4 +1,4 @@
-"""A producer's lane against a partition that does everything a partition may do to it."""
+"""A producer's sender against a partition that does everything a partition may do to it."""
 
 from collections import deque
 from typing import Any
@@ -24,7 +24,7 @@ from headrace.model.limits import IN_FLIGHT_MAX
 
 
 class Outcome:
-    """What became of a parcel."""
+    """What became of a batch."""
 
     def __init__(self) -> None:
         self.done = False
@@ -79,42 +79,42 @@ class LaneMachine(RuleBasedStateMachine):
         self.pending_batches: list[tuple[bytes, PendingBatch]] = []
         self.count = 0
 
-    def send(self, parcels: list[PendingBatch]) -> None:
-        self.wire.extend(parcels)
-        assert len(self.active.flying) <= IN_FLIGHT_MAX
+    def send(self, batches: list[PendingBatch]) -> None:
+        self.wire.extend(batches)
+        assert len(self.active.in_flight) <= IN_FLIGHT_MAX
 
     @rule(bad=st.sampled_from([False] * 6 + [True]), many=st.integers(1, 5), at_once=st.booleans())
     def publish(self, bad: bool, many: int, at_once: bool) -> None:
         for _ in range(many):
             value = b"%s%d" % (b"bad" if bad else b"", self.count)
             self.count += 1
-            parcel = PendingBatch(Outcome(), deadline=1e9)
-            parcel.add(OutgoingMessage("t", value), value, 1000)
-            parcel.encode(1, Codec.NONE, self.active.expected_stamp(), None)
-            self.pending_batches.append((value, parcel))
-            if at_once and self.active.depart(parcel):
-                self.send([parcel])
+            batch = PendingBatch(Outcome(), deadline=1e9)
+            batch.add(OutgoingMessage("t", value), value, 1000)
+            batch.encode(1, Codec.NONE, self.active.expected_stamp(), None)
+            self.pending_batches.append((value, batch))
+            if at_once and self.active.admit(batch):
+                self.send([batch])
             else:
-                self.active.waiting.append(parcel)
-        self.send(self.active.launch())
+                self.active.waiting.append(batch)
+        self.send(self.active.admit_waiting())
 
-    def answer(self, parcel: PendingBatch, error: HeadraceError | None) -> None:
+    def answer(self, batch: PendingBatch, error: HeadraceError | None) -> None:
         if error is None:
-            self.active.acknowledged(parcel)
-            parcel.outcome.settle("receipt")
-        elif self.active.failed(parcel, error):
-            parcel.outcome.fail(error)
-        if self.active.quiet:
-            self.send(self.active.regroup())
-        self.send(self.active.launch())
+            self.active.acknowledged(batch)
+            batch.outcome.settle("receipt")
+        elif self.active.failed(batch, error):
+            batch.outcome.fail(error)
+        if self.active.resend_ready:
+            self.send(self.active.resend())
+        self.send(self.active.admit_waiting())
 
     @precondition(lambda self: self.wire)
     @rule(many=st.integers(1, 10))
     def broker_works(self, many: int) -> None:
         for _ in range(min(many, len(self.wire))):
-            parcel = self.wire.popleft()
-            assert parcel.batch is not None
-            self.answer(parcel, self.partition.take(parcel.batch))
+            batch = self.wire.popleft()
+            assert batch.batch is not None
+            self.answer(batch, self.partition.take(batch.batch))
 
     @precondition(lambda self: self.wire)
     @rule()
@@ -125,11 +125,11 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(taken=st.integers(0, 40))
     def connection_breaks(self, taken: int) -> None:
         lost, self.wire = list(self.wire), deque()
-        for parcel in lost[:taken]:
-            assert parcel.batch is not None
-            self.partition.take(parcel.batch)  # it arrived, and nobody heard of it
-        for parcel in lost:
-            self.answer(parcel, ConnectionFailed())
+        for batch in lost[:taken]:
+            assert batch.batch is not None
+            self.partition.take(batch.batch)  # it arrived, and nobody heard of it
+        for batch in lost:
+            self.answer(batch, ConnectionFailed())
 
     @precondition(lambda self: not self.wire)
     @rule()
@@ -147,15 +147,15 @@ class LaneMachine(RuleBasedStateMachine):
     def all_is_delivered(self) -> None:
         self.deliver_all()
         assert self.active.idle
-        assert all(parcel.outcome.done for _, parcel in self.pending_batches)
+        assert all(batch.outcome.done for _, batch in self.pending_batches)
 
     @invariant()
     def every_message_is_there_once_and_in_order(self) -> None:
         good = [value for value, _ in self.pending_batches if not value.startswith(b"bad")]
         assert self.partition.log == good[: len(self.partition.log)]
-        for value, parcel in self.pending_batches:
-            if parcel.outcome.done:
-                accepted = not isinstance(parcel.outcome.result, HeadraceError)  # type: ignore[attr-defined]
+        for value, batch in self.pending_batches:
+            if batch.outcome.done:
+                accepted = not isinstance(batch.outcome.result, HeadraceError)  # type: ignore[attr-defined]
                 assert accepted == (not value.startswith(b"bad"))
                 assert not accepted or value in self.partition.log
 
@@ -167,67 +167,67 @@ LaneMachine.TestCase.settings = settings(stateful_step_count=40)
 TestLane = LaneMachine.TestCase
 
 
-def parcel_with(lane: PartitionSender, deadline: float) -> PendingBatch:
-    parcel = PendingBatch(Outcome(), deadline)
-    parcel.add(OutgoingMessage("t", b"x"), b"x", 10)
-    parcel.encode(1, Codec.NONE, lane.expected_stamp(), None)
-    lane.waiting.append(parcel)
-    return parcel
+def batch_with(sender: PartitionSender, deadline: float) -> PendingBatch:
+    batch = PendingBatch(Outcome(), deadline)
+    batch.add(OutgoingMessage("t", b"x"), b"x", 10)
+    batch.encode(1, Codec.NONE, sender.expected_stamp(), None)
+    sender.waiting.append(batch)
+    return batch
 
 
 def test_what_was_never_sent_is_given_up_in_time() -> None:
-    lane = PartitionSender("t", 0, 99)
-    early, late = parcel_with(lane, 10), parcel_with(lane, 20)
-    assert lane.expired(5) == []
-    assert lane.expired(15) == [early]
+    sender = PartitionSender("t", 0, 99)
+    early, late = batch_with(sender, 10), batch_with(sender, 20)
+    assert sender.expire(5) == []
+    assert sender.expire(15) == [early]
     assert not early.abandoned
-    assert lane.launch() == [late]
+    assert sender.admit_waiting() == [late]
     assert late.batch is not None
     assert late.batch.sequence == 0  # the number of the one that was given up
 
 
 def test_what_may_have_arrived_stays_until_that_is_known() -> None:
-    lane = PartitionSender("t", 0, 99)
-    parcel = parcel_with(lane, 10)
-    lane.launch()
-    assert lane.expired(15) == [parcel]
-    assert parcel.abandoned
-    assert lane.expired(20) == []
-    lane.failed(parcel, ConnectionFailed())
-    assert lane.regroup() == [parcel]
-    lane.acknowledged(parcel)
-    assert lane.idle
+    sender = PartitionSender("t", 0, 99)
+    batch = batch_with(sender, 10)
+    sender.admit_waiting()
+    assert sender.expire(15) == [batch]
+    assert batch.abandoned
+    assert sender.expire(20) == []
+    sender.failed(batch, ConnectionFailed())
+    assert sender.resend() == [batch]
+    sender.acknowledged(batch)
+    assert sender.idle
 
 
 def test_what_was_refused_for_sure_is_given_up() -> None:
-    lane = PartitionSender("t", 0, 99)
-    first, second = parcel_with(lane, 10), parcel_with(lane, 99)
-    lane.launch()
-    lane.failed(first, Busy())
-    lane.failed(second, OutOfOrderSequence())
-    assert lane.expired(15) == [first]
-    assert lane.regroup() == [second]
+    sender = PartitionSender("t", 0, 99)
+    first, second = batch_with(sender, 10), batch_with(sender, 99)
+    sender.admit_waiting()
+    sender.failed(first, Busy())
+    sender.failed(second, OutOfOrderSequence())
+    assert sender.expire(15) == [first]
+    assert sender.resend() == [second]
     assert second.batch is not None
     assert second.batch.sequence == 0
 
 
 def test_a_broker_that_lost_what_it_acknowledged() -> None:
-    lane = PartitionSender("t", 0, 99)
-    first = parcel_with(lane, 10)
-    lane.launch()
-    lane.acknowledged(first)
-    second = parcel_with(lane, 10)
-    lane.launch()
-    lane.failed(second, OutOfOrderSequence())  # nothing of ours is missing: it is the broker's fault
-    assert lane.regroup() == [second]
+    sender = PartitionSender("t", 0, 99)
+    first = batch_with(sender, 10)
+    sender.admit_waiting()
+    sender.acknowledged(first)
+    second = batch_with(sender, 10)
+    sender.admit_waiting()
+    sender.failed(second, OutOfOrderSequence())  # nothing of ours is missing: it is the broker's fault
+    assert sender.resend() == [second]
     assert second.batch is not None
     assert (second.batch.producer_epoch, second.batch.sequence) == (1, 0)
 
 
 def test_a_timeout_is_no_answer() -> None:
-    lane = PartitionSender("t", 0, 99)
-    parcel = parcel_with(lane, 10)
-    lane.launch()
-    assert not lane.failed(parcel, Timeout())
-    assert parcel.uncertain
-    assert lane.hurt
+    sender = PartitionSender("t", 0, 99)
+    batch = batch_with(sender, 10)
+    sender.admit_waiting()
+    assert not sender.failed(batch, Timeout())
+    assert batch.uncertain
+    assert sender.backs_off

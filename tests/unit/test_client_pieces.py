@@ -16,7 +16,7 @@ from headrace.client.connection.addresses import parse_address
 from headrace.client.connection.backoff import Backoff
 from headrace.client.consumer.partition_reader import Delivered, PartitionReader
 from headrace.client.producer.batch_split import GivenMessages, portions
-from headrace.client.producer.partitioning import divided
+from headrace.client.producer.partitioning import partition_places
 from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_headers, checked_key
 from headrace.client.producer.serializing import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
 from headrace.client.producer.topic_metadata import codec_of, durability_of
@@ -129,7 +129,7 @@ def test_the_partition_of_a_key_is_the_same_for_ever() -> None:
 
 
 def test_keys_are_divided() -> None:
-    assert divided([b"a", None, b"b", b"a"], 2, lambda key, _: key[0] % 2, 0) == {1: [0, 3], 0: [1, 2]}
+    assert partition_places([b"a", None, b"b", b"a"], 2, lambda key, _: key[0] % 2, 0) == {1: [0, 3], 0: [1, 2]}
 
 
 def test_serializers() -> None:

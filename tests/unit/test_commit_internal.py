@@ -45,11 +45,11 @@ def begin(
     facts: list[AnyFact] = []
     if moved is not None:
         facts.append(OffsetsCommitted("billing", [(topics.get("bills").id, 0, moved)]))
-    carried = [(topics.get_or_create(topic, bench.now_us), 0, bench.batch([value])) for topic, value in batches]
-    return bench.broker._transactions.carry(carried, facts, bench.now_us)
+    internal = [(topics.get_or_create(topic, bench.now_us), 0, bench.batch([value])) for topic, value in batches]
+    return bench.broker._transactions.commit_internal(internal, facts, bench.now_us)
 
 
-def carry(bench: Workbench, *batches: tuple[str, bytes], moved: int | None = None) -> list[PartitionOffset]:
+def commit_internal(bench: Workbench, *batches: tuple[str, bytes], moved: int | None = None) -> list[PartitionOffset]:
     later = begin(bench, *batches, moved=moved)
     bench.run()
     assert later.outcome is not None
@@ -88,7 +88,7 @@ def test_facts_alone_are_only_recorded(data: str) -> None:
     disk = FaultyDisk()
     bench = Workbench(data, disk=disk)
     bench.publish("bills", [b"1", b"2"])
-    assert carry(bench, moved=2) == []
+    assert commit_internal(bench, moved=2) == []
     assert bench.broker._ledger.state.commits == 0
     disk.power_loss(Unsynced.LOST)
     assert position(Workbench(data, disk=disk)) == 2
@@ -97,13 +97,13 @@ def test_facts_alone_are_only_recorded(data: str) -> None:
 def test_in_memory_too() -> None:
     bench = Workbench()
     bench.publish("bills", [b"1"])
-    assert carry(bench, ("bills", b"2"), moved=1) == [PartitionOffset("bills", 0, 1)]
+    assert commit_internal(bench, ("bills", b"2"), moved=1) == [PartitionOffset("bills", 0, 1)]
     assert (bench.values("bills"), position(bench)) == ([b"1", b"2"], 1)
 
 
 def test_nobody_can_ask_for_one_by_its_empty_name(data: str) -> None:
     bench = Workbench(data)
-    carry(bench, ("orders", b"a"))
+    commit_internal(bench, ("orders", b"a"))
     with pytest.raises(InvalidArgument):
         bench.ask(TransactionBegin(""))
     with pytest.raises(TransactionNotFound):
@@ -120,7 +120,7 @@ def test_a_power_loss_at_any_moment_leaves_all_or_nothing(data: str, operations:
     disk.crash_after(operations)
     acknowledged = False
     try:
-        carry(bench, ("orders", b"a"), ("bills", b"2"), moved=1)
+        commit_internal(bench, ("orders", b"a"), ("bills", b"2"), moved=1)
         acknowledged = True
         bench.tick(10)
     except Exception:  # noqa: BLE001 the power is off
@@ -131,7 +131,7 @@ def test_a_power_loss_at_any_moment_leaves_all_or_nothing(data: str, operations:
         found = (bench.values("orders"), bench.values("bills"), position(bench))
         assert found in [([], [b"1"], None), ([b"a"], [b"1", b"2"], 1)]
         assert found[0] or not acknowledged
-    carry(bench, ("orders", b"next"))
+    commit_internal(bench, ("orders", b"next"))
     assert bench.values("orders") == [*found[0], b"next"]
 
 
@@ -148,7 +148,7 @@ def test_snapshots_between_many_of_them_repeat_and_lose_nothing(data: str) -> No
             bench.ask(stage, bench.batch([b"nightly"]).data)
             bench.ask(TransactionCommit("nightly", begun.epoch))
             expected.append(b"nightly")
-        carry(bench, ("orders", value))
+        commit_internal(bench, ("orders", value))
         expected.append(value)
         bench.tick(2)
         if round_ % 4 == 0:
@@ -157,18 +157,18 @@ def test_snapshots_between_many_of_them_repeat_and_lose_nothing(data: str) -> No
         assert bench.values("orders") == expected
 
 
-def test_a_full_disk_carries_nothing_and_later_it_works(data: str) -> None:
+def test_a_full_disk_commits_nothing_and_later_it_works(data: str) -> None:
     disk = FaultyDisk()
     bench = Workbench(data, disk=disk)
     bench.publish("bills", [b"1"])
     disk.capacity_bytes = disk.used_bytes
     with pytest.raises(DiskFull):
-        [carry(bench, ("bills", b"x" * 1000), moved=1) for _ in range(10**6)]
+        [commit_internal(bench, ("bills", b"x" * 1000), moved=1) for _ in range(10**6)]
     count = len(bench.values("bills"))
     disk.capacity_bytes = None
     bench.tick(1)
     assert len(bench.values("bills")) >= count
-    assert carry(bench, ("bills", b"2"), moved=1) != []
+    assert commit_internal(bench, ("bills", b"2"), moved=1) != []
     bench = Workbench(data, disk=disk)
     assert bench.values("bills")[-1] == b"2"
 
@@ -184,7 +184,7 @@ def test_when_the_journal_is_full_the_facts_do_not_count(data: str) -> None:
         bench.run()
         answers.append(getattr(later, "outcome", later))
     with pytest.raises(DiskFull):
-        carry(bench, ("bills", b"3"), moved=2)
+        commit_internal(bench, ("bills", b"3"), moved=2)
     disk.capacity_bytes = None
     bench.tick(1)
     assert (bench.values("bills"), position(bench)) == ([b"1", b"2"], 1)
@@ -196,7 +196,7 @@ def test_a_failing_disk_is_told(data: str) -> None:
     bench.publish("bills", [b"1"])
     disk.fail_sync()
     with pytest.raises(LogFailed):
-        carry(bench, ("bills", b"2"), moved=1)
+        commit_internal(bench, ("bills", b"2"), moved=1)
     assert (bench.values("bills"), position(bench)) == ([b"1"], None)
     bench = Workbench(data, disk=disk)
     assert (bench.values("bills"), position(bench)) == ([b"1"], None)
@@ -219,7 +219,7 @@ def test_what_waits_in_the_staging_log_is_not_trimmed(data: str) -> None:
         bench = Workbench(data)
         bench.publish("orders", [b"."])
         for _ in range(10):
-            carry(bench, ("orders", b"x" * 1000))
+            commit_internal(bench, ("orders", b"x" * 1000))
         bench.syncing_later = True
         later = begin(bench, ("orders", b"last"))
         for _ in range(10):  # others fill the staging log meanwhile
@@ -232,7 +232,7 @@ def test_what_waits_in_the_staging_log_is_not_trimmed(data: str) -> None:
         assert bench.values("orders")[11] == b"last"
 
 
-def test_carried_batches_and_publishers_are_in_the_order_in_which_they_came(data: str) -> None:
+def test_internal_batches_and_publishers_are_in_the_order_in_which_they_came(data: str) -> None:
     bench = Workbench(data)
     gathered = bench.begin(Publish("orders", 0), bench.batch([b"1"]).data)
     begin(bench, ("orders", b"2"))

@@ -141,7 +141,7 @@ def test_in_memory_topics_are_in_memory(home: dict[str, str]) -> None:
         ("topic = 3", ["topic"]),
         ("[topic]\npartitions = 0", ["partitions", "0"]),
         ("[topic]\ndurability = 'sometimes'", ["durability", "sometimes"]),
-        ("upkeep_seconds = 0.0", ["upkeep_seconds"]),
+        ("maintenance_seconds = 0.0", ["maintenance_seconds"]),
         ("port = \n", ["not TOML", "line 1"]),
     ],
 )

@@ -146,7 +146,7 @@ class Counts(RuleBasedStateMachine):
             return
         answer = self.bench.ask(Lease("jobs", name, count, lease_ms=LEASE_S * 1000, create=False))
         if isinstance(answer, AnswerWithBody):
-            for portion in answer.words.portions:
+            for portion in answer.answer.portions:
                 for offset in portion.all_offsets:
                     at = portion.partition, offset
                     entry = self.model.subscriptions[name][at]
@@ -274,8 +274,8 @@ class Counts(RuleBasedStateMachine):
     )
     @rule(partition=st.integers(0, 1))
     def compact(self, partition: int) -> None:
-        lane = self.active(partition)
-        self.bench.broker._maintenance._compact(self.topic, lane, lane.partition.compact_by_key)
+        active = self.active(partition)
+        self.bench.broker._maintenance._compact(self.topic, active, active.partition.compact_by_key)
         self.bench.run()
         self.forget_missing()
 
@@ -305,7 +305,7 @@ class Counts(RuleBasedStateMachine):
         after = ""
         while True:
             answer = self.bench.ask(Find("jobs", Selection(status), name, 7, after))
-            found = answer.words if isinstance(answer, AnswerWithBody) else answer
+            found = answer.answer if isinstance(answer, AnswerWithBody) else answer
             yield from found.messages
             after = found.after
             if not after:

@@ -204,7 +204,7 @@ def test_what_came_before_and_behind_the_damage_is_kept(data: str) -> None:
 
 def leased(bench: Workbench, topic: str = "jobs", count: int = 2) -> Any:
     """What is handed out of a queue."""
-    return bench.ask(Lease(topic, messages_max=count)).words.portions[0]
+    return bench.ask(Lease(topic, messages_max=count)).answer.portions[0]
 
 
 def ack(bench: Workbench, portion: Any) -> None:

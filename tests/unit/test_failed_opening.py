@@ -17,7 +17,8 @@ from headrace.broker.facts import ScheduleStored, TopicSet
 from headrace.broker.leased_facts import IndexSnapshotRest, SubscriptionSet
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
-from headrace.engines.api import LeasedIndex, SavedRest
+from headrace.engines.api import SavedRest
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionFailed, TopicFailed
 from headrace.model.leasing import (
@@ -82,7 +83,7 @@ def filled(data: str, **settings: Any) -> tuple[Workbench, Holding]:
     bench = started(data, **settings)
     bench.publish("jobs", [b"0", b"1", b"2"])
     bench.ask(Lease("jobs", "good"))
-    portion = bench.ask(Lease("jobs", "bad", 2)).words.portions[0]
+    portion = bench.ask(Lease("jobs", "bad", 2)).answer.portions[0]
     assert bench.ask(Ack("jobs", [Holding(0, portion.lease, [0])], subscription="bad")).refused == []
     return bench, Holding(0, portion.lease, [1])
 
@@ -112,7 +113,7 @@ def check_refused(bench: Workbench, holding: Holding) -> None:
     assert bench.ask(SubscriptionDescribe("jobs", "bad")).error
     with pytest.raises(SubscriptionExists):
         bench.ask(SubscriptionCreate("jobs", "bad"))
-    assert bench.ask(Lease("jobs", "good")).words.portions  # all others work
+    assert bench.ask(Lease("jobs", "good")).answer.portions  # all others work
     bench.publish("jobs", [b"3"])
     bench.tick(1)
 
@@ -120,14 +121,14 @@ def check_refused(bench: Workbench, holding: Holding) -> None:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A mistake in the broker: subscriptions that are called `bad` cannot be opened."""
-    attach = LeasedIndex.attach
+    load = LeasedIndex.load
 
-    def fail(self: LeasedIndex, partition: Any, name: str, *rest: Any) -> Iterator[None]:
-        yield from attach(self, partition, name, *rest)
-        if name == "bad":
+    def fail(self: LeasedIndex, *rest: Any) -> Iterator[None]:
+        yield from load(self, *rest)
+        if self._scanner._subscription == b"bad":
             raise KeyError(1)
 
-    monkeypatch.setattr(LeasedIndex, "attach", fail)
+    monkeypatch.setattr(LeasedIndex, "load", fail)
     yield
     monkeypatch.undo()
 
@@ -182,7 +183,7 @@ def test_a_journal_that_cannot_be_followed_breaks_one_subscription_until_it_is_r
     assert [one.code for one in bench.ask(Ack("jobs", [holding], subscription="bad")).refused] == ["not_lease_holder"]
     bench = restarted(bench, data)
     assert bench.ask(SubscriptionDescribe("jobs", "bad")).ready == messages - 1
-    assert list(bench.ask(Lease("jobs", "bad", 100)).words.portions[0].all_offsets) == list(range(1, messages))
+    assert list(bench.ask(Lease("jobs", "bad", 100)).answer.portions[0].all_offsets) == list(range(1, messages))
 
 
 def test_a_reset_with_a_start_forgets_what_is_settled(data: str) -> None:
@@ -271,7 +272,7 @@ def test_a_topic_with_wrong_settings_stops_nothing_else(data: str) -> None:
     assert (info.error, info.settings["message_bytes_max"]) == ("", 77)
     assert bench.values("jobs") == [b"0", b"1", b"2"]
     assert bench.ask(Ack("jobs", [holding], subscription="bad")).refused == []
-    assert bench.ask(Lease("jobs", "good", 9)).words.portions
+    assert bench.ask(Lease("jobs", "good", 9)).answer.portions
     assert bench.values("jobs") == restarted(bench, data).values("jobs")
 
 

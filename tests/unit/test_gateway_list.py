@@ -252,7 +252,7 @@ def test_nothing_is_answered_before_the_client_is_known() -> None:
         ((mechanism, credentials, peer),) = gate.asked
         assert (mechanism, credentials, peer.gateway, peer.is_local) == ("anonymous", b"", "native", True)
         assert serving.native.busy
-        gate.pending[0].settle(Identity("ann"))
+        gate.pending[0].resolve(Identity("ann"))
         answers = await asyncio.to_thread(lambda: [client.receive() for _ in range(3)])
         assert [answer.kind for answer in answers] == [Kind.ANSWER] * 3
         (session,) = serving._broker._sessions  # type: ignore[union-attr]
@@ -263,7 +263,7 @@ def test_nothing_is_answered_before_the_client_is_known() -> None:
 
 def test_a_client_that_is_refused_is_told_why_and_the_connection_ends() -> None:
     async def story(client: NativeClient, gate: Gate, serving: Server) -> None:
-        gate.pending[0].settle(Busy("the directory of users does not answer"))
+        gate.pending[0].resolve(Busy("the directory of users does not answer"))
         answer = await asyncio.to_thread(client.receive)
         assert answer.kind == Kind.FAILURE
         assert b"directory of users" in bytes(answer.head)
@@ -276,7 +276,7 @@ def test_a_client_that_is_refused_is_told_why_and_the_connection_ends() -> None:
 def test_a_client_that_goes_before_it_is_known_cancels_the_question() -> None:
     async def story(client: NativeClient, gate: Gate, serving: Server) -> None:
         client.close()
-        while not gate.pending[0].settled:
+        while not gate.pending[0].resolved:
             await asyncio.sleep(0)
         assert not serving._broker._sessions  # type: ignore[union-attr]
 

@@ -301,7 +301,7 @@ SECONDS = [name for name, kind in BrokerSettings.__annotations__.items() if kind
     "wrong",
     [
         {"topics_max": 0},
-        {"upkeep_seconds": 0.0},
+        {"maintenance_seconds": 0.0},
         {"compact_seconds": -1.0},
         {"journal_bytes": 0},
         {"transactions_kept_seconds": -1.0},

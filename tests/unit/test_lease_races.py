@@ -64,7 +64,7 @@ def token_of(answer: Any) -> int:
 def words_of(answer: Any) -> Any:
     outcome = answer.outcome if isinstance(answer, PendingAnswer) else answer
     assert outcome is not None, "there was never an answer"
-    return outcome.words if isinstance(outcome, AnswerWithBody) else outcome
+    return outcome.answer if isinstance(outcome, AnswerWithBody) else outcome
 
 
 def said(answer: Any) -> str:

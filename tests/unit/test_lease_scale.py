@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
-from headrace.broker.subscriptions import Subscription
+from headrace.broker.subscription import Subscription
 from headrace.broker.waiters import LeaseWaiters, PendingLease
 from headrace.model.batch import Columns, encode
 from headrace.model.leasing import Ack, Holding, Lease, Leased, LeaseStop, SubscriptionCreate
@@ -33,12 +33,12 @@ def publish(bench: Workbench, partition: int, *values: bytes, **columns: Any) ->
 
 def places(answer: Any) -> list[tuple[int, int]]:
     """Partitions and offsets, in the order in which they were handed out."""
-    words = answer.words if isinstance(answer, AnswerWithBody) else answer
+    words = answer.answer if isinstance(answer, AnswerWithBody) else answer
     return [(portion.partition, offset) for portion in words.portions for offset in portion.all_offsets]
 
 
 def holdings(answer: Any) -> list[Holding]:
-    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
 
 
 def test_a_lease_looks_at_no_partition_in_which_nothing_has_changed() -> None:
@@ -161,7 +161,9 @@ def test_a_tick_looks_only_at_subscriptions_for_which_something_is_due(monkeypat
     bench.tick(1)
     leasing, looked = bench.broker._leasing, []
     attend = leasing._attend
-    monkeypatch.setattr(leasing, "_attend", lambda one, **how: (looked.append(str(one.topic)), attend(one, **how)))
+    monkeypatch.setattr(
+        leasing, "_attend", lambda one, *at, **how: (looked.append(str(one.topic)), attend(one, *at, **how))
+    )
     waiting = bench.begin(Lease("jobs-7", wait_ms=500))
     bench.tick(0.2)
     assert looked == []
@@ -180,7 +182,9 @@ def test_many_subscriptions_have_their_turns_after_a_start(tmp_path: Path, monke
     bench = Workbench(tmp_path)
     leasing, looked = bench.broker._leasing, []
     attend = leasing._attend
-    monkeypatch.setattr(leasing, "_attend", lambda one, **how: (looked.append(str(one.topic)), attend(one, **how)))
+    monkeypatch.setattr(
+        leasing, "_attend", lambda one, *at, **how: (looked.append(str(one.topic)), attend(one, *at, **how))
+    )
     while len(looked) < len(topics):
         before = len(looked)
         leasing.tick(bench.now_us)

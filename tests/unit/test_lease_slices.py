@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import leasing, ledger, subscriptions
+from headrace.broker import lease_expiry, ledger, subscriptions
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.subscriptions import Subscription
-from headrace.engines.api import LeasedIndex
+from headrace.broker.subscription import Subscription
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import SubscriptionExists, SubscriptionNotFound, TopicNotFound
 from headrace.model.leasing import (
@@ -42,12 +42,12 @@ def publish(bench: Workbench, count: int, partition: int = 0, **columns: Any) ->
 
 def leased(answer: Any) -> int:
     """How many messages were handed out."""
-    words = answer.words if isinstance(answer, AnswerWithBody) else answer
+    words = answer.answer if isinstance(answer, AnswerWithBody) else answer
     return sum(len(portion.all_offsets) for portion in words.portions)
 
 
 def held(answer: Any) -> list[Holding]:
-    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    return [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
 
 
 def subscription(bench: Workbench, name: str = "default") -> Subscription:
@@ -99,7 +99,7 @@ def test_each_step_ends_no_more_than_it_should(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(LeasedIndex, "ended", counted)
     bench.tick(2)
     assert sum(ended) == 4000
-    assert max(ended) <= leasing._ENDED_TOGETHER
+    assert max(ended) <= lease_expiry._ENDED_TOGETHER
     assert counts(bench) == (0, 4000, 0)
 
 
@@ -172,7 +172,7 @@ def test_a_subscription_is_opened_in_slices_and_a_lease_in_between_waits() -> No
     creating = bench.begin(SubscriptionCreate("jobs"))
     assert isinstance(creating, PendingAnswer)
     assert creating.outcome is None
-    assert 0 < len(subscription(bench).indexes) <= subscriptions._SLICE_WORK
+    assert 0 < len(subscription(bench).indexes) <= subscriptions.SLICE_WORK
     asked = bench.begin(Lease("jobs", messages_max=1000))
     assert creating.outcome is None
     again = bench.begin(SubscriptionCreate("jobs", exist_ok=True))
@@ -237,7 +237,7 @@ def test_one_that_is_altered_keeps_its_messages_and_takes_the_new_order() -> Non
     assert acked.outcome.refused == []
     assert (altering.outcome.settings["discipline"], again.outcome.settings["discipline"]) == ("lifo", "lifo")
     assert again.outcome.settings["lease_seconds"] == 5
-    (portion,) = asked.outcome.words.portions
+    (portion,) = asked.outcome.answer.portions
     assert portion.all_offsets == [19, 18, 17]
     assert leased(bench.ask(Lease("jobs", messages_max=1000))) == 640 - 13
 
@@ -342,10 +342,10 @@ def test_nothing_that_has_expired_is_handed_out_however_much_of_it_there_is(part
     bench.now_us += 30_000_000
     bench.ask(Publish("jobs", partitions - 1), encode(Columns([b"new"]), bench.now_us).data)
     answer = bench.ask(Lease("jobs", messages_max=100))
-    assert [(one.partition, list(one.all_offsets)) for one in answer.words.portions] == [(partitions - 1, [1000])]
+    assert [(one.partition, list(one.all_offsets)) for one in answer.answer.portions] == [(partitions - 1, [1000])]
     waiting = bench.begin(Lease("jobs", "other", messages_max=100, wait_ms=1000))
     bench.run()
-    assert [(one.partition, list(one.all_offsets)) for one in waiting.outcome.words.portions] == [
+    assert [(one.partition, list(one.all_offsets)) for one in waiting.outcome.answer.portions] == [
         (partitions - 1, [1000])
     ]
 
@@ -357,14 +357,14 @@ def test_an_acknowledgement_that_is_on_its_way_when_a_subscription_is_reset_coun
     for partition in range(partitions):
         bench.ask(Publish("jobs", partition), encode(Columns([b"a"] * 10), bench.now_us).data)
     answer = bench.ask(Lease("jobs", messages_max=5 * partitions, lease_ms=600_000))
-    held = [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    held = [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
     acked, reset = bench.begin(Ack("jobs", held)), bench.begin(SubscriptionReset("jobs"))
     bench.run()
     assert acked.outcome == Settlement()
     assert reset.outcome.ready == 5 * partitions
     again = bench.ask(Lease("jobs", messages_max=100))
     done = {(one.partition, offset) for one in held for offset in one.all_offsets}
-    found = {(one.partition, offset) for one in again.words.portions for offset in one.all_offsets}
+    found = {(one.partition, offset) for one in again.answer.portions for offset in one.all_offsets}
     assert (len(found), found & done) == (5 * partitions, set())
 
 

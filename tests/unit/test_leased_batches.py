@@ -58,7 +58,7 @@ def leased(bench: Workbench, most: int, bytes_max: int = 1 << 20) -> tuple[list[
     view, batches = memoryview(answer.body), 0
     while view:
         view, batches = view[parse(view).length :], batches + 1
-    return leased_jobs("jobs", "default", answer.words, answer.body), batches
+    return leased_jobs("jobs", "default", answer.answer, answer.body), batches
 
 
 def numbers(jobs: list[Job]) -> list[int]:
@@ -213,8 +213,8 @@ def test_a_search_reads_no_more_than_fits_on_its_page(tmp_path: Path) -> None:
     def find() -> str:
         answer = bench.ask(Find("jobs", Selection("ready"), messages_max=60, after=after))
         assert isinstance(answer, AnswerWithBody)
-        seen.extend(message.offset for message in answer.words.messages)
-        return answer.words.after
+        seen.extend(message.offset for message in answer.answer.messages)
+        return answer.answer.after
 
     assert peak_bytes(find) < 48 << 20
     seen.clear()
@@ -253,7 +253,7 @@ def test_whoever_publishes_to_the_dead_harms_no_redrive() -> None:
         headers |= {f"{PREFIX}time": b"9" * 5000, f"{PREFIX}deliveries": b"9" * 19}
         bench.ask(Publish("jobs.dead", 0), bench.batch([b"back"], headers=[headers]).data)
     answer = bench.ask(Find("jobs", Selection("dead")))
-    assert len(found_messages("jobs", answer.words, answer.body)) == 6
+    assert len(found_messages("jobs", answer.answer, answer.body)) == 6
     assert bench.ask(Redrive("jobs")).messages == 6
     assert bench.ask(SubscriptionDescribe("jobs")).ready == TOTAL + 5
 

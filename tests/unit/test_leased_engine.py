@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headrace.engines.api import ReleaseNote, new_replayed_partition, open_leased_partition
 from headrace.engines.leased.disciplines import ordered
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.runs import Runs
 from headrace.engines.leased.statuses import LEASED, READY, RESTING, SETTLED, UNKNOWN, WAITING, FrozenStatuses, Statuses
 from headrace.model.errors import InvalidArgument
+from headrace.model.leasing import Lease
 from headrace.model.subscription import Discipline, SubscriptionSettings, subscription_settings
+from headrace.testing.workbench import Workbench
 
 small = st.integers(0, 40)
 
@@ -283,3 +286,46 @@ def test_retries_grow_as_the_policy_says() -> None:
 def test_wrong_settings_are_refused_with_a_word_on_which(given: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         subscription_settings(given)
+
+
+# The journal's facts come first, then the log.
+
+
+def test_what_was_replayed_is_taken_over_by_the_live_index() -> None:
+    bench = Workbench()
+    bench.publish("jobs", [b"%d" % number for number in range(6)])
+    partition = bench.broker._topics.active(bench.broker._topics.get("jobs"), 0).partition
+    replayed = new_replayed_partition(1)
+    replayed.apply_leased(7, "ann", 5000, [1, 2, 3])
+    replayed.apply_settled([1])
+    replayed.apply_returned([2], [9000], True, ReleaseNote(10, "ann", "tired"), {2: b"half"}, 10)
+    live = open_leased_partition(replayed, partition, "default", SubscriptionSettings(), None, {})
+    for _ in live.load(6, 20):
+        pass
+    assert [live.status(offset) for offset in range(6)] == ["", "", "waiting", "leased", "ready", "ready"]
+    assert live.message_state(2) == ("waiting", 9000, 1, 1, "", 0, "tired")
+    assert live.message_state(3)[4:6] == ("ann", 5000)
+    assert (live.floor, live.end, live.unsettled_count) == (2, 6, 4)
+    live.apply_settled([3])  # a fact that comes later reaches the live one
+    assert live.status(3) == ""
+
+
+def test_a_snapshot_of_the_live_index_is_replayed_as_it_was() -> None:
+    bench = Workbench()
+    bench.publish("jobs", [b"%d" % number for number in range(6)])
+    bench.ask(Lease("jobs", messages_max=2))
+    [subscription] = bench.broker._subscriptions
+    live = subscription.indexes[0]
+    frozen, again = live.frozen(), new_replayed_partition(0)
+    again.begin_snapshot(frozen.end)
+    for chunks in frozen.chunks():
+        again.load_chunks(chunks)
+    for rest in frozen.rest():
+        again.load_rest(rest)
+    assert (again.end, again.floor) == (live.end, live.floor)
+    reopened = open_leased_partition(
+        again, subscription.topic.active_partitions[0].partition, "default", SubscriptionSettings(), None, {}
+    )
+    for _ in reopened.load(6, bench.now_us):
+        pass
+    assert [reopened.message_state(at) for at in range(6)] == [live.message_state(at) for at in range(6)]

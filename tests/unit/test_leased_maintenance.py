@@ -58,7 +58,7 @@ def lease(bench: Workbench, count: int = 1000, topic: str = "jobs", **more: Any)
         batch = parse(view, position)
         values += [value or b"" for value in batch.columns().values]
         position += batch.length
-    return values, [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    return values, [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
 
 
 def ack(bench: Workbench, holdings: list[Holding], topic: str = "jobs") -> None:

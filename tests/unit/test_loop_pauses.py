@@ -15,8 +15,8 @@ import pytest
 from headrace.broker import compaction_cleanup, schedules, sync_waiters
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.sync_waiters import SyncWaiters
-from headrace.engines.api import LeasedIndex
 from headrace.engines.last_offsets import LastOffsets
+from headrace.engines.leased.index import LeasedIndex
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import HeadraceError, LogFailed
 from headrace.model.leasing import SubscriptionCreate, SubscriptionDescribe
@@ -270,8 +270,8 @@ def keyed(bench: Workbench, keys: list[bytes]) -> None:
 
 def compact(bench: Workbench) -> None:
     topic = bench.broker._topics.get("states")
-    lane = bench.broker._topics.active(topic, 0)
-    bench.broker._maintenance._compact(topic, lane, lane.partition.compact_by_key)
+    active = bench.broker._topics.active(topic, 0)
+    bench.broker._maintenance._compact(topic, active, active.partition.compact_by_key)
 
 
 def test_no_dictionary_of_a_compaction_becomes_large() -> None:

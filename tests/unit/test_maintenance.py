@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, bench: Workbench, topic: str, offset: int = 0) -> None:
         self.bench, self.woken = bench, 0
-        self.stream = bench.broker.open_stream(bench.session, topic, 0, offset, self._ready, bench.now_us)
+        self.stream = bench.open_stream(topic, 0, offset, self._ready)
 
     def _ready(self) -> None:
         self.woken += 1
@@ -233,7 +233,7 @@ def test_messages_that_a_power_loss_took_do_not_hide_the_next_ones(data: str, di
     assert bench.values("orders") == 2 * LARGE
 
 
-def test_upkeep_goes_on_when_the_disk_is_full(data: str, disk: FaultyDisk) -> None:
+def test_maintenance_goes_on_when_the_disk_is_full(data: str, disk: FaultyDisk) -> None:
     bench = Workbench(data, disk=disk)
     for number in range(3):
         bench.ask(TopicCreate(f"topic-{number}", {"retain_bytes": 5000, "segment_bytes": 4096}))

@@ -19,21 +19,12 @@ from headrace.model.errors import (
     ProtocolError,
     TopicNotFound,
 )
+from headrace.model.reading import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.requests import Info, Publish, TopicCreate, TopicDelete, TopicDescribe
 from headrace.server import EmbeddedServer
 from headrace.storage import scan
 from headrace.wire.frames import Frame, frame
-from headrace.wire.native import (
-    Delivery,
-    Failure,
-    Fetch,
-    Kind,
-    Ping,
-    StreamClose,
-    StreamCredit,
-    StreamOpen,
-    decode,
-)
+from headrace.wire.native import Failure, Kind, Ping, decode
 
 TOPIC = "orders"
 BATCH_BYTES = 50_000
@@ -339,7 +330,6 @@ def test_unforeseen_error_is_told_and_the_connection_goes_on(
         patch.setattr(Broker, "ask", broken)
         with pytest.raises(InternalError):
             client.ask(Info())
-        patch.setattr(Broker, "open_stream", broken)
         with pytest.raises(InternalError):
             client.ask(StreamOpen(TOPIC, 0, 0, 1))
     assert "nobody foresaw this" in caplog.text

@@ -91,8 +91,8 @@ def leased(bench: Workbench, most: int = 1000) -> Answer:
         batch = parse(view, position)
         found += batch.columns().values
         position += batch.length
-    held = [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
-    offsets = [at for one in answer.words.portions for at in one.all_offsets]
+    held = [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
+    offsets = [at for one in answer.answer.portions for at in one.all_offsets]
     return list(zip(offsets, found, strict=True)), held
 
 
@@ -395,8 +395,8 @@ def test_written_messages_are_not_seen_before_their_topic_is_safe(data: str, cou
     bench.begin(TopicCreate("jobs", KINDS["written"]))
     bench.syncing_later = False
     published = bench.begin(Publish("jobs", 0), bench.batch(values(0, count)).data)
-    stream = bench.broker.open_stream(bench.session, "jobs", 0, 0, lambda: None, bench.now_us)
-    stream._lane.flush()
+    stream = bench.open_stream("jobs")
+    stream._active.flush()
     assert (published.outcome, bench.values("jobs")) == (None, [])
     bench.run()
     assert (published.outcome.base_offset, bench.values("jobs")) == (0, values(0, count))

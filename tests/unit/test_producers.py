@@ -232,7 +232,7 @@ def test_producers_are_known_when_all_of_their_messages_are_gone(data: str) -> N
     bench.ask(Commit("group", [PartitionOffset("orders", 0, 2)]))
     bench.tick(10)
     bench = Workbench(data)
-    assert bench.broker.open_stream(bench.session, "orders", 0, 2, lambda: None, 0).first_offset == 2
+    assert bench.open_stream("orders", 0, 2).answer.first_offset == 2
     assert publish(bench, ANNA, 1).base_offset == 1
     assert publish(bench, ANNA, 2).base_offset == 2
 

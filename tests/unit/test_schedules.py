@@ -68,7 +68,7 @@ class Stage:
             broker._topics, broker._transactions, broker._ledger, self.bench, self.unsettled, now_us
         )
 
-    def unsettled(self, topic: Topic, partition: int, offset: int) -> bool:
+    def unsettled(self, topic: Topic, partition: int, offset: int, now_us: int) -> bool:  # noqa: ARG002
         return (str(topic), partition, offset) in self.waited_for
 
     @property

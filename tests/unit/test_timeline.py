@@ -57,8 +57,8 @@ def find(bench: Workbench, page: int = 1000, subscription: str = "default", **se
     while True:
         answer = bench.ask(Find("jobs", Selection(**selection), subscription, page, after))
         if isinstance(answer, AnswerWithBody):
-            found += zip(answer.words.messages, parse(memoryview(answer.body)).columns().values, strict=True)
-            answer = answer.words
+            found += zip(answer.answer.messages, parse(memoryview(answer.body)).columns().values, strict=True)
+            answer = answer.answer
         after = answer.after
         if not after:
             return found
@@ -99,7 +99,7 @@ def lease(bench: Workbench, count: int = 1000, subscription: str = "default") ->
         batch = parse(view, position)
         values += batch.columns().values
         position += batch.length
-    return values, [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.words.portions]
+    return values, [Holding(one.partition, one.lease, one.offsets, one.following) for one in answer.answer.portions]
 
 
 def stats(bench: Workbench, subscription: str = "default") -> Any:

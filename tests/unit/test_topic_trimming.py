@@ -114,7 +114,7 @@ def test_what_groups_have_still_to_read_stays_unless_it_is_asked_for(data: str) 
 
 
 def held(bench: Workbench, count: int) -> list[Holding]:
-    portions = bench.ask(Lease("orders", messages_max=count)).words.portions
+    portions = bench.ask(Lease("orders", messages_max=count)).answer.portions
     return [Holding(one.partition, one.lease, one.offsets, one.following) for one in portions]
 
 

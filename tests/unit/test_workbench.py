@@ -83,8 +83,8 @@ def test_time_passes_only_in_ticks() -> None:
     bench.ask(Lease("jobs", lease_ms=60_000))
     waiting = bench.begin(Lease("jobs", wait_ms=300_000))
     bench.run()
-    assert not waiting.settled
+    assert not waiting.resolved
     bench.tick(59)
-    assert not waiting.settled
+    assert not waiting.resolved
     bench.tick(1)
-    assert waiting.settled
+    assert waiting.resolved

@@ -31,6 +31,7 @@ class ActivePartition:
     def __init__(
         self,
         topic: str,
+        topic_id: int,
         number: int,
         partition: Partition,
         settings: TopicSettings,
@@ -44,6 +45,7 @@ class ActivePartition:
         With a `reservation` messages that are not synced are shown when their offsets are reserved.
         """
         self.topic = topic
+        self.topic_id = topic_id
         self.number = number
         self.partition = partition
         self.settings = settings
@@ -59,7 +61,6 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
-        self.topic_id = 0
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
@@ -140,7 +141,7 @@ class ActivePartition:
         fresh: list[tuple[Answer, Appended]] = []
         for outcome, (_, needed, pending_answer) in zip(outcomes, gathered, strict=True):
             if isinstance(outcome, HeadraceError):
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             elif outcome.duplicate or needed < _SYNCED:
                 self.answer(outcome, needed, pending_answer)
             else:
@@ -162,12 +163,12 @@ class ActivePartition:
             published = Published(base_offset, reached, append_time, duplicate, self.topic_id)
             if pending_answer is None:
                 return published
-            pending_answer.settle(published)
+            pending_answer.resolve(published)
             return pending_answer
         waiting = pending_answer if pending_answer is not None else PendingAnswer()
         if reached >= needed:
             published = Published(base_offset, reached, append_time, duplicate)
-            self._unreserved.append((next_offset, lambda error: waiting.settle(error or published)))
+            self._unreserved.append((next_offset, lambda error: waiting.resolve(error or published)))
             self.reserve_again()
             return waiting
         self._syncing.wait(next_offset, partial(self._answer_synced, [(waiting, appended)]))
@@ -176,7 +177,7 @@ class ActivePartition:
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
         self.wake()  # first: readers get messages before publishers their receipts
         for pending_answer, (base_offset, _, append_time, duplicate) in fresh:
-            pending_answer.settle(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
+            pending_answer.resolve(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""
@@ -205,7 +206,7 @@ class ActivePartition:
             tell(None)
             self.wake()
 
-    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None]) -> Slice | None:
+    def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None] | None) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
         self._check_gone()
         end_offset = self.end_offset
@@ -219,7 +220,7 @@ class ActivePartition:
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise
-        if found is None:
+        if found is None and on_ready is not None:
             self.listen(on_ready)
         return found
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
@@ -16,11 +16,13 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
-from headrace.broker.streams import Stream
+from headrace.broker.streams import Readers, Stream, WaitingFetch
+from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
+from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
@@ -44,7 +46,8 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.request import Answer, Request
+from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
+from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
     Assignment,
     BrokerInfo,
@@ -60,16 +63,19 @@ from headrace.model.requests import (
     Info,
     Offsets,
     Publish,
+    Published,
     TopicAlter,
     TopicCreate,
     TopicDelete,
     TopicDescribe,
+    TopicInfo,
     TopicList,
     TopicTrim,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
+    TransactionStaged,
 )
 from headrace.model.requests import (
     Topics as TopicsFound,
@@ -84,7 +90,11 @@ from headrace.model.schedule_requests import (
 )
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
-Handler = Callable[[Session, Any, memoryview, int], "Answer | AnswerWithBody | PendingAnswer[Any]"]
+A = TypeVar("A", bound=Answer)
+Outcome: TypeAlias = A | AnswerWithBody[A] | PendingAnswer[A | AnswerWithBody[A]] | Stream | WaitingFetch
+"""An answer, with a body or without; an answer to come; or a reader, which produces batches when there is room."""
+
+Handler = Callable[[Session, Any, memoryview, int], Any]
 
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
@@ -106,26 +116,26 @@ class Broker:
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
         self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
-        self._topics.on_change = self._topic_changed
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._groups, self._ledger, ports, settings, now_us
         )
-        dead_letters = DeadLetters(self._topics, self._transactions, ports)
-        self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, ports, dead_letters.count, now_us)
-        dead_letters.registry, dead_letters.failures = self._subscriptions, self._ledger.failures
-        self._topics.on_alter = self._subscriptions.topic_altered
-        self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports)
-        self._editor = MessageEditor(self._topics, self._subscriptions, self._ledger, ports)
-        self._queries = MessageQueries(
-            self._topics, self._subscriptions, dead_letters, self._editor, self._ledger, ports
-        )
+        self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
+        leased = self._topics, self._subscriptions
+        dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
+        self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._editor = MessageEditor(*leased, self._ledger, self._turns)
+        self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
         )
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
-        self._maintenance = Maintenance(self._topics, self._groups, self._subscriptions, self._ledger, ports, settings)
-        self._maintenance.learn = dead_letters.learn
+        self._maintenance = Maintenance(
+            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
+        )
+        self._readers = Readers(self._topics, ports)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -191,55 +201,44 @@ class Broker:
     def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
+        self._readers.disconnect(session)
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
 
-    def ask(
-        self, session: Session, request: Request[Any], body: memoryview, now_us: int
-    ) -> Answer | AnswerWithBody | PendingAnswer[Any]:
-        """The answer to a request, or an answer to come. The body is not used any more when this returns."""
-        self._subscriptions.now_us = now_us
+    def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
+        """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
+        self._turns.begin(now_us)
+        handler = self._admit(session, request)
+        try:
+            outcome: Outcome[A] = handler(session, request, body, now_us)
+        except OSError as error:
+            raise as_headrace_error(error) from error
+        return outcome
+
+    def _admit(self, session: Session, request: Request[Any]) -> Handler:  # noqa: ARG002
+        """What handles a request; one that its declaration does not allow to this session now is refused."""
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
         if self._draining and not request.declared.while_draining:
             raise Draining
-        try:
-            return handler(session, request, body, now_us)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-
-    def open_stream(
-        self,
-        session: Session,  # noqa: ARG002
-        topic: str,
-        partition: int,
-        offset: int,
-        on_ready: Callable[[], None],
-        now_us: int,  # noqa: ARG002
-        *,
-        verify: bool = False,
-    ) -> Stream:
-        """Read a partition from an offset on; with `verify` the first batch is checked whole."""
-        found = self._topics.get(topic)
-        active = self._topics.active(found, partition)
-        stream = Stream(active, found.id, offset, on_ready)
-        if verify and offset < active.end_offset:
-            active.partition.batch_at(offset)
-        return stream
+        return handler
 
     def tick(self, now_us: int) -> int:
         """Do what is due; returns when to come again at the latest."""
+        self._turns.begin(now_us)
         self._tick("groups", self._groups.tick, now_us)
         self._tick("transactions", self._transactions.tick, now_us)
         self._tick("maintenance", self._maintenance.tick, now_us)
         self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
-        times = [self._maintenance.next_tick_us, self._leasing.next_tick_us, self._groups.next_tick_us(), cron_us]
+        leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
+        times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -268,9 +267,13 @@ class Broker:
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        return {**self._plain_requests(), **self._leased_requests(), **self._cron_requests()}
+        parts = (self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests())
+        handlers = {request: handler for part in parts for request, handler in part.items()}
+        declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
+        assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
+        return handlers
 
-    def _cron_requests(self) -> dict[type[Request[Any]], Handler]:
+    def _schedule_requests(self) -> dict[type[Request[Any]], Handler]:
         schedules = self._schedules
         return {
             ScheduleSet: lambda _, ask, __, now: schedules.set(ask, now + self.wall_offset_us),
@@ -282,14 +285,14 @@ class Broker:
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
-        registry, leasing, editing, finding = self._subscriptions, self._leasing, self._editor, self._queries
+        admin, leasing, editing, finding = self._admin, self._leasing, self._editor, self._queries
         return {
-            SubscriptionCreate: lambda _, ask, __, now: registry.create(ask, now),
-            SubscriptionAlter: lambda _, ask, __, now: registry.alter(ask, now),
-            SubscriptionReset: lambda _, ask, __, now: registry.reset(ask, now),
-            SubscriptionDelete: lambda _, ask, __, now: registry.delete(ask, now),
-            SubscriptionDescribe: lambda _, ask, __, now: registry.describe(ask, now),
-            SubscriptionList: lambda _, ask, __, now: registry.listed(ask, now),
+            SubscriptionCreate: lambda _, ask, __, now: admin.create(ask, now),
+            SubscriptionAlter: lambda _, ask, __, now: admin.alter(ask, now),
+            SubscriptionReset: lambda _, ask, __, now: admin.reset(ask, now),
+            SubscriptionDelete: lambda _, ask, __, now: admin.delete(ask, now),
+            SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
+            SubscriptionList: lambda _, ask, __, now: admin.listed(ask, now),
             Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
             LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
             Ack: lambda _, ask, __, now: leasing.ack(ask, now),
@@ -303,10 +306,27 @@ class Broker:
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
         }
 
-    def _plain_requests(self) -> dict[type[Request[Any]], Handler]:
-        groups, transactions = self._groups, self._transactions
+    def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
+        readers = self._readers
         return {
             Publish: self._publish,
+            Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
+            StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
+            StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
+            StreamClose: lambda session, ask, _, __: readers.close(session, ask),
+            Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
+            TopicCreate: self._create_topic,
+            TopicAlter: self._alter_topic,
+            TopicDelete: self._delete_topic,
+            TopicDescribe: self._describe_topic,
+            TopicList: self._list_topics,
+            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
+            Info: self._info,
+        }
+
+    def _group_requests(self) -> dict[type[Request[Any]], Handler]:
+        groups, transactions = self._groups, self._transactions
+        return {
             TransactionStage: self._stage,
             TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
             TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
@@ -319,28 +339,19 @@ class Broker:
             GroupDescribe: lambda session, ask, _, now: groups.describe(session, ask, now),
             GroupSeek: lambda session, ask, _, now: groups.seek(session, ask, now),
             GroupDelete: lambda session, ask, _, now: groups.delete(session, ask, now),
-            Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
-            TopicCreate: self._create_topic,
-            TopicAlter: self._alter_topic,
-            TopicDelete: self._delete_topic,
-            TopicDescribe: self._describe_topic,
-            TopicList: self._list_topics,
-            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
-            Info: self._info,
         }
 
-    def _waited_for(self, topic: Topic, partition: int, offset: int) -> bool:
+    def _waited_for(self, topic: Topic, partition: int, offset: int, time_of_day_us: int) -> bool:
         """Whether some leased subscription has not settled a message."""
+        now_us = time_of_day_us - self.wall_offset_us
         leased = self._subscriptions.of_topic(topic)
         for one in leased:
-            self._subscriptions.refresh(one, self._subscriptions.now_us)  # else a new message counts as settled
+            self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
-    def _topic_changed(self, topic: Topic, now_us: int) -> None:
-        self._groups.topic_changed(topic, now_us)
-        self._subscriptions.topic_changed(topic, now_us)
-
-    def _publish(self, _: Session, request: Publish, body: memoryview, now_us: int) -> Answer | PendingAnswer[Any]:
+    def _publish(
+        self, _: Session, request: Publish, body: memoryview, now_us: int
+    ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
             raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
@@ -351,45 +362,47 @@ class Broker:
             raise DiskFull(_FULL_DISK)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> Answer:
+    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         return self._transactions.stage(request, received(body), now_us)
 
-    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None
         topic = self._topics.create(request, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
 
-    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)
         return self._ledger.durably(Done())
 
     def _describe_topic(
         self, _: Session, request: TopicDescribe, __: memoryview, now_us: int
-    ) -> Answer | PendingAnswer[Answer]:
+    ) -> TopicInfo | PendingAnswer[TopicInfo]:
         if not request.create or self._topics.find(request.topic) is not None:
             return self._topics.info(self._topics.known(request.topic), partitions=True)
         topic = self._topics.get_or_create(request.topic, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 
-    def _list_topics(self, _: Session, request: TopicList, __: memoryview, ___: int) -> Answer | PendingAnswer[Answer]:
+    def _list_topics(
+        self, _: Session, request: TopicList, __: memoryview, ___: int
+    ) -> TopicsFound | PendingAnswer[TopicsFound]:
         def steps() -> Steps:
             return TopicsFound((yield from self._topics.matching(request)))
 
-        pending_answer: PendingAnswer[Answer] = in_slices(self._ports, steps())
+        pending_answer: PendingAnswer[TopicsFound] = in_slices(self._ports, steps())
         return (
             pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
         )  # few are there at once
 
-    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> Answer:
+    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> BrokerInfo:
         return BrokerInfo(
             broker_id=self.broker_id,
             version=self._version,

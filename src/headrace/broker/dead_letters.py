@@ -10,17 +10,17 @@ import msgspec
 from headrace.broker.failure_log import FailureLog
 from headrace.broker.leased_facts import MessagesSettled
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
 from headrace.broker.slices import Steps
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.engines.api import LeasedIndex, ReleaseNote, as_headrace_error, inspection, packed
+from headrace.broker.turns import Turns
+from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionOffset, TopicCreate
 from headrace.model.subscription import SubscriptionSettings
 
@@ -42,35 +42,42 @@ _LOOKED_AT_TOGETHER = 1000
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
-    def __init__(self, topics: TopicRegistry, transactions: Transactions, ports: Ports) -> None:
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        registry: SubscriptionRegistry,
+        transactions: Transactions,
+        failures: FailureLog,
+        turns: Turns,
+    ) -> None:
         self._topics = topics
-        self._ports = ports
+        self._registry = registry
         self._transactions = transactions
-        self.registry: SubscriptionRegistry
-        self.failures = FailureLog()
+        self._failures = failures
+        self._turns = turns
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
-    def count(self, subscription: Subscription) -> Generator[None, None, int]:
+    def count(self, subscription: Subscription, now_us: int) -> Generator[None, int, int]:
         """How many of a subscription's messages are dead: as many as a search for them finds; in slices."""
         dead = self._found(subscription)
         if dead is not None and dead.failure:
             return 0  # nobody knows
         if dead is None:
             return 0
-        self.registry.refresh(dead, self.registry.now_us)
+        self._registry.refresh(dead, now_us)
         yield from self._learn(dead)
         whose = str(subscription.topic).encode(), subscription.name.encode()
         total = 0
         for number, index in dead.indexes.items():
             origins = self._origins.get((dead.id, number))  # none of a partition that was opened since
-            total += index.statuses.count_marked(origins.marks.get(whose, {})) if origins is not None else 0
+            total += index.count_marked(origins.marks.get(whose, {})) if origins is not None else 0
         return total
 
     def learn(self) -> Steps:
         """Learn in slices whose the dead messages are, so that counting them does not have to."""
         dead = []
-        for at, one in enumerate(self.registry, 1):
+        for at, one in enumerate(self._registry, 1):
             if one.name == REDRIVE:
                 dead.append(one)
             if not at % _LOOKED_AT_TOGETHER:
@@ -86,16 +93,16 @@ class DeadLetters:
         """Read the headers of dead messages that are new; of all if any was edited."""
         for number, index in list(dead.indexes.items()):
             origins = self._origins.get((dead.id, number))
-            if origins is None or index.edits:
+            if origins is None or index.is_edited:
                 origins = self._origins[dead.id, number] = _Origins()
-            while origins.end < index.statuses.end:
-                offsets = list(islice(inspection.offsets(index.pending, "", origins.end), _LEARNT_TOGETHER))
+            while origins.end < index.end:
+                offsets = list(islice(index.offsets("", origins.end), _LEARNT_TOGETHER))
                 for columns, there in index.parts(offsets):
                     for offset, headers in zip(there, columns.headers or (), strict=False):
                         given = headers or {}
                         whose = given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")
-                        index.statuses.mark(origins.marks.setdefault(whose, {}), offset)
-                origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.statuses.end
+                        index.mark(origins.marks.setdefault(whose, {}), offset)
+                origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.end
                 yield
 
     def subscription(self, subscription: Subscription) -> Subscription | None:
@@ -107,7 +114,7 @@ class DeadLetters:
 
     def _found(self, subscription: Subscription) -> Subscription | None:
         topic = self._topics.find(dead_topic(subscription))
-        return self.registry.find(topic, REDRIVE) if topic is not None else None
+        return self._registry.find(topic, REDRIVE) if topic is not None else None
 
     def bury(
         self,
@@ -118,13 +125,13 @@ class DeadLetters:
         now_us: int,
         *,
         counted: bool,
-    ) -> PendingAnswer[Answer]:
+    ) -> PendingAnswer[Done]:
         """Send messages to the dead letter topic; settles when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
         """
         index = subscription.indexes[partition]
-        holders = [held.holder if (held := index.leases.get(offset)) is not None else "" for offset in offsets]
+        holders = index.last_holders(offsets)
         index.leave(offsets)
         about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
         burial = _Burial(subscription, partition, index, about, now_us, PendingAnswer())
@@ -134,26 +141,26 @@ class DeadLetters:
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
         """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
         if not offsets:
-            burial.pending_answer.settle(Done())
-            self.registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
+            burial.pending_answer.resolve(Done())
+            self._registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
             return
         try:
-            carried, rest = self._carried(burial, offsets)
+            committed, rest = self._commit_letters(burial, offsets)
         except (HeadraceError, OSError) as error:
             self._stay(burial, offsets, error if isinstance(error, HeadraceError) else as_headrace_error(error))
             return
-        carried.then(partial(self._go_on, burial, offsets, rest))
+        committed.then(partial(self._go_on, burial, offsets, rest))
 
     def _go_on(self, burial: "_Burial", offsets: Sequence[int], rest: Sequence[int], outcome: object) -> None:
         """The first of these have been sent, or not: send the rest."""
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
         elif rest and self._is_there(burial.subscription):
-            self._ports.call_at_turn_end(partial(self._bury, burial, rest))
+            self._turns.call_at_turn_end(lambda _: self._bury(burial, rest))
         else:
             self._bury(burial, ())
 
-    def _carried(
+    def _commit_letters(
         self, burial: "_Burial", offsets: Sequence[int]
     ) -> tuple[PendingAnswer[list[PartitionOffset]], Sequence[int]]:
         """Send the first of them; returns what becomes of that, and which are left."""
@@ -166,8 +173,10 @@ class DeadLetters:
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = MessagesSettled(subscription.id, partition, packed([one for one in offsets if one not in left]))
-        carried = self._transactions.carry([(topic, target, batch) for batch in batches], [finished], now_us)
-        return carried, [*rest, *pending_answer]
+        committed = self._transactions.commit_internal(
+            [(topic, target, batch) for batch in batches], [finished], now_us
+        )
+        return committed, [*rest, *pending_answer]
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -176,16 +185,16 @@ class DeadLetters:
         def sent(outcome: object) -> None:
             if isinstance(outcome, HeadraceError) and self._is_there(subscription):
                 text = "dead letter of damaged messages not written; trying again  subscription=%s"
-                self.failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
+                self._failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
-            self.registry.served(subscription)  # others of their keys can be had, or the next try is planned
+            self._registry.ready(subscription, now_us)  # others of their keys can be had, or the next try is planned
 
         try:
             topic = self._dead_topic(subscription, now_us)
             letter = self._lost_letter(subscription, partition, damaged, now_us)
             finished = MessagesSettled(subscription.id, partition, packed(damaged))
             place = topic, partition % topic.settings.partitions
-            self._transactions.carry([(*place, letter)], [finished], now_us).then(sent)
+            self._transactions.commit_internal([(*place, letter)], [finished], now_us).then(sent)
         except (HeadraceError, OSError) as error:
             sent(error if isinstance(error, HeadraceError) else as_headrace_error(error))
 
@@ -199,18 +208,18 @@ class DeadLetters:
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
             text = "dead messages not moved; they can be leased again  subscription=%s"
-            self.failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
+            self._failures.note(("dead", burial.subscription.id, burial.now_us), error, text, burial.subscription)
             burial.leased.stay(offsets, burial.now_us)
-            self.registry.served(burial.subscription)
-        burial.pending_answer.settle(error)
+            self._registry.ready(burial.subscription, burial.now_us)
+        burial.pending_answer.resolve(error)
 
     def _is_there(self, subscription: Subscription) -> bool:
         """Whether it was not deleted since."""
-        return self.registry.find(subscription.topic, subscription.name) is subscription
+        return self._registry.find(subscription.topic, subscription.name) is subscription
 
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
-    ) -> Generator[None, None, PendingAnswer[Answer]]:
+    ) -> Generator[None, int, PendingAnswer[Redriven]]:
         """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
@@ -229,20 +238,20 @@ class DeadLetters:
         except (HeadraceError, OSError):
             self._stay_dead(indexes, found, now_us)
             raise
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[Redriven] = PendingAnswer()
 
         def done(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 self._stay_dead(indexes, found, now_us)
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(Redriven(sum(map(len, found.values()))))
+                pending_answer.resolve(Redriven(sum(map(len, found.values()))))
 
         facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
-        self._transactions.carry(batches, list(facts), now_us).then(done)
+        self._transactions.commit_internal(batches, list(facts), now_us).then(done)
         return pending_answer
 
-    def _stay_dead(self, indexes: dict[int, LeasedIndex], found: dict[int, list[int]], now_us: int) -> None:
+    def _stay_dead(self, indexes: dict[int, LeasedPartition], found: dict[int, list[int]], now_us: int) -> None:
         """These could not be put back."""
         for partition, offsets in found.items():
             indexes[partition].stay(offsets, now_us)
@@ -274,15 +283,15 @@ class DeadLetters:
         name = dead_topic(subscription)
         settings = {"partitions": subscription.topic.settings.partitions}
         topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
-        if self.registry.find(topic, REDRIVE) is None:
-            self.registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
+        if self._registry.find(topic, REDRIVE) is None:
+            self._registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
         return topic
 
     def _letters(
         self,
         subscription: Subscription,
         partition: int,
-        index: LeasedIndex,
+        index: LeasedPartition,
         columns: Columns,
         offsets: Sequence[int],
         about: "dict[int, _About]",
@@ -291,13 +300,13 @@ class DeadLetters:
         """The messages with headers that tell what happened to them."""
         if not offsets:
             return []
-        failures = index.statuses.failures(offsets) or [0] * len(offsets)
+        failures = index.failures(offsets)
         headers = []
         for place, offset in enumerate(offsets):
             own = dict((columns.headers[place] if columns.headers is not None else None) or {})
             own.pop(SUBSCRIPTION_HEADER, None)  # it was redriven before, and is for everybody who looks after the dead
             reason, holder, counted = about[offset]
-            notes = [*index.notes.get(offset, []), ReleaseNote(now_us, holder, reason)]
+            notes = [*index.release_notes(offset), ReleaseNote(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
             headers.append({**own, **_about(subscription, partition, offset, reason, deliveries, notes, now_us)})
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
@@ -325,10 +334,10 @@ class _Burial(NamedTuple):
 
     subscription: Subscription
     partition: int
-    leased: LeasedIndex
+    leased: LeasedPartition
     about: dict[int, _About]
     now_us: int
-    pending_answer: PendingAnswer[Answer]
+    pending_answer: PendingAnswer[Done]
 
 
 def dead_topic(subscription: Subscription) -> str:

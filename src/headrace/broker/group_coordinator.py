@@ -71,6 +71,7 @@ class GroupCoordinator:
         """When a group has something to do, or earlier: a sign of life does not change it."""
         self._epoch = ledger.state.session << 32
         """No group that has no members any more has had a greater one."""
+        topics.changed.connect(self.topic_changed)
 
     def __len__(self) -> int:
         return len(self._ledger.state.groups)

@@ -5,22 +5,30 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from headrace.broker.fact import Fact
+from headrace.broker.signal import Signal
 from headrace.engines.api import (
     EditRecord,
-    LeasedIndex,
+    FrozenIndex,
+    JournaledPartition,
+    LeasedPartition,
     PackedEdits,
+    Partition,
     ReleaseNote,
+    ReplayedPartition,
     SavedChunk,
     SavedRest,
-    index_snapshot,
+    SettledChunks,
+    new_replayed_partition,
+    open_leased_partition,
     pack_edits,
     unpacked,
     whole,
 )
+from headrace.model.subscription import SubscriptionSettings
 
 logger = logging.getLogger("headrace.broker")
 
-_NO_INDEXES: dict[int, LeasedIndex] = {}
+_NO_PARTITIONS: dict[int, JournaledPartition] = {}
 
 
 class SubscriptionSet(Fact, tag=20):
@@ -168,26 +176,43 @@ class LeasedSubscriptionsState:
         """By topic id and partition, and by offset."""
         self.broken: dict[int, str] = {}
         """The subscriptions whose facts could not be followed, and why."""
-        self.on_broken: Callable[[int], None] = lambda _: None
-        """Called with such a subscription when that happens."""
+        self.broke: Signal[int] = Signal()
+        """The facts of a subscription cannot be followed any more."""
         self._settled_edits: dict[tuple[int, int], list[PackedEdits]] = {}
         """Of messages that all subscriptions have settled: they matter again to a new subscription."""
         self._settled_ends: dict[tuple[int, int], int] = {}
         """The last offset among those, or one behind it: edits of later messages need not be looked for there."""
-        self.unsubscribed: dict[tuple[int, int], LeasedIndex] = {}
+        self.unsubscribed: dict[tuple[int, int], LeasedPartition] = {}
         """Indexes for queries of topics without a subscription, by topic id and partition: edits reach them too."""
         self._by_topic: dict[int, list[int]] = {}
         """The subscriptions of each topic."""
-        self._indexes: dict[int, dict[int, LeasedIndex]] = {}
-        """By subscription and partition."""
+        self._replayed: dict[int, dict[int, ReplayedPartition]] = {}
+        """By subscription and partition: what the facts add up to, until the partition is opened."""
+        self._partitions: dict[int, dict[int, JournaledPartition]] = {}
+        """By subscription and partition: what takes in the facts, a replayed partition or the live one."""
 
-    def index(self, subscription: int, partition: int) -> LeasedIndex:
-        """A subscription's state in a partition."""
-        index = self._indexes.get(subscription, _NO_INDEXES).get(partition)
-        if index is None:
-            start = self.subscriptions[subscription].starts.get(partition, 0)
-            index = self._indexes.setdefault(subscription, {})[partition] = LeasedIndex(start)
-        return index
+    def partition(self, subscription: int, partition: int) -> JournaledPartition:
+        """What takes in a subscription's facts about a partition."""
+        found = self._partitions.get(subscription, _NO_PARTITIONS).get(partition)
+        return self._replay(subscription, partition) if found is None else found
+
+    def _replay(self, subscription: int, partition: int) -> ReplayedPartition:
+        start = self.subscriptions[subscription].starts.get(partition, 0)
+        replayed = new_replayed_partition(start)
+        self._replayed.setdefault(subscription, {})[partition] = replayed
+        self._partitions.setdefault(subscription, {})[partition] = replayed
+        return replayed
+
+    def open_partition(
+        self, subscription: int, number: int, partition: Partition, settings: SubscriptionSettings, ttl_us: int | None
+    ) -> LeasedPartition:
+        """Turn the replayed state of a partition into a live one, which takes in the facts from now on."""
+        self.partition(subscription, number)
+        replayed, fact = self._replayed[subscription].pop(number), self.subscriptions[subscription]
+        edits = self.edits_of(fact.topic_id, number)
+        live = open_leased_partition(replayed, partition, fact.name, settings, ttl_us, edits)
+        self._partitions[subscription][number] = live
+        return live
 
     def edits_of(self, topic_id: int, partition: int) -> dict[int, EditRecord]:
         """What was changed in a partition, for subscriptions that have not settled all of it."""
@@ -197,9 +222,9 @@ class LeasedSubscriptionsState:
         """The end of the offsets of a partition that subscriptions and edits refer to."""
         ends = [1 + self.last_edited(topic_id, partition)]
         for number in self._by_topic.get(topic_id, ()):
-            index = self._indexes.get(number, _NO_INDEXES).get(partition)
+            found = self._partitions.get(number, _NO_PARTITIONS).get(partition)
             start = self.subscriptions[number].starts.get(partition, 0)
-            ends.append(start if index is None else index.statuses.end)
+            ends.append(start if found is None else found.end)
         return max(ends)
 
     def edit_of(self, topic_id: int, partition: int, offset: int) -> EditRecord:
@@ -236,7 +261,7 @@ class LeasedSubscriptionsState:
             ):
                 if fact.subscription in self.subscriptions and fact.subscription not in self.broken:
                     try:
-                        self._apply_to(self.index(fact.subscription, fact.partition), fact)
+                        self._apply_to(self.partition(fact.subscription, fact.partition), fact)
                     except Exception as error:  # noqa: BLE001 it is told
                         self._break(fact.subscription, error)
             case SubscriptionSet():
@@ -263,30 +288,31 @@ class LeasedSubscriptionsState:
         """What goes wrong with one subscription is no harm to others: it rests until it is reset."""
         logger.error("leased subscription broken  id=%s", subscription, exc_info=error)
         self.broken[subscription] = f"{type(error).__name__}: {error}"
-        self.on_broken(subscription)
+        self.broke(subscription)
 
     def _forget_indexes(self, subscription: int) -> None:
         self.broken.pop(subscription, None)
-        self._indexes.pop(subscription, None)
+        self._replayed.pop(subscription, None)
+        self._partitions.pop(subscription, None)
 
-    def _apply_to(self, index: LeasedIndex, fact: LeasedFact) -> None:
+    def _apply_to(self, partition: JournaledPartition, fact: LeasedFact) -> None:
         match fact:
             case MessagesLeased():
-                index.apply_leased(fact.number, fact.holder, fact.until_us, unpacked(fact.offsets))
+                partition.apply_leased(fact.number, fact.holder, fact.until_us, unpacked(fact.offsets))
             case MessagesSettled():
-                index.apply_settled(unpacked(fact.offsets))
+                partition.apply_settled(unpacked(fact.offsets))
             case LeaseExtended():
-                index.apply_extended(fact.number, fact.until_us, unpacked(fact.offsets))
+                partition.apply_extended(fact.number, fact.until_us, unpacked(fact.offsets))
             case MessagesReleased():
                 note = ReleaseNote(fact.time_us, fact.holder, fact.reason) if fact.reason else None
                 offsets = unpacked(fact.offsets)
-                index.apply_returned(offsets, fact.ready_us, fact.counted, note, fact.states, fact.time_us)
+                partition.apply_returned(offsets, fact.ready_us, fact.counted, note, fact.states, fact.time_us)
             case IndexSnapshotBegun():
-                index_snapshot.begin(index, fact.end)
+                self._replayed[fact.subscription][fact.partition].begin_snapshot(fact.end)
             case IndexSnapshotChunks():
-                index_snapshot.load_chunks(index, fact.chunks)
+                self._replayed[fact.subscription][fact.partition].load_chunks(fact.chunks)
             case IndexSnapshotRest():
-                index_snapshot.load_rest(index, fact.rest)
+                self._replayed[fact.subscription][fact.partition].load_rest(fact.rest)
 
     def _edit(self, fact: MessageEdited) -> None:
         edits = self.edits_of(fact.topic_id, fact.partition)
@@ -294,7 +320,7 @@ class LeasedSubscriptionsState:
         for number in self._by_topic.get(fact.topic_id, ()):
             if number not in self.broken:
                 try:
-                    self.index(number, fact.partition).apply_edit(fact.offset, edit, fact.moved, fact.time_us)
+                    self.partition(number, fact.partition).apply_edit(fact.offset, edit, fact.moved, fact.time_us)
                 except Exception as error:  # noqa: BLE001 it is told
                     self._break(number, error)
         view = self.unsubscribed.get((fact.topic_id, fact.partition))
@@ -305,12 +331,10 @@ class LeasedSubscriptionsState:
         """The fewest facts that tell all of it as it is now, however late they are asked for."""
         edits = [(place, dict(edits)) for place, edits in self.edits.items()]
         settled = [(place, list(packs)) for place, packs in self._settled_edits.items()]
-        frozen: list[tuple[int, int, index_snapshot.FrozenIndex]] = []
-        for subscription, indexes in list(self._indexes.items()):
+        frozen: list[tuple[int, int, FrozenIndex]] = []
+        for subscription, partitions in list(self._partitions.items()):
             try:
-                frozen += [
-                    (subscription, partition, index_snapshot.FrozenIndex(index)) for partition, index in indexes.items()
-                ]
+                frozen += [(subscription, number, partition.frozen()) for number, partition in partitions.items()]
             except Exception as error:  # noqa: BLE001 it is told
                 self._break(subscription, error)
         return self._told(edits, list(self.subscriptions.values()), settled, frozen)
@@ -320,7 +344,7 @@ class LeasedSubscriptionsState:
         edits: list[tuple[tuple[int, int], dict[int, EditRecord]]],
         subscriptions: list[SubscriptionSet],
         settled: list[tuple[tuple[int, int], list[PackedEdits]]],
-        frozen: list[tuple[int, int, index_snapshot.FrozenIndex]],
+        frozen: list[tuple[int, int, FrozenIndex]],
     ) -> Iterator[Fact]:
         for (topic_id, partition), edited in edits:
             for offset, edit in edited.items():
@@ -332,7 +356,7 @@ class LeasedSubscriptionsState:
         broken = dict(self.broken)
         for subscription, partition, index in frozen:
             try:
-                yield IndexSnapshotBegun(subscription, partition, index.statuses.end)
+                yield IndexSnapshotBegun(subscription, partition, index.end)
                 for chunks in index.chunks():
                     yield IndexSnapshotChunks(subscription, partition, chunks)
                 for rest in index.rest():
@@ -348,16 +372,16 @@ class LeasedSubscriptionsState:
 
         They are found in slices, and tell how it is in the end, when `flush` has let all count that was decided.
         """
-        saved: dict[int, index_snapshot.SettledChunks] = {}
-        for partition, index in list(self._indexes.get(subscription, {}).items()):
-            saved[partition] = index_snapshot.SettledChunks(index)
-            yield from saved[partition].steps()
+        saved: dict[int, SettledChunks] = {}
+        for number, partition in list(self._partitions.get(subscription, _NO_PARTITIONS).items()):
+            saved[number] = partition.settled_chunks()
+            yield from saved[number].steps()
         flush()
         facts: list[Fact] = []
-        for partition, index in self._indexes.get(subscription, {}).items():
-            end, groups = (saved[partition] if partition in saved else index_snapshot.SettledChunks(index)).finish()
-            facts.append(IndexSnapshotBegun(subscription, partition, end))
-            facts += [IndexSnapshotChunks(subscription, partition, chunks) for chunks in groups]
+        for number, partition in self._partitions.get(subscription, _NO_PARTITIONS).items():
+            end, groups = (saved[number] if number in saved else partition.settled_chunks()).finish()
+            facts.append(IndexSnapshotBegun(subscription, number, end))
+            facts += [IndexSnapshotChunks(subscription, number, chunks) for chunks in groups]
         return facts
 
     def forget_topic(self, topic_id: int, partitions: Iterable[int]) -> None:
@@ -424,7 +448,7 @@ class LeasedSubscriptionsState:
 
     def settled_offset(self, topic_id: int, partition: int) -> int:
         """All subscriptions of a topic have settled what comes before; 0 if it has none."""
-        floors = [self.index(number, partition).statuses.floor for number in self._by_topic.get(topic_id, ())]
+        floors = [self.partition(number, partition).floor for number in self._by_topic.get(topic_id, ())]
         return min(floors, default=0)
 
     def last_edited(self, topic_id: int, partition: int) -> int:

@@ -4,21 +4,23 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 from weakref import WeakSet
-
-from crc32c import crc32c
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
+from headrace.broker.lease_expiry import LeaseExpiry
 from headrace.broker.leased_facts import LeaseExtended, MessagesLeased, MessagesReleased, MessagesSettled
 from headrace.broker.ledger import Ledger
+from headrace.broker.message_taker import give_back, take_messages
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports, Session
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
-from headrace.broker.waiters import PendingLease
-from headrace.engines.api import LeasedIndex, TakenMessages, as_headrace_error, packed
+from headrace.broker.settlement_rules import all_of, divided, rest_until
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.turns import Turns
+from headrace.broker.waiters import PendingLease, PendingLeased
+from headrace.engines.api import LeasedPartition, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -34,24 +36,14 @@ from headrace.model.leasing import (
     Settlement,
     cut_reason,
 )
-from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.offsets import gathered
-from headrace.model.request import Answer
 from headrace.model.requests import Done
-from headrace.model.subscription import Expired
 
 logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
 _UNREAD_US = 1_000_000
-"""A partition that could not be read is tried again after so long, if somebody waits; so is what cannot be dropped."""
-_BODY_BYTES_MAX = BATCH_BYTES_MAX - (1 << 20)
-_ENDED_TOGETHER = 256
-"""Messages whose leases or times are over and that are dealt with at a time: more may end at the same moment."""
-_OVER_TOGETHER = 64
-"""Partitions that are looked at for that at a time."""
-_DUE_TOGETHER = 2000
-"""Messages of several partitions that are due and made ready at a time."""
+"""A partition that could not be read is tried again after so long, if somebody waits."""
 _GRANTED_TOGETHER = 16
 """Consumers that are served at a time."""
 _LOOKED_AFTER_TOGETHER = 32
@@ -59,7 +51,6 @@ _LOOKED_AFTER_TOGETHER = 32
 _LATE_TOGETHER = 200
 """Consumers that are told at a time that there was nothing."""
 
-Portion = tuple[int, TakenMessages]
 SettlementFact = MessagesSettled | MessagesReleased | LeaseExtended
 Undo = Callable[[], None]
 """Takes back what was decided about messages, because it could not be written down."""
@@ -68,14 +59,18 @@ Undo = Callable[[], None]
 class LeaseDispatcher:
     """Hands out messages of leased subscriptions, and hears what became of them."""
 
-    def __init__(self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports) -> None:
+    def __init__(
+        self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports, turns: Turns
+    ) -> None:
         self._registry = registry
         self._dead_letters = dead_letters
         self._ledger = ledger
         self._ports = ports
+        self._turns = turns
         self._number = ledger.state.session << 32
         """The last token given out."""
         self._now_us = 0
+        self._expiry = LeaseExpiry(registry, dead_letters, ledger, self.serve_soon)
         self._deadlines: Deadlines[int] = Deadlines()
         """When there is something to do for which subscription, by id."""
         self._planned: dict[int, Subscription] = {}
@@ -83,9 +78,9 @@ class LeaseDispatcher:
         """At which subscriptions somebody on a connection has waited."""
         for subscription in registry:
             self._plan(subscription, 0)
-        registry.served = self._serve
-        registry.overdue = self._end_what_is_over
-        registry.prepared = self._go_on_soon
+        registry.ready.connect(self._serve)
+        registry.overdue.connect(self._expiry.end_some)
+        registry.prepared.connect(self.serve_soon)
 
     @property
     def next_tick_us(self) -> int | None:
@@ -94,12 +89,12 @@ class LeaseDispatcher:
 
     # Handing out.
 
-    def lease(self, session: Session, request: Lease, now_us: int) -> Answer | PendingAnswer[Any]:
+    def lease(self, session: Session, request: Lease, now_us: int) -> Leased | PendingLeased:
         """Hand out messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
-        self._registry.catch_up(subscription)
-        self._end_what_is_over(subscription, now_us)
+        self._registry.catch_up(subscription, now_us)
+        self._expiry.end_some(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
         if not over and not subscription.pending_leases and self._grant(subscription, pending_lease, now_us):
@@ -110,17 +105,17 @@ class LeaseDispatcher:
         subscription.pending_leases.add(pending_lease)
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
         if behind:
-            self._go_on_soon(subscription)
-        self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription)))
+            self.serve_soon(subscription)
+        self._plan(subscription, min(pending_lease.deadline_us, self._due_us(subscription, now_us)))
         return pending_lease.pending_answer
 
-    def stop(self, session: Session, request: LeaseStop) -> Answer:
+    def stop(self, session: Session, request: LeaseStop) -> Done:
         """Whoever waits on this connection need not; what was granted is told before this is answered."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
         for pending_lease in subscription.pending_leases.of(session):
             subscription.pending_leases.remove(pending_lease)
-            pending_lease.pending_answer.settle(Leased([]))
+            pending_lease.pending_answer.resolve(Leased([]))
         return Done()
 
     def disconnect(self, session: Session) -> None:
@@ -134,26 +129,26 @@ class LeaseDispatcher:
         if now_us < self._now_us:  # the clock was put back
             for subscription in self._registry:
                 self._plan(subscription, now_us)
-        self._now_us = self._registry.now_us = now_us
+        self._now_us = now_us
         for number in self._deadlines.pop_due(now_us, _LOOKED_AFTER_TOGETHER):
-            self._attend(self._planned.pop(number))
+            self._attend(self._planned.pop(number), now_us)
 
     def drain(self) -> None:
         """Nothing is handed out any more: whoever waits need not."""
         for subscription in self._registry:
             for pending_lease in subscription.pending_leases.clear():
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
 
-    def _serve(self, subscription: Subscription) -> None:
+    def _serve(self, subscription: Subscription, now_us: int) -> None:
         """Give to those who wait, the first first, as far as there is something."""
-        now_us, tried_ms, left = self._registry.now_us, -1, _GRANTED_TOGETHER
-        self._end_what_is_over(subscription, now_us)
+        tried_ms, left = -1, _GRANTED_TOGETHER
+        self._expiry.end_some(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
             return  # nobody gets what has expired: it goes on when the rest of that is dealt with
         pending_leases = subscription.pending_leases
         while (pending_lease := pending_leases.first(tried_ms)) is not None:
             if not left:
-                self._go_on_soon(subscription)
+                self.serve_soon(subscription)
                 break
             try:
                 if not self._grant(subscription, pending_lease, now_us):
@@ -161,20 +156,20 @@ class LeaseDispatcher:
                     continue
             except (HeadraceError, OSError) as error:
                 pending_leases.remove(pending_lease)
-                pending_lease.pending_answer.settle(
+                pending_lease.pending_answer.resolve(
                     error if isinstance(error, HeadraceError) else as_headrace_error(error)
                 )
             else:
                 pending_leases.remove(pending_lease)
             left -= 1
-        self._plan(subscription, self._due_us(subscription))
+        self._plan(subscription, self._due_us(subscription, now_us))
 
     def _grant(self, subscription: Subscription, pending_lease: PendingLease, now_us: int) -> bool:
         """Hand out what there is; whether there was anything."""
         if subscription.settings.paused or subscription.preparing:
             return False
         request = pending_lease.request
-        portions = self._take(subscription, request, now_us)
+        portions = take_messages(self._registry, subscription, request, now_us)
         if not portions:
             return False
         self._number += 1
@@ -199,80 +194,19 @@ class LeaseDispatcher:
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
-                pending_lease.pending_answer.settle(answer)
+                pending_lease.pending_answer.resolve(answer)
                 self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
                 return
-            self._give_back(subscription, portions, now_us)
-            self._undone(subscription)
-            pending_lease.pending_answer.settle(error)
+            give_back(subscription, portions, now_us)
+            self._undone(subscription, now_us)
+            pending_lease.pending_answer.resolve(error)
 
         self._ledger.gather(now_us, facts, written)
         return True
 
-    def _take(self, subscription: Subscription, request: Lease, now_us: int) -> list[Portion]:
-        """Take out messages, over all partitions in the order of the discipline."""
-        count, bytes_max, ahead_us = (
-            request.messages_max,
-            min(request.bytes_max, _BODY_BYTES_MAX),
-            request.ahead_ms * 1000,
-        )
-        indexes = subscription.indexes
-        if len(indexes) == 1 and not subscription.settings.ordered_by_key:  # else some may turn out to be blocked
-            [(partition, index)] = indexes.items()
-            self._registry.forget_removed(subscription, partition)
-            taken = index.take(count, bytes_max, now_us, ahead_us)
-            return [(partition, taken)] if taken is not None else []
-        portions: list[Portion] = []
-        try:
-            self._take_over_partitions(subscription, portions, count, bytes_max, ahead_us, now_us)
-        except (HeadraceError, OSError):
-            self._give_back(subscription, portions, now_us)
-            raise
-        return portions
-
-    def _take_over_partitions(
-        self,
-        subscription: Subscription,
-        portions: list[Portion],
-        count: int,
-        bytes_max: int,
-        ahead_us: int,
-        now_us: int,
-    ) -> None:
-        indexes, schedule = subscription.indexes, subscription.schedule
-        schedule.advance(now_us, _DUE_TOGETHER)
-        for early_us in (0, ahead_us) if ahead_us else (0,):  # in no partition before all are ready
-            passed_over: set[int] = set()
-            while count > 0 and bytes_max > 0:
-                chosen = schedule.first(subscription.turn, now_us, early_us, passed_over)
-                if chosen is None:
-                    break
-                partition, until_key = chosen
-                subscription.turn = partition + 1
-                self._registry.forget_removed(subscription, partition)
-                least, index = 0 if portions else 1, indexes[partition]
-                first = index.first_keys
-                taken = index.take(count, bytes_max, now_us, early_us, until_key, least)
-                if taken is None:
-                    if index.first_keys != first:
-                        continue  # what came first did not count, or is blocked
-                    if not early_us:
-                        return  # what comes next is too large, and nothing may pass it
-                    passed_over.add(partition)
-                    continue
-                portions.append((partition, taken))
-                count -= len(taken.offsets)
-                bytes_max -= taken.size_bytes
-
-    def _give_back(self, subscription: Subscription, portions: list[Portion], now_us: int) -> None:
-        """What was taken out cannot be leased."""
-        for partition, taken in reversed(portions):
-            if partition in subscription.indexes:  # else it has failed meanwhile
-                subscription.indexes[partition].give_back(taken, now_us)
-
     # What holders say.
 
-    def ack(self, request: Ack, now_us: int) -> Answer | PendingAnswer[Any]:
+    def ack(self, request: Ack, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """These are done."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
@@ -289,7 +223,7 @@ class LeaseDispatcher:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
         return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
-    def extend(self, request: Extend, now_us: int) -> Answer | PendingAnswer[Any]:
+    def extend(self, request: Extend, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """Keep these for longer."""
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
@@ -304,23 +238,23 @@ class LeaseDispatcher:
             self._plan(subscription, until_us)
         return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
-    def release(self, session: Session, request: Release, now_us: int) -> Answer | PendingAnswer[Any]:
+    def release(self, session: Session, request: Release, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """Take these back."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
-        buried: list[PendingAnswer[Any]] = []
+        buried: list[PendingAnswer[Done]] = []
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
         for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
             accepted = list(dict.fromkeys(named))  # what is named twice is released once
-            back, out = self._divided(subscription, index, accepted) if counted else (accepted, [])
+            back, out = divided(subscription.settings, index, accepted) if counted else (accepted, [])
             if out:
                 why = reason or "given up after too many deliveries"
                 buried.append(self._dead_letters.bury(subscription, holding.partition, out, why, now_us, counted=False))
             if back:
-                wanted = self._rest_until(subscription, index, back, request, now_us)
+                wanted = rest_until(subscription.settings, index, back, request, now_us)
                 ready_us = index.ready_times(back, wanted)
                 states = {offset: request.states[offset] for offset in back if offset in request.states}
                 undo.append(partial(index.restore, index.reserve(back), now_us))
@@ -331,9 +265,9 @@ class LeaseDispatcher:
                     )
                 )
             subscription.released += len(accepted)
-        return _all(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
+        return all_of(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
-    def reject(self, request: Reject, now_us: int) -> Answer | PendingAnswer[Any]:
+    def reject(self, request: Reject, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """These go to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
@@ -344,7 +278,7 @@ class LeaseDispatcher:
             )
             for _, holding, named in self._accepted(subscription, request.holdings, refused, now_us)
         ]
-        return _all(Settlement(refused), buried)
+        return all_of(Settlement(refused), buried)
 
     def _accepted(
         self,
@@ -354,7 +288,7 @@ class LeaseDispatcher:
         now_us: int,
         *,
         late: bool = False,
-    ) -> Iterator[tuple[LeasedIndex, Holding, Sequence[int]]]:
+    ) -> Iterator[tuple[LeasedPartition, Holding, Sequence[int]]]:
         """What of it is in the hands of who says so; the rest is added to what is refused.
 
         Each holding is checked when those before it were dealt with, so that nothing is decided twice.
@@ -380,80 +314,52 @@ class LeaseDispatcher:
         undo: list[Undo],
         *,
         durably: bool = True,
-    ) -> Answer | PendingAnswer[Any]:
+    ) -> Settlement | PendingAnswer[Settlement]:
         """Write down what was decided, and answer when that is safe."""
         if not facts:
             return answer
-        pending_answer: PendingAnswer[Any] = PendingAnswer()
+        pending_answer: PendingAnswer[Settlement] = PendingAnswer()
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
                 for take_back in reversed(undo):
                     take_back()
-                self._undone(subscription)
-                pending_answer.settle(error)
+                self._undone(subscription, now_us)
+                pending_answer.resolve(error)
                 return
             if subscription.pending_leases or subscription.schedule.is_over(now_us):
-                self._ports.call_soon(partial(self._serve, subscription))
+                self._turns.call_soon(partial(self._serve, subscription))
             if durably:
-                self._ledger.durably(answer).then(pending_answer.settle)
+                self._ledger.durably(answer).then(pending_answer.resolve)
             else:
-                pending_answer.settle(answer)
+                pending_answer.resolve(answer)
 
         self._ledger.gather(now_us, facts, written)
         return pending_answer
 
-    def _undone(self, subscription: Subscription) -> None:
+    def _undone(self, subscription: Subscription, now_us: int) -> None:
         """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
-        self._plan(subscription, self._due_us(subscription))
+        self._plan(subscription, self._due_us(subscription, now_us))
         if subscription.pending_leases:
-            self._ports.call_soon(partial(self._serve, subscription))
-
-    def _divided(
-        self, subscription: Subscription, index: LeasedIndex, offsets: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
-        """Those that can be tried again, and those that have been tried often enough."""
-        most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(offsets)
-        if not most or (not failures and most > 1):
-            return list(offsets), []
-        tried = [failed + 1 for failed in failures] or [1] * len(offsets)
-        back = [offset for offset, times in zip(offsets, tried, strict=True) if times < most]
-        return back, [offset for offset, times in zip(offsets, tried, strict=True) if times >= most]
-
-    def _rest_until(
-        self, subscription: Subscription, index: LeasedIndex, offsets: list[int], request: Release, now_us: int
-    ) -> list[int]:
-        if request.until_us is not None:
-            return [request.until_us] * len(offsets)
-        if request.delay_ms is not None:
-            return [now_us + request.delay_ms * 1000] * len(offsets)
-        if request.undelivered:
-            return [now_us] * len(offsets)
-        failures = index.statuses.failures(offsets) or [0] * len(offsets)
-        settings = subscription.settings
-        return [
-            now_us + settings.retry_us(failed + 1, _luck(offset, failed))
-            for offset, failed in zip(offsets, failures, strict=True)
-        ]
+            self._turns.call_soon(partial(self._serve, subscription))
 
     # Time passes.
 
     def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Leases end, messages expire, consumers have waited long enough."""
-        self._registry.catch_up(subscription, again=again)
-        self._serve(subscription)
+        self._registry.catch_up(subscription, now_us, again=again)
+        self._serve(subscription, now_us)
         if subscription.preparing:
             pass  # whoever waits is told when that is done
         elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
-            self._go_on_soon(subscription)  # there may be something yet for those who have waited long enough
+            self.serve_soon(subscription)  # there may be something yet for those who have waited long enough
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
             for pending_lease in late:
-                pending_lease.pending_answer.settle(Leased([]))
+                pending_lease.pending_answer.resolve(Leased([]))
             if len(late) == _LATE_TOGETHER:
-                self._go_on_soon(subscription)
-        self._plan(subscription, self._due_us(subscription))
+                self.serve_soon(subscription)
+        self._plan(subscription, self._due_us(subscription, now_us))
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
         """Whether more has happened at once than was dealt with so far; what is due matters only if it is `wanted`."""
@@ -461,77 +367,26 @@ class LeaseDispatcher:
         wanted = wanted and not subscription.settings.paused
         return schedule.is_over(now_us) or (wanted and schedule.is_due(now_us))
 
-    def _go_on_soon(self, subscription: Subscription) -> None:
-        """Go on with what is to be done for a subscription, after what others have to do."""
+    def serve_soon(self, subscription: Subscription) -> None:
+        """Serve a subscription's consumers and go on with its expirations, at the end of the loop turn."""
         if not subscription.goes_on:
             subscription.goes_on = True
-            self._ports.call_at_turn_end(partial(self._go_on, subscription))
+            self._turns.call_at_turn_end(partial(self._go_on, subscription))
 
-    def _go_on(self, subscription: Subscription) -> None:
+    def _go_on(self, subscription: Subscription, now_us: int) -> None:
         subscription.goes_on = False
-        self._attend(subscription, again=False)
+        self._attend(subscription, now_us, again=False)
 
-    def _attend(self, subscription: Subscription, *, again: bool = True) -> None:
+    def _attend(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """Look after a subscription, if it is there and at work; one that fails is set aside, and the others go on."""
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
-            self._look_after(subscription, self._registry.now_us, again=again)
+            self._look_after(subscription, now_us, again=again)
         except Exception as error:  # noqa: BLE001 it is told; all others go on
             self._registry.fail(subscription, error)
 
-    def _end_what_is_over(self, subscription: Subscription, now_us: int) -> None:
-        """Deal with some of the leases and messages whose time is over, all if they are not very many."""
-        schedule, left = subscription.schedule, _ENDED_TOGETHER
-        if not schedule.is_over(now_us):
-            return
-        for partition in schedule.over(now_us, _OVER_TOGETHER):
-            left -= self._end_some(subscription, partition, now_us, left)
-            if left <= 0:
-                break
-        if schedule.is_over(now_us):
-            self._go_on_soon(subscription)
-
-    def _end_some(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
-        """Deal with so many of them at most in a partition; returns about how many there were."""
-        index = subscription.indexes.get(partition)
-        if index is None:
-            return 0  # it has failed meanwhile
-        ended = index.ended(now_us, most)
-        if ended:
-            subscription.expired_leases += len(ended)
-            self._come_back(subscription, partition, index, ended, now_us)
-        for damaged in index.take_lost(now_us):
-            self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
-        expired = index.expired(now_us, most)
-        if expired and subscription.settings.expired is Expired.DEAD:
-            self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
-        elif expired:
-            facts = [MessagesSettled(subscription.id, partition, packed(expired))]
-            self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
-        if expired and subscription.settings.ordered_by_key:
-            self._registry.serve_soon(subscription)  # the next ones of their keys can be had
-        return len(ended) + len(expired) + 1
-
-    def _dropped(self, index: LeasedIndex, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
-        if error is not None:
-            logger.warning("expired messages could not be dropped: %s", error)
-            index.pending.expire_later(offsets, now_us + _UNREAD_US)
-
-    def _come_back(
-        self, subscription: Subscription, partition: int, index: LeasedIndex, ended: list[int], now_us: int
-    ) -> None:
-        """Messages whose leases have ended are ready again, unless they were handed out often enough."""
-        most = subscription.settings.deliveries_max
-        failures = index.statuses.failures(ended) or [0] * len(ended)
-        dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
-        gone = set(dead)
-        index.stay([offset for offset in ended if offset not in gone], now_us)
-        if dead:
-            reason = "its last lease ended without a word"
-            self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)
-
-    def _due_us(self, subscription: Subscription) -> int:
+    def _due_us(self, subscription: Subscription, now_us: int) -> int:
         """When there is something to do for a subscription."""
         pending_leases = subscription.pending_leases
         wanted = bool(pending_leases) and not subscription.settings.paused
@@ -540,7 +395,7 @@ class LeaseDispatcher:
             subscription.schedule.next_us(wanted=wanted, ahead_us=pending_leases.ahead_us),
         ]
         if subscription.stale and pending_leases:
-            times.append(self._registry.now_us + _UNREAD_US)
+            times.append(now_us + _UNREAD_US)
         return min((time for time in times if time is not None), default=_NEVER_US)
 
     def _plan(self, subscription: Subscription, time_us: int) -> None:
@@ -553,31 +408,3 @@ class LeaseDispatcher:
         self._deadlines.set(number, time_us)
         if next_us is None or time_us < next_us:
             self._ports.wake_at(time_us)
-
-
-def _all(answer: Answer | PendingAnswer[Any], others: list[PendingAnswer[Any]]) -> Answer | PendingAnswer[Any]:
-    """The answer, when the others are there too."""
-    for other in others:
-        answer = _both(answer, other)
-    return answer
-
-
-def _both(first: Answer | PendingAnswer[Any], second: PendingAnswer[Any]) -> PendingAnswer[Any]:
-    """The first answer when both are there, or an error of either."""
-    both: PendingAnswer[Any] = PendingAnswer()
-
-    def then(outcome: Answer | HeadraceError) -> None:
-        if isinstance(outcome, HeadraceError):
-            both.settle(outcome)
-        elif isinstance(first, PendingAnswer):
-            first.then(both.settle)
-        else:
-            both.settle(first)
-
-    second.then(then)
-    return both
-
-
-def _luck(offset: int, failed: int) -> float:
-    """A number from 0 to 1 that looks random and is always the same for the same attempt."""
-    return crc32c(b"%d %d" % (offset, failed)) / 0xFFFFFFFF

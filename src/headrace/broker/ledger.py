@@ -13,7 +13,7 @@ from headrace.broker.slices import Steps, in_slices
 from headrace.broker.sync_waiters import SyncWaiters
 from headrace.engines.api import DataDirectory, Snapshot, Store, as_headrace_error
 from headrace.model.errors import DiskFull, HeadraceError
-from headrace.model.request import Answer
+from headrace.model.request import AnswerType
 from headrace.model.requests import Done
 
 logger = logging.getLogger("headrace.broker")
@@ -145,12 +145,12 @@ class Ledger:
         elif self._written_bytes > max(self._settings.journal_bytes, _SNAPSHOT_GROWTH * self._snapshot_bytes):
             self._begin_snapshot(now_us)
 
-    def durably(self, answer: Answer) -> PendingAnswer[Answer]:
+    def durably(self, answer: AnswerType) -> PendingAnswer[AnswerType]:
         """The answer, once all that was recorded so far is synced."""
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[AnswerType] = PendingAnswer()
 
         def tell(error: HeadraceError | None) -> None:
-            pending_answer.settle(answer if error is None else error)
+            pending_answer.resolve(answer if error is None else error)
 
         self._syncing.wait(self._end, tell)
         return pending_answer

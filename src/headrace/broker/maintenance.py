@@ -41,7 +41,9 @@ class Maintenance:
         ledger: Ledger,
         ports: Ports,
         settings: BrokerSettings,
+        learn: Callable[[], Steps],
     ) -> None:
+        """`learn` is done each time: it looks at dead messages before somebody counts them."""
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
@@ -50,8 +52,7 @@ class Maintenance:
         self._settings = settings
         self._next_us = 0
         self._compact_us = 0
-        self.learn: Callable[[], Steps] = _no_steps
-        """Done each time: has dead messages looked at before somebody counts them."""
+        self._learn = learn
         self._under_way: set[str] = set()
         """What goes on in slices, and is not begun again meanwhile."""
         self._closed = False
@@ -75,9 +76,9 @@ class Maintenance:
         """Begin with what is due, unless the last round is still under way."""
         if now_us < self._next_us or self._closed:
             return
-        self._next_us = now_us + round(self._settings.upkeep_seconds * 1e6)
+        self._next_us = now_us + round(self._settings.maintenance_seconds * 1e6)
         self._ledger.request_sync()
-        self._begin("learning", lambda: self.learn())
+        self._begin("learning", self._learn)
         self._begin("round", lambda: self._round(now_us))
 
     def close(self) -> None:
@@ -262,7 +263,3 @@ class Maintenance:
 def _is_trimmed(settings: TopicSettings) -> bool:
     """Whether messages of a topic go by themselves."""
     return bool(settings.retain_seconds or settings.retain_bytes or settings.validity is not Validity.KEEP)
-
-
-def _no_steps() -> Steps:
-    yield

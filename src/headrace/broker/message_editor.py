@@ -1,16 +1,18 @@
 """Edits: messages that nobody has in hand can still be moved, changed and deleted by their owners."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.leased_facts import MessageEdited as EditedFact
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
-from headrace.broker.slices import Steps, in_slices
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.slices import TimedSteps
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
-from headrace.engines.api import Content, Contents, EditRecord
+from headrace.broker.turns import Turns
+from headrace.engines.api import Content, EditRecord, StoredMessages, stored_messages
 from headrace.model.batch import Columns, check_messages, message_bytes, received
 from headrace.model.errors import (
     HeadraceError,
@@ -25,7 +27,6 @@ from headrace.model.errors import (
 )
 from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
-from headrace.model.request import Answer
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
@@ -55,15 +56,15 @@ _Places = dict[tuple[int, int], _Stored]
 class MessageEditor:
     """Changes messages; the answer for each is definite."""
 
-    def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, ports: Ports) -> None:
+    def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, turns: Turns) -> None:
         self._topics = topics
         self._registry = registry
         self._ledger = ledger
-        self._ports = ports
-        self._contents: tuple[tuple[int, int], Contents] | None = None
+        self._turns = turns
+        self._contents: tuple[tuple[int, int], StoredMessages] | None = None
         """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
 
-    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Answer]:
+    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
         """Change messages that are named."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
@@ -71,14 +72,13 @@ class MessageEditor:
         edition = checked_edit(topic, request.change, request.owner, body)
         if request.topic_id not in (0, topic.id):  # they were in another topic of that name
             return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])
-        return in_slices(self._ports, self._edit(topic, request.messages, edition, now_us))
+        return self._turns.in_slices(self._edit(topic, request.messages, edition, now_us))
 
-    def _edit(self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int) -> Steps:
+    def _edit(self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int) -> TimedSteps:
         outcomes: list[EditOutcome] = []
         for start in range(0, len(messages), EDITS_TOGETHER):
             if start:
-                yield
-            now_us = max(now_us, self._registry.now_us)
+                now_us = yield
             try:
                 outcomes += self.apply(topic, messages[start : start + EDITS_TOGETHER], edition, now_us)
             except HeadraceError as error:
@@ -88,7 +88,7 @@ class MessageEditor:
                 break
         return self.answer(outcomes)
 
-    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Answer]:
+    def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Edited]:
         """Tell what became of messages when that is safe."""
         return self._ledger.durably(Edited(outcomes, after))
 
@@ -122,7 +122,7 @@ class MessageEditor:
             self._ledger.record(now_us, *facts.values())
             for subscription in subscriptions:
                 if subscription.pending_leases:
-                    self._ports.call_soon(lambda each=subscription: self._registry.served(each))  # type: ignore[misc]
+                    self._turns.call_soon(partial(self._registry.ready, subscription))
         return outcomes
 
     def _read(self, topic: Topic, subscriptions: list[Subscription], messages: Iterable[MessageId]) -> _Places:
@@ -138,7 +138,7 @@ class MessageEditor:
                 continue
             first, end = active.partition.first_offset, active.end_offset
             within = sorted(offset for offset in wanted if first <= offset < end)
-            columns, there, _ = self._contents_of(topic, number, subscriptions).read(within)
+            columns, there = self._contents_of(topic, number, subscriptions).read_stored(within)
             for at, offset in enumerate(there):
                 headers = (columns.headers[at] if columns.headers is not None else None) or {}
                 due = columns.dues[at] if columns.dues is not None else None
@@ -146,13 +146,13 @@ class MessageEditor:
                 found[number, offset] = _Stored(headers.get(OWNER_HEADER, b""), ready_us)
         return found
 
-    def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> Contents:
+    def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> StoredMessages:
         for subscription in subscriptions:
             index = subscription.indexes.get(number)
-            if index is not None and index.pending.contents is not None:
-                return index.pending.contents
+            if index is not None:
+                return index
         if self._contents is None or self._contents[0] != (topic.id, number):
-            self._contents = (topic.id, number), Contents(self._topics.active(topic, number).partition)
+            self._contents = (topic.id, number), stored_messages(self._topics.active(topic, number).partition)
         return self._contents[1]
 
 
@@ -204,7 +204,7 @@ def _changed(
     due = record.due if change.due_us is None else change.due_us
     if change.shift_us:
         indexes = [one.indexes[place[0]] for one in subscriptions if place[0] in one.indexes]
-        rests = [rest_us for index in indexes if (rest_us := index.pending.rest_of(place[1])) is not None]
+        rests = [rest_us for index in indexes if (rest_us := index.rests_until(place[1])) is not None]
         base_us = max(rests, default=stored.ready_us if record.due is None else record.due)
         due = min(max(base_us + change.shift_us, 0), TIMESTAMP_US_MAX)
     if content is not None and owner:  # stays whoever's it is

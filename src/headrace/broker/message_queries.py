@@ -1,7 +1,6 @@
 """Looking at what a leased subscription has: by status, time, key, owner and headers, a page at a time."""
 
 from collections.abc import Generator
-from typing import Any
 
 import msgspec
 
@@ -9,16 +8,18 @@ from headrace.broker.dead_letters import LOST_HEADER, PREFIX, DeadLetters
 from headrace.broker.ledger import Ledger
 from headrace.broker.message_editor import EDITS_TOGETHER, MessageEdit, MessageEditor, checked_edit
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
-from headrace.broker.ports import Ports
 from headrace.broker.search import Search, SearchPosition, died_us, headers_of, number_in
-from headrace.broker.slices import Steps, in_slices
-from headrace.broker.subscriptions import Subscription, SubscriptionRegistry
+from headrace.broker.slices import TimedSteps
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_views import TopicView, TopicViews
 from headrace.broker.topics import TopicRegistry
-from headrace.engines.api import LeasedIndex, inspection
+from headrace.broker.turns import Turns
+from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
 from headrace.model.leasing import (
+    Edited,
     EditMatching,
     EditOutcome,
     Find,
@@ -32,7 +33,6 @@ from headrace.model.leasing import (
     Selection,
 )
 from headrace.model.limits import LEASE_MESSAGES_MAX
-from headrace.model.request import Answer
 from headrace.model.subscription import checked_subscription
 
 _TOGETHER = 64
@@ -52,22 +52,22 @@ class MessageQueries:
         dead_letters: DeadLetters,
         editing: MessageEditor,
         ledger: Ledger,
-        ports: Ports,
+        turns: Turns,
     ) -> None:
         self._topics = topics
         self._registry = registry
         self._dead_letters = dead_letters
         self._editor = editing
-        self._ports = ports
+        self._turns = turns
         self._leased = ledger.state.leased
         self._views = TopicViews(topics, self._leased)
 
-    def find(self, request: Find, now_us: int) -> PendingAnswer[Any]:
+    def find(self, request: Find, now_us: int) -> PendingAnswer[Found | AnswerWithBody[Found]]:
         """A page of messages."""
         _check(request.selection, request.messages_max)
-        return in_slices(self._ports, self._find(request, now_us))
+        return self._turns.in_slices(self._find(request, now_us))
 
-    def _find(self, request: Find, now_us: int) -> Steps:
+    def _find(self, request: Find, now_us: int) -> TimedSteps:
         wanted = yield from self._subject(request.topic, request.subscription, now_us)
         subscription, selection = self._place(wanted, request.selection)
         if subscription is None or request.topic_id not in (0, wanted.topic.id):
@@ -90,21 +90,21 @@ class MessageQueries:
             else:
                 search.advance()
             if search.goes_on:
-                yield
+                now_us = yield
         answer = Found(found, search.after, subscription.topic.id)
         return AnswerWithBody(answer, encode_detached_batch(_joined(contents), now_us)) if found else answer
 
-    def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Any]:
+    def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Forecasted]:
         """How many messages are due when."""
         if not 0 < request.buckets <= _BUCKETS_MAX or request.bucket_us <= 0:
             raise InvalidArgument(f"buckets is 1 to {_BUCKETS_MAX}, and bucket_us more than 0")
-        return in_slices(self._ports, self._forecast(request, now_us))
+        return self._turns.in_slices(self._forecast(request, now_us))
 
-    def _forecast(self, request: Forecast, now_us: int) -> Steps:
+    def _forecast(self, request: Forecast, now_us: int) -> TimedSteps:
         subscription = yield from self._subject(request.topic, request.subscription, now_us)
         yield from self._refresh(subscription, now_us)
         bounds = [request.from_us + at * request.bucket_us for at in range(request.buckets + 1)]
-        tallies = [inspection.ForecastCounter(index.pending, bounds) for index in subscription.indexes.values()]
+        tallies = [index.forecast(bounds) for index in subscription.indexes.values()]
         totals = [sum(tally.ready for tally in tallies), *[0] * (request.buckets + 1)]
         for tally in tallies:
             while tally.count_some():
@@ -112,15 +112,15 @@ class MessageQueries:
             totals = [total + count for total, count in zip(totals, tally.counts, strict=True)]
         return Forecasted(totals[1:-1], totals[0], totals[-1])
 
-    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Any]:
+    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
         """Change all that match, up to a number."""
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
             raise InvalidArgument("dead messages cannot be edited; redrive them first")
         edition = checked_edit(self._topics.get(request.topic), request.change, request.owner, body)
-        return in_slices(self._ports, self._edit_matching(request, edition, now_us))
+        return self._turns.in_slices(self._edit_matching(request, edition, now_us))
 
-    def _edit_matching(self, request: EditMatching, edition: MessageEdit, now_us: int) -> Steps:
+    def _edit_matching(self, request: EditMatching, edition: MessageEdit, now_us: int) -> TimedSteps:
         subscription = yield from self._subject(request.topic, request.subscription, now_us)
         selection = request.selection
         if request.owner and not selection.owner:
@@ -149,16 +149,16 @@ class MessageQueries:
             else:
                 search.advance()
             if search.goes_on:
-                yield
+                now_us = yield
         return self._editor.answer(outcomes, search.after)
 
-    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Any]:
+    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Redriven]:
         """Put dead messages back."""
         _check(request.selection, request.messages_max)
         request.selection.status = "dead"
-        return in_slices(self._ports, self._redrive(request, now_us))
+        return self._turns.in_slices(self._redrive(request, now_us))
 
-    def _redrive(self, request: Redrive, now_us: int) -> Steps:
+    def _redrive(self, request: Redrive, now_us: int) -> TimedSteps:
         wanted = self._registry.get(request.topic, request.subscription)
         dead, selection = self._place(wanted, request.selection)
         if dead is None:
@@ -177,20 +177,20 @@ class MessageQueries:
             else:
                 search.advance()
             if search.goes_on:
-                yield
+                now_us = yield
         self._check_alive(wanted)
         chosen: dict[int, list[int]] = {}
         for spot in found:  # others may have been quicker
-            if inspection.status(dead.indexes[spot.partition].pending, spot.offset) in ("ready", "waiting"):
+            if dead.indexes[spot.partition].status(spot.offset) in ("ready", "waiting"):
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
             return Redriven(0, search.after)
-        pending_answer: PendingAnswer[Answer] = PendingAnswer()
+        pending_answer: PendingAnswer[Redriven] = PendingAnswer()
 
         def tell(outcome: object) -> None:
             if isinstance(outcome, Redriven):
                 outcome.after = search.after
-            pending_answer.settle(outcome)  # type: ignore[arg-type]
+            pending_answer.resolve(outcome)  # type: ignore[arg-type]
 
         redriven = yield from self._dead_letters.redrive(wanted, dead, chosen, now_us)
         redriven.then(tell)
@@ -213,7 +213,7 @@ class MessageQueries:
         there.due_from_us, there.due_to_us = selection.due_from_us, selection.due_to_us
         return self._dead_letters.subscription(subscription), there
 
-    def _subject(self, topic: str, name: str, now_us: int) -> Generator[None, None, Subscription]:
+    def _subject(self, topic: str, name: str, now_us: int) -> Generator[None, int, Subscription]:
         """The subscription to look at; of a topic that has none, what a new one would have."""
         found = self._topics.get(topic)
         if self._leased.has_subscriptions(found.id):
@@ -223,19 +223,18 @@ class MessageQueries:
         yield from view.steps(self._topics, self._leased, now_us)
         return view
 
-    def _refresh(self, subscription: Subscription, now_us: int) -> Generator[None, None, int]:
+    def _refresh(self, subscription: Subscription, now_us: int) -> Generator[None, int, int]:
         """Bring a subscription up to the moment, which is returned; in slices, if very much has happened."""
-        now_us = max(now_us, self._registry.now_us)
         self._check_alive(subscription)
         if isinstance(subscription, TopicView):
             subscription.refresh(self._topics, now_us)
         else:
             self._registry.refresh(subscription, now_us)
         for index in list(subscription.indexes.values()):
-            while index.pending.is_behind(now_us):
-                index.pending.advance(now_us)
-                if index.pending.is_behind(now_us):
-                    yield
+            while index.is_behind(now_us):
+                index.make_due_ready(now_us)
+                if index.is_behind(now_us):
+                    now_us = yield
         self._check_alive(subscription)
         return now_us
 
@@ -249,16 +248,12 @@ class MessageQueries:
             raise SubscriptionNotFound(f"{subscription} was deleted; nothing more can be told of it")
 
 
-def _described(index: LeasedIndex, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
-    offset = spot.offset
-    status = inspection.status(index.pending, offset)
+def _described(index: LeasedPartition, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
+    state = index.message_state(spot.offset)
     due = columns.dues[place] if columns.dues is not None else None
     published = columns.timestamps[place] if columns.timestamps else 0
-    held = index.leases.get(offset) if status == "leased" else None
-    notes = index.notes.get(offset)
-    reason = notes[-1].reason if notes else ""
-    ready_us = index.pending.rest_of(offset) or (due if due is not None else published)
-    deliveries = (index.statuses.failures([offset]) or [0])[0] + (status == "leased")
+    status, deliveries, reason = state.status, state.deliveries, state.reason
+    ready_us = state.rests_until_us or (due if due is not None else published)
     if wanted == "dead":
         headers = headers_of(columns, place)
         status, ready_us = "dead", died_us(headers) or ready_us
@@ -266,13 +261,13 @@ def _described(index: LeasedIndex, spot: SearchPosition, columns: Columns, place
         deliveries = number_in(headers, "deliveries")
     return FoundMessage(
         spot.partition,
-        offset,
+        spot.offset,
         status,
         ready_us,
         deliveries,
-        index.edits[offset].version if offset in index.edits else 1,
-        held.holder if held is not None else "",
-        held.until_us if held is not None else 0,
+        state.version,
+        state.holder,
+        state.until_us,
         reason,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from headrace.engines.api import RANK_BITS, LeasedIndex
+from headrace.engines.api import RANK_BITS, LeasedPartition
 from headrace.model.subscription import Discipline
 
 _OUTDATED_MAX = 64
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 class PartitionSchedule:
     """What is known of the partitions of a subscription; those in `changed` have to be looked at again."""
 
-    def __init__(self, indexes: Mapping[int, LeasedIndex]) -> None:
+    def __init__(self, indexes: Mapping[int, LeasedPartition]) -> None:
         self._indexes = indexes
         self._by_key = False
         """Whether the keys of messages mean the same in all partitions."""
@@ -63,7 +63,7 @@ class PartitionSchedule:
         for times in (self._waiting, self._resting):
             while (due := self._due(times, now_us)) and most > 0:
                 for partition in due:
-                    most -= self._indexes[partition].pending.advance(now_us)
+                    most -= self._indexes[partition].make_due_ready(now_us)
                     self.changed.add(partition)
                     if most <= 0:
                         break
@@ -120,12 +120,11 @@ class PartitionSchedule:
                 for table in (self._ready, self._waiting, self._resting, self._ends):
                     table.set(number, None)
                 continue
-            pending = index.pending
-            key = pending.ready.first_key
+            key, waiting_us, resting_us, end_us = index.next_times()
             self._ready.set(number, None if key is None else key >> self._shift if self._by_key else 0)
-            self._waiting.set(number, pending.waiting.first_key)
-            self._resting.set(number, pending.resting.first_key)
-            self._ends.set(number, index.first_end_us)
+            self._waiting.set(number, waiting_us)
+            self._resting.set(number, resting_us)
+            self._ends.set(number, end_us)
 
 
 class _Ranks:

@@ -1,4 +1,4 @@
-"""Answers with more than words, and answers that are not there yet."""
+"""Answers with a body of batches, and answers that are not there yet."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -7,68 +7,71 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from headrace.model.batch import Bytes, Columns, encode
 from headrace.model.errors import Cancelled, HeadraceError
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.model.request import Answer
+from headrace.model.request import AnswerType
 
 Outcome = TypeVar("Outcome")
 
 
-class AnswerWithBody(NamedTuple):
-    """An answer, and the batches that go with it."""
+class AnswerWithBody(NamedTuple, Generic[AnswerType]):
+    """An answer, and the batches that are sent with it."""
 
-    words: Answer
+    answer: AnswerType
     body: Bytes
 
 
 def encode_detached_batch(columns: Columns, now_us: int) -> Bytes:
-    """Messages as a batch that a reader can check, though it stands in no log."""
+    """Encode messages as a batch that a reader can check, although it is in no log."""
     batch = encode(columns, now_us, message_bytes_max=BATCH_BYTES_MAX)
     batch.place(0, now_us, 0)
     return batch.data
 
 
 class PendingAnswer(Generic[Outcome]):
-    """An answer to come, or an error. All on the broker's thread; any number may ask to be told, in their order."""
+    """An answer to come, or an error. It has any number of listeners, which it calls in the order of their coming.
 
-    __slots__ = ("_listeners", "outcome", "settled")
+    It belongs to the broker's thread. Whoever asked can cancel it; it can be awaited on an event loop.
+    """
+
+    __slots__ = ("_listeners", "outcome", "resolved")
 
     def __init__(self) -> None:
         self.outcome: Outcome | HeadraceError | None = None
-        self.settled = False
+        self.resolved = False
         self._listeners: list[Callable[[Outcome | HeadraceError], None]] = []
 
-    def then(self, tell: Callable[[Outcome | HeadraceError], None]) -> None:
-        """Call this with the answer or the error, now if it is there."""
-        if self.settled:
-            tell(self.outcome)  # type: ignore[arg-type]
+    def then(self, listener: Callable[[Outcome | HeadraceError], None]) -> None:
+        """Call the listener with the answer or the error: now if it is there, else when it comes."""
+        if self.resolved:
+            listener(self.outcome)  # type: ignore[arg-type]
         else:
-            self._listeners.append(tell)
+            self._listeners.append(listener)
 
-    def settle(self, outcome: Outcome | HeadraceError) -> None:
-        """Tell the outcome to all listeners; does nothing after `cancel`."""
-        if self.settled:
+    def resolve(self, outcome: Outcome | HeadraceError) -> None:
+        """Pass the answer or the error on to every listener; an answer that was cancelled before is dropped."""
+        if self.resolved:
             return
         self.outcome = outcome
-        self.settled = True
+        self.resolved = True
         listeners, self._listeners = self._listeners, []
-        for tell in listeners:
-            tell(outcome)
+        for listener in listeners:
+            listener(outcome)
 
     def cancel(self) -> bool:
         """Tell all listeners that nobody wants the answer any more; whether it was still to come.
 
         A request that waits, such as a lease, is withdrawn. One that the broker carries out already is carried out.
         """
-        if self.settled:
+        if self.resolved:
             return False
-        self.settle(Cancelled())
+        self.resolve(Cancelled())
         return True
 
     def __await__(self) -> Generator[Any, None, Outcome]:
-        """Wait for the answer on the event loop that runs; an error is raised."""
+        """Wait for the answer on the running event loop; an error is raised."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake(_: object) -> None:
-            if not waiting.done():  # else whoever waited was cancelled
+            if not waiting.done():  # the awaiting task may have been cancelled
                 waiting.set_result(None)
 
         self.then(wake)

@@ -106,11 +106,11 @@ class _Repair:
         self._identity = found.identity or new_id
         self._journal_of = "" if found.state is None else found.state.broker_id
         self._lost = bool(found.lost) or self._journal_of not in ("", self._identity)
-        done.identity = self._identity
 
     def run(self) -> None:
         """Do it: first what is in the way, then the journal, and the format file when all else is on the disk."""
         found = self._found
+        self._done.identity = self._identity
         state = found.state or BrokerState()
         if found.problems:
             for place, why in found.foreign.items():

@@ -25,7 +25,7 @@ class Reservation:
     >>> answer: PendingAnswer[Answer] = PendingAnswer()
     >>> reservation = Reservation(lambda end: asked.append(end) or answer, 100, Workbench())
     >>> reservation.ask(100, lambda error: print("reserved", reservation.end, error))
-    >>> answer.settle(Answer())
+    >>> answer.resolve(Answer())
     reserved 4196 None
     >>> asked, reservation.ask_at
     ([4196], 2148)

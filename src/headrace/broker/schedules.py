@@ -91,7 +91,7 @@ class ScheduleRunner:
         transactions: Transactions,
         ledger: Ledger,
         ports: Ports,
-        unsettled: Callable[[Topic, int, int], bool],
+        unsettled: Callable[[Topic, int, int, int], bool],
         now_us: int,
     ) -> None:
         """Go on with those that the ledger knows; `unsettled` tells whether a message (topic, partition, offset) is
@@ -210,9 +210,9 @@ class ScheduleRunner:
                 if self._entries.get(request.name) is entry and entry.armed_us is None:
                     self._arm(entry)
             if isinstance(outcome, HeadraceError):
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(
+                pending_answer.resolve(
                     self._info(request.name) if request.name in self._ledger.state.schedules else _info(kept)
                 )
 
@@ -365,7 +365,7 @@ class ScheduleRunner:
         """Publish the runs that are due; None when all of them are left out, which is remembered too."""
         times_us = due.times_us
         if times_us and kept.definition.overlap == "skip":
-            times_us = [] if self._overlaps(entry, kept) else times_us[-1:]
+            times_us = [] if self._overlaps(entry, kept, now_us) else times_us[-1:]
         pending_answer = None
         if times_us:
             try:
@@ -400,9 +400,9 @@ class ScheduleRunner:
             is_last = last is not None and (last.place, last.last_us) == (place, times_us[-1])
             if entry is not None and is_last and not isinstance(outcome, HeadraceError) and outcome:
                 entry.offset = outcome[0].offset + len(times_us) - 1
-            pending_answer.settle(outcome)
+            pending_answer.resolve(outcome)
 
-        self._transactions.carry([(topic, number, batch)], [fact], now_us).then(settled)
+        self._transactions.commit_internal([(topic, number, batch)], [fact], now_us).then(settled)
         return pending_answer
 
     def _wait(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
@@ -430,7 +430,7 @@ class ScheduleRunner:
 
     # Where the last run's message is.
 
-    def _overlaps(self, entry: ScheduleEntry, kept: ScheduleStored) -> bool:
+    def _overlaps(self, entry: ScheduleEntry, kept: ScheduleStored, now_us: int) -> bool:
         """Whether the message of the last run is still waited for."""
         topic = self._topics.by_id.get(kept.place.topic_id) if kept.place is not None else None
         if topic is None or kept.place is None:
@@ -438,7 +438,7 @@ class ScheduleRunner:
         if entry.offset is None:
             self._searched += 1
             entry.offset = self._find(kept, topic, kept.place)
-        return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset)
+        return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset, now_us)
 
     def _find(self, kept: ScheduleStored, topic: Topic, place: ScheduleRunLocation) -> int | None:
         """Where the message of the last run stands; None when it is gone."""

@@ -7,8 +7,8 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from headrace.broker.dead_letters import PREFIX
-from headrace.broker.subscriptions import Subscription
-from headrace.engines.api import LeasedIndex, inspection
+from headrace.broker.subscription import Subscription
+from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import OWNER_HEADER, Selection
@@ -94,9 +94,7 @@ class Search:
         if self._by_time:
             least_us = max(selection.due_from_us or 0, mark.time_us if mark is not None else 0)
             parts = [
-                _in_time(
-                    partition, inspection.later(index.pending, least_us, selection.due_to_us, _after(mark, partition))
-                )
+                _in_time(partition, index.ready_later(least_us, selection.due_to_us, _after(mark, partition)))
                 for partition, index in indexes.items()
             ]
             return (spot for spot in merge(*parts) if mark is None or spot > mark)
@@ -111,12 +109,9 @@ class Search:
         least_us, beyond_us = self._selection.due_from_us or 0, self._selection.due_to_us
         found: list[SearchPosition] = []
         for partition, index in self._subscription.indexes.items():
-            if inspection.entries_between(index.pending, least_us, beyond_us) > _CANDIDATES_MAX:
+            if index.ready_later_max(least_us, beyond_us) > _CANDIDATES_MAX:
                 return None
-            found += [
-                SearchPosition(0, partition, offset)
-                for _, offset in inspection.later(index.pending, least_us, beyond_us)
-            ]
+            found += [SearchPosition(0, partition, offset) for _, offset in index.ready_later(least_us, beyond_us)]
             if len(found) > _CANDIDATES_MAX:
                 return None
         return sorted(found)
@@ -155,10 +150,10 @@ def _after(mark: SearchPosition | None, partition: int) -> int:
 
 
 def _in_order(
-    partition: int, index: LeasedIndex, status: str, after: SearchPosition | None
+    partition: int, index: LeasedPartition, status: str, after: SearchPosition | None
 ) -> Iterator[SearchPosition]:
     start = after.offset + 1 if after is not None and partition == after.partition else 0
-    return (SearchPosition(0, partition, offset) for offset in inspection.offsets(index.pending, status, start))
+    return (SearchPosition(0, partition, offset) for offset in index.offsets(status, start))
 
 
 def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[SearchPosition]:
@@ -175,8 +170,8 @@ def _spot(after: str) -> SearchPosition | None:
     return SearchPosition(time_us, partition, offset)
 
 
-def _matches(index: LeasedIndex, selection: Selection, spot: SearchPosition, columns: Columns, place: int) -> bool:
-    status = inspection.status(index.pending, spot.offset)
+def _matches(index: LeasedPartition, selection: Selection, spot: SearchPosition, columns: Columns, place: int) -> bool:
+    status = index.status(spot.offset)
     if not status or (selection.status and status != selection.status):
         return False
     if selection.key is not None and (columns.keys is None or columns.keys[place] != selection.key):
@@ -190,7 +185,7 @@ def _matches(index: LeasedIndex, selection: Selection, spot: SearchPosition, col
         return True
     due = columns.dues[place] if columns.dues is not None else None
     own_us = due if due is not None else (columns.timestamps or [0])[place]
-    time_us = index.pending.rest_of(spot.offset) or died_us(headers) or own_us
+    time_us = index.rests_until(spot.offset) or died_us(headers) or own_us
     after_from = selection.due_from_us is None or time_us >= selection.due_from_us
     return after_from and (selection.due_to_us is None or time_us < selection.due_to_us)
 

@@ -15,7 +15,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     topic: TopicSettings = TopicSettings()
     """The settings of topics where whoever makes them says nothing else."""
     topics_max: int = 10_000
-    upkeep_seconds: float = 5.0
+    maintenance_seconds: float = 5.0
     """How often retention is looked after, and written messages are synced that nobody waits for."""
     compact_seconds: float = 60.0
     """How often topics with compact_by_key are compacted, when a segment's worth of messages has come."""
@@ -32,7 +32,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")
-        for name in ("upkeep_seconds", "compact_seconds", "transaction_seconds_max"):
+        for name in ("maintenance_seconds", "compact_seconds", "transaction_seconds_max"):
             if not 0 < getattr(self, name) < SECONDS_MAX:  # which NaN is not, either
                 raise InvalidArgument(
                     f"{name} must be more than 0 and less than {SECONDS_MAX:.0e} seconds, not {getattr(self, name)}"

@@ -1,40 +1,221 @@
-"""A stream: one reader's way through a partition."""
+"""Reading partitions: streams with credit, and fetches that wait for messages."""
 
 from collections.abc import Callable
+from functools import partial
 
 from headrace.broker.active_partition import ActivePartition
+from headrace.broker.deadlines import Deadlines
+from headrace.broker.pending_answer import AnswerWithBody
+from headrace.broker.ports import Ports, Session
+from headrace.broker.topics import TopicRegistry
 from headrace.engines.api import Slice, as_headrace_error
+from headrace.model.errors import LimitExceeded, ProtocolError
+from headrace.model.limits import BATCH_BYTES_MAX, STREAMS_MAX
+from headrace.model.reading import Fetch, Fetched, StreamClose, StreamCredit, StreamOpen, StreamOpened
+from headrace.model.requests import Done
+
+_TIMED_OUT_TOGETHER = 200
+"""Fetches that are told in one tick that there was nothing."""
+
+
+def _nobody() -> None:
+    """Nobody reads yet, or any more."""
 
 
 class Stream:
-    """Reads a partition from an offset on. When there is nothing it asks to be told."""
+    """One reader's way through a partition, as far as its credit reaches.
 
-    def __init__(self, active: ActivePartition, topic_id: int, offset: int, on_ready: Callable[[], None]) -> None:
-        active.check_offset(offset)
-        self.topic_id = topic_id
-        self.first_offset = active.partition.first_offset
-        self.end_offset = active.end_offset
-        self._lane = active
-        self._offset = offset
+    The reader calls `read` when it has room for more; `on_ready` tells when there may be something again.
+    """
+
+    def __init__(self, active: ActivePartition, request: StreamOpen, closed: Callable[[], object]) -> None:
+        active.check_offset(request.offset)
+        self.answer = StreamOpened(active.partition.first_offset, active.end_offset, active.topic_id)
+        self._active = active
+        self._offset = request.offset
+        self._credit_bytes = request.credit_bytes
+        self._closed = closed
+        self._on_ready = _nobody
+        self._starved = False
+        """Whether there was nothing to read, and the partition will say when there is."""
+        self._is_open = True
+
+    def start(self, on_ready: Callable[[], None]) -> None:
+        """Have this called when there may be something to read, after `read` or `has_more` said that there is not."""
         self._on_ready = on_ready
 
     def read(self, bytes_max: int, now_us: int) -> Slice | None:
-        """Whole batches, at least one; None when there is none now, and `on_ready` is called once when there is.
-
-        An error that this raises is the end of the stream.
-        """
+        """Whole batches, at least one; None when there is none now, or no credit. An error ends the stream."""
+        if self._credit_bytes <= 0 or not self._is_open:
+            return None
+        self._starved = True  # first: the partition may call back as soon as it has said that there is nothing
         try:
-            found = self._lane.read(self._offset, bytes_max, now_us, self._on_ready)
+            found = self._active.read(self._offset, bytes_max, now_us, self._wake)
         except OSError as error:
             raise as_headrace_error(error) from error
         if found is not None:
-            self._offset = found.next_offset
+            view, self._offset, end_offset = found
+            self._credit_bytes -= len(view)
+            self._starved = self._offset >= end_offset
+            if self._starved:
+                self._active.listen(self._wake)
         return found
 
-    def listen(self) -> None:
-        """Have `on_ready` called once when there may be more, after all that there was has been read."""
-        self._lane.listen(self._on_ready)
+    def has_more(self) -> bool:
+        """Whether `read` can be called again at once."""
+        return self._is_open and not self._starved and self._credit_bytes > 0
+
+    def grant(self, credit_bytes: int) -> None:
+        """Let the reader have so many bytes more."""
+        self._credit_bytes += credit_bytes
+        if self.has_more():
+            self._on_ready()
 
     def close(self) -> None:
-        """Do not call `on_ready` any more."""
-        self._lane.forget(self._on_ready)
+        """Deliver nothing more."""
+        if self._is_open:
+            self._is_open = False
+            self._on_ready = _nobody
+            self._active.forget(self._wake)
+            self._closed()
+
+    def _wake(self) -> None:
+        self._starved = False
+        if self._credit_bytes > 0:
+            self._on_ready()
+
+
+class WaitingFetch:
+    """A fetch for which there was nothing yet. Its batches are read when the reader has room for them."""
+
+    def __init__(self, active: ActivePartition, request: Fetch, deadline_us: int, closed: Callable[[], None]) -> None:
+        self._active = active
+        self._request = request
+        self._end_offset = active.end_offset
+        self._deadline_us = deadline_us
+        self._closed = closed
+        self._on_ready = _nobody
+        active.listen(self._wake)
+
+    def start(self, on_ready: Callable[[], None]) -> None:
+        """Have this called when `read` may have the answer."""
+        self._on_ready = on_ready
+
+    def read(self, now_us: int) -> AnswerWithBody[Fetched] | None:
+        """The answer, which is the last word; None when the fetch goes on waiting."""
+        answer = _fetched(self._active, self._request, now_us, self._wake)
+        if answer is None and now_us < self._deadline_us:
+            return None
+        self.close()
+        return answer or AnswerWithBody(Fetched(self._request.offset, self._end_offset), b"")
+
+    def time_out(self) -> None:
+        """Wait no longer."""
+        self._deadline_us = 0
+        self._on_ready()
+
+    def close(self) -> None:
+        """Forget it: nobody waits for the answer."""
+        self._on_ready = _nobody
+        self._active.forget(self._wake)
+        self._closed()
+
+    def _wake(self) -> None:
+        self._on_ready()
+
+
+class Readers:
+    """The streams of all sessions, and the fetches that wait."""
+
+    def __init__(self, topics: TopicRegistry, ports: Ports) -> None:
+        self._topics = topics
+        self._ports = ports
+        self._streams: dict[Session, dict[int, Stream]] = {}
+        self._fetches: dict[int, WaitingFetch] = {}
+        """The fetches that wait, by a number of their own."""
+        self._deadlines: Deadlines[int] = Deadlines()
+        self._number = 0
+
+    def fetch(self, request: Fetch, now_us: int) -> AnswerWithBody[Fetched] | WaitingFetch:
+        """Read batches, now or when there are some."""
+        active = self._topics.active(self._topics.get(request.topic), request.partition)
+        active.check_offset(request.offset)
+        end_offset = active.end_offset
+        if request.verify and request.offset < end_offset:
+            active.partition.batch_at(request.offset)
+        answer = _fetched(active, request, now_us, None)
+        if answer is not None:
+            return answer
+        if request.wait_ms <= 0:
+            return AnswerWithBody(Fetched(request.offset, end_offset), b"")
+        return self._wait(active, request, now_us + request.wait_ms * 1000)
+
+    def _wait(self, active: ActivePartition, request: Fetch, deadline_us: int) -> WaitingFetch:
+        self._number += 1
+        number, next_us = self._number, self._deadlines.next_us()
+        fetch = self._fetches[number] = WaitingFetch(active, request, deadline_us, partial(self._forget, number))
+        self._deadlines.set(number, deadline_us)
+        if next_us is None or deadline_us < next_us:
+            self._ports.wake_at(deadline_us)
+        return fetch
+
+    def _forget(self, number: int) -> None:
+        self._fetches.pop(number, None)
+        self._deadlines.remove(number)
+
+    def open(self, session: Session, request: StreamOpen) -> Stream:
+        """Open a stream; the session has no other of that number."""
+        streams = self._streams.setdefault(session, {})
+        if request.stream in streams:
+            raise ProtocolError(f"there is already a stream {request.stream}")
+        if len(streams) >= STREAMS_MAX:
+            raise LimitExceeded(f"a connection has at most {STREAMS_MAX} streams; close some, or connect once more")
+        active = self._topics.active(self._topics.get(request.topic), request.partition)
+        stream = Stream(active, request, lambda: streams.pop(request.stream, None))
+        streams[request.stream] = stream
+        return stream
+
+    def credit(self, session: Session, request: StreamCredit) -> Done:
+        """Let a stream deliver more; one that has ended meanwhile does not matter."""
+        if request.bytes < 0:
+            raise ProtocolError("credit cannot be taken back")
+        stream = self._streams.get(session, {}).get(request.stream)
+        if stream is not None:
+            stream.grant(request.bytes)
+        return Done()
+
+    def close(self, session: Session, request: StreamClose) -> Done:
+        """End a stream."""
+        stream = self._streams.get(session, {}).get(request.stream)
+        if stream is not None:
+            stream.close()
+        return Done()
+
+    def disconnect(self, session: Session) -> None:
+        """End all streams of a session."""
+        for stream in list(self._streams.pop(session, {}).values()):
+            stream.close()
+
+    @property
+    def next_tick_us(self) -> int | None:
+        """When a fetch has waited long enough."""
+        return self._deadlines.next_us()
+
+    def tick(self, now_us: int) -> None:
+        """Tell fetches that they have waited long enough."""
+        for number in self._deadlines.pop_due(now_us, _TIMED_OUT_TOGETHER):
+            self._fetches[number].time_out()
+
+
+def _fetched(
+    active: ActivePartition, request: Fetch, now_us: int, on_ready: Callable[[], None] | None
+) -> AnswerWithBody[Fetched] | None:
+    """The batches that there are; None if there are none, and `on_ready` is called once when there may be some."""
+    bytes_max = max(1, min(request.bytes_max, BATCH_BYTES_MAX))
+    try:
+        found = active.read(request.offset, bytes_max, now_us, on_ready)
+    except OSError as error:
+        raise as_headrace_error(error) from error
+    if found is None:
+        return None
+    return AnswerWithBody(Fetched(found.next_offset, found.end_offset), found.view)

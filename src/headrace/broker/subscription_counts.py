@@ -2,13 +2,13 @@
 
 from collections.abc import Generator
 
-from headrace.engines.api import LeasedIndex, inspection
+from headrace.engines.api import LeasedPartition, MessageCounts
 
 _COUNTED_TOGETHER = 128
 """Partitions that are counted in one slice."""
 
 
-def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, inspection.MessageCounts]:
+def counted(indexes: list[LeasedPartition], now_us: int) -> Generator[None, None, MessageCounts]:
     """The counts of all these partitions together; in slices."""
     waiting = ready = leased = 0
     since: list[int] = []
@@ -16,12 +16,12 @@ def counted(indexes: list[LeasedIndex], now_us: int) -> Generator[None, None, in
     for place, index in enumerate(indexes):
         if place % _COUNTED_TOGETHER == _COUNTED_TOGETHER - 1:
             yield
-        while index.pending.is_behind(now_us):
-            index.pending.advance(now_us)
-            if index.pending.is_behind(now_us):
+        while index.is_behind(now_us):
+            index.make_due_ready(now_us)
+            if index.is_behind(now_us):
                 yield
-        counts = inspection.summary(index.pending)
+        counts = index.counts()
         waiting, ready, leased = waiting + counts.waiting, ready + counts.ready, leased + counts.leased
         since += [counts.ready_since_us] if counts.ready_since_us else []
         following += [counts.next_ready_us] if counts.next_ready_us else []
-    return inspection.MessageCounts(waiting, ready, leased, min(since, default=0), min(following, default=0))
+    return MessageCounts(waiting, ready, leased, min(since, default=0), min(following, default=0))

@@ -108,4 +108,4 @@ class _TrimAnswer:
         self._left -= 1
         if not self._left:
             self._answered()
-            self.pending_answer.settle(self._failure or TopicTrimmed(dict(sorted(self._offsets.items()))))
+            self.pending_answer.resolve(self._failure or TopicTrimmed(dict(sorted(self._offsets.items()))))

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from headrace.broker.leased_facts import LeasedSubscriptionsState, SubscriptionSet
 from headrace.broker.slices import Steps
-from headrace.broker.subscriptions import Subscription
+from headrace.broker.subscription import Subscription
 from headrace.broker.topics import Topic, TopicRegistry
-from headrace.engines.api import LeasedIndex
+from headrace.engines.api import new_replayed_partition, open_leased_partition
 from headrace.model.errors import TopicNotFound
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import Validity
@@ -28,13 +28,21 @@ class TopicView(Subscription):
             active = topics.active(self.topic, number)
             index = self.indexes.get(number)
             if index is None:
-                index = self.indexes[number] = state.unsubscribed[self.topic.id, number] = LeasedIndex(0)
+                first_offset = active.partition.first_offset
                 ttl = self.topic.settings.ttl_seconds if self.topic.settings.validity is Validity.TTL else None
                 ttl_us = None if ttl is None else round(ttl * 1e6)
-                edits, first = state.edits_of(self.topic.id, number), active.partition.first_offset
-                yield from index.attach(active.partition, self.name, self.settings, ttl_us, edits, first, now_us)
-            while index.statuses.end < active.end_offset:
-                index.catch_up(min(index.statuses.end + _OFFSETS_TOGETHER, active.end_offset), now_us)
+                index = open_leased_partition(
+                    new_replayed_partition(0),
+                    active.partition,
+                    self.name,
+                    self.settings,
+                    ttl_us,
+                    state.edits_of(self.topic.id, number),
+                )
+                self.indexes[number] = state.unsubscribed[self.topic.id, number] = index
+                yield from index.load(first_offset, now_us)
+            while index.end < active.end_offset:
+                index.catch_up(min(index.end + _OFFSETS_TOGETHER, active.end_offset), now_us)
                 yield
                 if topics.by_id.get(self.topic.id) is not self.topic:
                     raise TopicNotFound(f"the topic {self.topic} was deleted")
@@ -44,7 +52,7 @@ class TopicView(Subscription):
         """What has expired or is gone since does not count."""
         for number, index in self.indexes.items():
             index.forget_before(topics.active(self.topic, number).partition.first_offset)
-            index.apply_settled(index.pending.expired(now_us))
+            index.apply_settled(index.expired(now_us))
             for damaged in index.take_lost(now_us):
                 index.apply_settled(damaged)
 

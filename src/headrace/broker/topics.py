@@ -1,7 +1,7 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.signal import Signal
 from headrace.broker.suggestions import nearest
 from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
 from headrace.model.errors import (
@@ -83,10 +84,10 @@ class TopicRegistry:
         self._settings = settings
         self._boot_id = store.boot_id
         self.ballast = store.ballast
-        self.on_change: Callable[[Topic, int], None] = lambda _topic, _now_us: None
-        """Called with the time when a topic came, went or got more partitions."""
-        self.on_alter: Callable[[Topic, int], None] = lambda _topic, _now_us: None
-        """Called with the time when a topic has got other settings."""
+        self.changed: Signal[Topic, int] = Signal()
+        """A topic came, went or got more partitions, at this time."""
+        self.altered: Signal[Topic, int] = Signal()
+        """A topic got other settings, at this time."""
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -167,7 +168,7 @@ class TopicRegistry:
         self._ledger.record(now_us, fact)
         topic = Topic(fact, settings)
         self._add(topic)
-        self.on_change(topic, now_us)
+        self.changed(topic, now_us)
         return topic
 
     def alter(self, name: str, given: dict[str, object], now_us: int) -> Topic:
@@ -187,8 +188,8 @@ class TopicRegistry:
             active.alter(settings, now_us)
             self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
         if grown:
-            self.on_change(topic, now_us)
-        self.on_alter(topic, now_us)
+            self.changed(topic, now_us)
+        self.altered(topic, now_us)
         return topic
 
     def delete(self, name: str, now_us: int) -> None:
@@ -199,7 +200,7 @@ class TopicRegistry:
         active_partitions, topic.active_partitions = topic.active_partitions, {}
         for active in active_partitions.values():
             active.end()
-        self.on_change(topic, now_us)
+        self.changed(topic, now_us)
         self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
@@ -269,7 +270,7 @@ class TopicRegistry:
         def keep(error: HeadraceError | None) -> None:
             if error is None and saved is None and active.partition.has_unsaved:
                 # More was appended, or what was saved before could not be kept meanwhile.
-                self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.settle)
+                self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.resolve)
                 return
             try:
                 if error is not None:
@@ -281,9 +282,9 @@ class TopicRegistry:
             except HeadraceError as trouble:
                 if saved is not None:
                     active.partition.save_again()
-                pending_answer.settle(trouble)
+                pending_answer.resolve(trouble)
             else:
-                self._ledger.durably(Done()).then(pending_answer.settle)
+                self._ledger.durably(Done()).then(pending_answer.resolve)
 
         active.when_synced(keep)
         return pending_answer
@@ -340,8 +341,8 @@ class TopicRegistry:
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
-        active = ActivePartition(str(topic), number, partition, topic.settings, self._ports, reservation, held=held)
-        active.topic_id = topic.id
+        where = str(topic), topic.id, number
+        active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active

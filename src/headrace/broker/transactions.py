@@ -93,7 +93,7 @@ class Transactions:
         self._epoch = self._stage = ledger.state.session << 32
         self._staging.hold((at, at) for fact in ledger.state.unsettled.values() for at, _, _ in fact.stages)
         self._reopen(now_us)
-        self._applying = CommitApplier(self._staging, topics, ledger, ports, now_us)
+        self._commit_applier = CommitApplier(self._staging, topics, ledger, ports, now_us)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -101,7 +101,7 @@ class Transactions:
     @property
     def idle(self) -> bool:
         """Whether no commit is on its way."""
-        return self._staging.idle and self._applying.idle
+        return self._staging.idle and self._commit_applier.idle
 
     def begin(self, request: TransactionBegin, now_us: int) -> Answer | PendingAnswer[Answer]:
         """Begin a transaction, or take part in one, or learn that it was committed before."""
@@ -127,7 +127,7 @@ class Transactions:
                 return TransactionBegun(before.epoch, sequence)
         return self._begin(request, sequence, before, now_us)
 
-    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Answer:
+    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> TransactionStaged:
         """Keep a batch until the commit."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
@@ -168,7 +168,7 @@ class Transactions:
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
                 self._not_committed(request.transaction, opened, now_us)
-                pending_answer.settle(error)
+                pending_answer.resolve(error)
             else:
                 self._record(request, opened, chosen, now_us, pending_answer)
 
@@ -180,7 +180,7 @@ class Transactions:
         self._end(request.transaction, self._find(request.transaction, request.epoch, now_us), now_us)
         return Done()
 
-    def carry(
+    def commit_internal(
         self, batches: list[tuple[Topic, int, Batch]], facts: list[AnyFact], now_us: int
     ) -> PendingAnswer[list[PartitionOffset]]:
         """Publish batches of the broker's own together with facts: all of it counts, or nothing.
@@ -195,15 +195,15 @@ class Transactions:
                 stages.append(self._staging.keep(batch, topic.id, number, now_us))
         except (HeadraceError, OSError) as error:
             self._let_go(stages)
-            pending_answer.settle(_told(error))
+            pending_answer.resolve(_told(error))
             return pending_answer
 
         def staged(error: HeadraceError | None) -> None:
             if error is not None:
                 self._let_go(stages)
-                pending_answer.settle(error)
+                pending_answer.resolve(error)
             else:
-                self._record_carried(stages, [batch for _, _, batch in batches], facts, now_us, pending_answer)
+                self._record_internal_commit(stages, [batch for _, _, batch in batches], facts, now_us, pending_answer)
 
         self._staging.when_synced(max((stage.next_offset for stage in stages), default=0), staged)
         return pending_answer
@@ -220,7 +220,7 @@ class Transactions:
             else:
                 self._ledger.failures.worked(("abort", name))
                 logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
-        self._applying.tick(now_us)
+        self._commit_applier.tick(now_us)
         self._trim()
 
     def close(self) -> None:
@@ -345,20 +345,20 @@ class Transactions:
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             self._not_committed(name, opened, now_us)
-            pending_answer.settle(error)
+            pending_answer.resolve(error)
             return
         needed = {stage.offset for stage in chosen}
         self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
 
         def told(outcome: list[PartitionOffset] | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
-                pending_answer.settle(outcome)
+                pending_answer.resolve(outcome)
             else:
-                pending_answer.settle(TransactionCommitted(fact.sequence, places=outcome))
+                pending_answer.resolve(TransactionCommitted(fact.sequence, places=outcome))
 
-        self._applying.follow(fact, told, now_us)
+        self._commit_applier.follow(fact, told, now_us)
 
-    def _record_carried(
+    def _record_internal_commit(
         self,
         stages: list[StagedBatch],
         batches: list[Batch],
@@ -374,13 +374,13 @@ class Transactions:
             self._ledger.record(now_us, *([fact] if stages else []), *facts)
         except (HeadraceError, OSError) as error:
             self._let_go(stages)
-            pending_answer.settle(_told(error))
+            pending_answer.resolve(_told(error))
             return
         if stages:
-            self._applying.follow(fact, pending_answer.settle, now_us, batches)
+            self._commit_applier.follow(fact, pending_answer.resolve, now_us, batches)
         else:
             self._ledger.durably(Done()).then(
-                lambda outcome: pending_answer.settle(outcome if isinstance(outcome, HeadraceError) else [])
+                lambda outcome: pending_answer.resolve(outcome if isinstance(outcome, HeadraceError) else [])
             )
 
     def _trim(self) -> None:

@@ -4,14 +4,16 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Any
 
-from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Session
 from headrace.model.errors import Cancelled
-from headrace.model.leasing import Lease
+from headrace.model.leasing import Lease, Leased
 
 _OUTDATED_MAX = 64
+
+
+PendingLeased = PendingAnswer[Leased | AnswerWithBody[Leased]]
 
 
 class PendingLease:
@@ -19,7 +21,7 @@ class PendingLease:
 
     __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session")
 
-    def __init__(self, session: Session, request: Lease, deadline_us: int, pending_answer: PendingAnswer[Any]) -> None:
+    def __init__(self, session: Session, request: Lease, deadline_us: int, pending_answer: PendingLeased) -> None:
         self.session = session
         self.request = request
         self.deadline_us = deadline_us

@@ -48,6 +48,11 @@ def microseconds(moment: datetime | int) -> int:
     raise InvalidArgument(f"a time is a datetime or a whole number of microseconds since 1970, not {shown(moment)}")
 
 
+def optional_microseconds(moment: datetime | int | None) -> int | None:
+    """The same for a time that may be missing."""
+    return None if moment is None else microseconds(moment)
+
+
 def _bounded(time_us: int) -> int:
     if TIMESTAMP_US_MIN <= time_us <= TIMESTAMP_US_MAX:
         return time_us

@@ -54,7 +54,7 @@ class Slice(NamedTuple):
 
 
 class Partition:
-    """One partition's messages, and who produced them. All methods but those of upkeep are for one thread."""
+    """One partition's messages, and who produced them. All methods but those of maintenance are for one thread."""
 
     def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
         self._log = log
@@ -260,7 +260,7 @@ class Partition:
         segments = self._log.segments if isinstance(self._log, FileLog) else ()
         return retention_offset(segments, now_us, age_us, bytes_max)
 
-    # Upkeep: on any thread.
+    # Maintenance: on any thread.
 
     def alter(self, settings: LogSettings, memory_bytes: int, now_us: int) -> None:
         """Use files, or memory, in another way from now on."""

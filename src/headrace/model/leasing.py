@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.kinds import Kind
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
@@ -78,7 +79,7 @@ class SubscriptionInfo(Answer):
 # Subscriptions.
 
 
-@declare(60, Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.SUBSCRIPTION_CREATE, Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make a leased subscription of a topic."""
 
@@ -96,7 +97,7 @@ class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make the topic as well if there is none and the broker may make topics by itself."""
 
 
-@declare(61, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.SUBSCRIPTION_ALTER, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionAlter(Request[SubscriptionInfo]):
     """Change settings of a subscription while it is in use."""
 
@@ -105,7 +106,7 @@ class SubscriptionAlter(Request[SubscriptionInfo]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-@declare(65, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.SUBSCRIPTION_RESET, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionReset(Request[SubscriptionInfo]):
     """Open a subscription anew: what is settled stays so, all else is found anew in the log, and leases are over."""
 
@@ -117,7 +118,7 @@ class SubscriptionReset(Request[SubscriptionInfo]):
     start_us: int = 0
 
 
-@declare(62, Permission(Verb.DELETE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.SUBSCRIPTION_DELETE, Permission(Verb.DELETE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionDelete(Request[Done]):
     """Forget a subscription; the topic keeps its messages."""
 
@@ -125,7 +126,7 @@ class SubscriptionDelete(Request[Done]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-@declare(64, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.SUBSCRIPTION_DESCRIBE, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionDescribe(Request[SubscriptionInfo]):
     """What is there to know about a subscription?"""
 
@@ -139,7 +140,7 @@ class Subscriptions(Answer):
     subscriptions: list[SubscriptionInfo]
 
 
-@declare(63, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION))
+@declare(Kind.SUBSCRIPTION_LIST, Permission(Verb.DESCRIBE, Resource.SUBSCRIPTION))
 class SubscriptionList(Request[Subscriptions]):
     """Which leased subscriptions are there?"""
 
@@ -182,7 +183,7 @@ class Leased(Answer):
 # Leases.
 
 
-@declare(70, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"), while_draining=False)
+@declare(Kind.LEASE, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"), while_draining=False)
 class Lease(Request[Leased]):
     """Hand out messages, to be settled before the lease ends; else they are handed out again."""
 
@@ -203,7 +204,7 @@ class Lease(Request[Leased]):
     """Make the topic as well if there is none and the broker may make topics by itself."""
 
 
-@declare(75, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.LEASE_STOP, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class LeaseStop(Request[Done]):
     """Answer the leases of this connection that wait for messages of a subscription, with none. Said before giving back
     what was not begun, which would otherwise come again.
@@ -245,7 +246,7 @@ class Settlement(Answer):
     """When the lease ends now, after Extend."""
 
 
-@declare(71, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.ACK, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Ack(Request[Settlement]):
     """These are done. Accepted also after the lease ended, if nobody else has taken the message since."""
 
@@ -256,7 +257,7 @@ class Ack(Request[Settlement]):
     """How late messages with a `due` were handed over, in microseconds, for the statistics."""
 
 
-@declare(72, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.EXTEND, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Extend(Request[Settlement]):
     """Keep these for longer: from now on for so long."""
 
@@ -267,7 +268,7 @@ class Extend(Request[Settlement]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-@declare(73, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.RELEASE, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Release(Request[Settlement]):
     """Give these back. Without delay_ms and until_us the subscription's retry policy says until when they rest."""
 
@@ -286,7 +287,7 @@ class Release(Request[Settlement]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-@declare(74, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.REJECT, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Reject(Request[Settlement]):
     """These cannot be processed: they go to the dead letter topic."""
 
@@ -349,7 +350,7 @@ class Found(Answer):
     """Of the topic that has the messages."""
 
 
-@declare(80, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.FIND, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Find(Request[Found]):
     """Which messages are there? In the order of partition and offset; waiting ones in the order of time, partition and
     offset. A topic without a leased subscription answers what a new one would have.
@@ -374,7 +375,7 @@ class Forecasted(Answer):
     after: int = 0
 
 
-@declare(81, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.FORECAST, Permission(Verb.LEASE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Forecast(Request[Forecasted]):
     """How many messages come due when?"""
 
@@ -420,7 +421,7 @@ class Edited(Answer):
     """Where to go on; empty when all that match have been looked at."""
 
 
-@declare(82, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+@declare(Kind.EDIT, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
 class Edit(Request[Edited]):
     """Change messages that no leased subscription of the topic has in hand, and that not all of them are done with."""
 
@@ -433,7 +434,7 @@ class Edit(Request[Edited]):
     """Only in the topic with this id: in another one of its name the messages are gone; 0: whichever it is."""
 
 
-@declare(83, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+@declare(Kind.EDIT_MATCHING, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
 class EditMatching(Request[Edited]):
     """The same for all messages that are selected, up to a number of them, in the order of partition and offset: each
     is changed once, wherever it is moved.
@@ -463,7 +464,7 @@ class Redriven(Answer):
         return bool(self.after)
 
 
-@declare(84, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(Kind.REDRIVE, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
 class Redrive(Request[Redriven]):
     """Put dead messages back where they died, to be handed out anew."""
 

@@ -83,6 +83,8 @@ class Declaration(NamedTuple):
     permissions: tuple[Permission, ...]
     while_draining: bool
     """Whether a broker that is shutting down takes it."""
+    by_gateway: bool
+    """Whether the gateway answers it: it is about the connection, and the broker does not see it."""
 
 
 class Request(WireStruct, Generic[AnswerType]):
@@ -98,7 +100,11 @@ REQUESTS: dict[int, type[Request[Any]]] = {}
 
 
 def declare(
-    kind: int, *permissions: Permission, while_draining: bool = True, answered: bool = True
+    kind: int,
+    *permissions: Permission,
+    while_draining: bool = True,
+    answered: bool = True,
+    by_gateway: bool = False,
 ) -> Callable[[RequestClass], RequestClass]:
     """Declare a request class; its answer is read from its base, `Request[TheAnswer]`."""
 
@@ -106,7 +112,7 @@ def declare(
         assert kind not in REQUESTS, f"two requests of kind {kind}"
         (answer,) = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
         request.declared = Declaration(
-            kind, request.__name__, answer if answered else None, permissions, while_draining
+            kind, request.__name__, answer if answered else None, permissions, while_draining, by_gateway
         )
         REQUESTS[kind] = request
         return request

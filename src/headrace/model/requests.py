@@ -5,6 +5,7 @@ On the wire each is a map with these names. Unknown names are ignored, so that a
 
 from typing import Any
 
+from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 
 
@@ -35,7 +36,7 @@ class BrokerInfo(Answer):
     """By name: how much of something there may be at most."""
 
 
-@declare(3, Permission(Verb.DESCRIBE, Resource.BROKER))
+@declare(Kind.INFO, Permission(Verb.DESCRIBE, Resource.BROKER))
 class Info(Request[BrokerInfo]):
     """What is there to know about the broker?"""
 
@@ -69,7 +70,7 @@ class TopicInfo(Answer):
 # Topics.
 
 
-@declare(10, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.TOPIC_CREATE, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicCreate(Request[TopicInfo]):
     """Make a topic."""
 
@@ -80,7 +81,7 @@ class TopicCreate(Request[TopicInfo]):
     """Fine if it exists, whatever its settings are."""
 
 
-@declare(11, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.TOPIC_ALTER, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
 class TopicAlter(Request[TopicInfo]):
     """Change settings of a topic, while it is in use."""
 
@@ -92,14 +93,14 @@ class Done(Answer):
     """The answer where there is nothing more to say."""
 
 
-@declare(12, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.TOPIC_DELETE, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicDelete(Request[Done]):
     """Remove a topic and its messages."""
 
     topic: str
 
 
-@declare(14, Permission(Verb.DESCRIBE, Resource.TOPIC, "topic"))
+@declare(Kind.TOPIC_DESCRIBE, Permission(Verb.DESCRIBE, Resource.TOPIC, "topic"))
 class TopicDescribe(Request[TopicInfo]):
     """What is there to know about a topic?"""
 
@@ -114,7 +115,7 @@ class Topics(Answer):
     topics: list[TopicInfo]
 
 
-@declare(13, Permission(Verb.DESCRIBE, Resource.TOPIC))
+@declare(Kind.TOPIC_LIST, Permission(Verb.DESCRIBE, Resource.TOPIC))
 class TopicList(Request[Topics]):
     """Which topics are there?"""
 
@@ -130,7 +131,7 @@ class TopicTrimmed(Answer):
     """Those partitions to the first offsets that they have now."""
 
 
-@declare(15, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.TOPIC_TRIM, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicTrim(Request[TopicTrimmed]):
     """Remove the oldest messages of partitions: those before an offset."""
 
@@ -158,7 +159,7 @@ class Published(Answer):
 # Publishing and reading.
 
 
-@declare(20, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.PUBLISH, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False)
 class Publish(Request[Published]):
     """Append the batch in the body to a partition."""
 
@@ -176,7 +177,7 @@ class OffsetsFound(Answer):
     offsets: dict[int, int]
 
 
-@declare(31, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+@declare(Kind.OFFSETS, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
 class Offsets(Request[OffsetsFound]):
     """Which offsets do partitions have at a time?"""
 
@@ -209,7 +210,7 @@ class GroupJoined(Answer):
 
 
 @declare(
-    40,
+    Kind.GROUP_JOIN,
     Permission(Verb.CONSUME, Resource.GROUP, "group"),
     Permission(Verb.CONSUME, Resource.TOPIC, "topics"),
     while_draining=False,
@@ -246,7 +247,7 @@ class Assignment(Answer):
     """These are no longer yours; commits are refused."""
 
 
-@declare(41, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+@declare(Kind.GROUP_RELEASE, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class GroupRelease(Request[Done]):
     """The member has finished with partitions that were revoked."""
 
@@ -256,7 +257,7 @@ class GroupRelease(Request[Done]):
     """Their offsets do not matter: commit before."""
 
 
-@declare(42, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+@declare(Kind.GROUP_LEAVE, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class GroupLeave(Request[Done]):
     """The member leaves; its partitions go to others at once."""
 
@@ -264,7 +265,7 @@ class GroupLeave(Request[Done]):
     member: str
 
 
-@declare(47, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+@declare(Kind.COMMIT, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class Commit(Request[Done]):
     """Remember how far a group has come: the offsets to go on with."""
 
@@ -289,7 +290,7 @@ class Groups(Answer):
     groups: list[GroupSummary]
 
 
-@declare(43, Permission(Verb.DESCRIBE, Resource.GROUP))
+@declare(Kind.GROUP_LIST, Permission(Verb.DESCRIBE, Resource.GROUP))
 class GroupList(Request[Groups]):
     """Which groups are there?"""
 
@@ -319,14 +320,14 @@ class GroupInfo(Answer):
     places: list[GroupPartition]
 
 
-@declare(44, Permission(Verb.DESCRIBE, Resource.GROUP, "group"))
+@declare(Kind.GROUP_DESCRIBE, Permission(Verb.DESCRIBE, Resource.GROUP, "group"))
 class GroupDescribe(Request[GroupInfo]):
     """What is there to know about a group?"""
 
     group: str
 
 
-@declare(45, Permission(Verb.ALTER, Resource.GROUP, "group"))
+@declare(Kind.GROUP_SEEK, Permission(Verb.ALTER, Resource.GROUP, "group"))
 class GroupSeek(Request[GroupInfo]):
     """Move a group: members go on from there."""
 
@@ -340,7 +341,7 @@ class GroupSeek(Request[GroupInfo]):
     time_us: int = 0
 
 
-@declare(46, Permission(Verb.DELETE, Resource.GROUP, "group"))
+@declare(Kind.GROUP_DELETE, Permission(Verb.DELETE, Resource.GROUP, "group"))
 class GroupDelete(Request[Done]):
     """Forget a group and its positions; it must have no members."""
 
@@ -360,7 +361,7 @@ class TransactionBegun(Answer):
 # Transactions.
 
 
-@declare(50, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), while_draining=False)
+@declare(Kind.TRANSACTION_BEGIN, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), while_draining=False)
 class TransactionBegin(Request[TransactionBegun]):
     """Begin a transaction. An open one of the same name is aborted, and its process fenced, unless both share it."""
 
@@ -380,7 +381,7 @@ class TransactionStaged(Answer):
 
 
 @declare(
-    51,
+    Kind.TRANSACTION_STAGE,
     Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"),
     Permission(Verb.PUBLISH, Resource.TOPIC, "topic"),
     while_draining=False,
@@ -405,7 +406,9 @@ class TransactionCommitted(Answer):
 
 
 @declare(
-    52, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), Permission(Verb.CONSUME, Resource.GROUP, "group")
+    Kind.TRANSACTION_COMMIT,
+    Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"),
+    Permission(Verb.CONSUME, Resource.GROUP, "group"),
 )
 class TransactionCommit(Request[TransactionCommitted]):
     """Make all of it visible, at once and for good."""
@@ -420,7 +423,7 @@ class TransactionCommit(Request[TransactionCommitted]):
     """Positions of a group that are committed with it."""
 
 
-@declare(53, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"))
+@declare(Kind.TRANSACTION_ABORT, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"))
 class TransactionAbort(Request[Done]):
     """Forget all of it."""
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
 
@@ -55,7 +56,7 @@ class ScheduleInfo(Answer):
 
 
 @declare(
-    90,
+    Kind.SCHEDULE_SET,
     Permission(Verb.SCHEDULE, Resource.SCHEDULE, "definition.name"),
     Permission(Verb.PUBLISH, Resource.TOPIC, "definition.topic"),
     while_draining=False,
@@ -73,7 +74,7 @@ class Schedules(Answer):
     schedules: list[ScheduleInfo]
 
 
-@declare(92, Permission(Verb.DESCRIBE, Resource.SCHEDULE))
+@declare(Kind.SCHEDULE_LIST, Permission(Verb.DESCRIBE, Resource.SCHEDULE))
 class ScheduleList(Request[Schedules]):
     """Which schedules are there?"""
 
@@ -82,14 +83,14 @@ class ScheduleList(Request[Schedules]):
     tenant: str = ""
 
 
-@declare(91, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
+@declare(Kind.SCHEDULE_REMOVE, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
 class ScheduleRemove(Request[Done]):
     """Forget a schedule; messages it published stay."""
 
     name: str
 
 
-@declare(93, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
+@declare(Kind.SCHEDULE_PAUSE, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))
 class SchedulePause(Request[ScheduleInfo]):
     """Let a schedule rest, or go on. Runs that fall into the pause are left out."""
 
@@ -97,7 +98,7 @@ class SchedulePause(Request[ScheduleInfo]):
     paused: bool = True
 
 
-@declare(94, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"), while_draining=False)
+@declare(Kind.SCHEDULE_RUN, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"), while_draining=False)
 class ScheduleRun(Request[ScheduleInfo]):
     """Publish its message now, besides its regular runs."""
 
@@ -110,7 +111,7 @@ class ScheduleRuns(Answer):
     times_us: list[int] = msgspec.field(default_factory=list)
 
 
-@declare(95, Permission(Verb.DESCRIBE, Resource.SCHEDULE, "name"))
+@declare(Kind.SCHEDULE_NEXT, Permission(Verb.DESCRIBE, Resource.SCHEDULE, "name"))
 class ScheduleNext(Request[ScheduleRuns]):
     """When are the next runs? Of a schedule there is, or of one that is only tried out."""
 

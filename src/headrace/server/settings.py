@@ -44,7 +44,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Create a topic when somebody publishes to it for the first time, or a reader asks for it with `create`."""
     topics_max: int = _BROKER_DEFAULTS.topics_max
     """The most topics there may be."""
-    upkeep_seconds: float = _BROKER_DEFAULTS.upkeep_seconds
+    maintenance_seconds: float = _BROKER_DEFAULTS.maintenance_seconds
     """How often the broker applies retention, and syncs written messages that nobody waits for."""
     compact_seconds: float = _BROKER_DEFAULTS.compact_seconds
     """How often the broker compacts topics with compact_by_key."""

@@ -8,9 +8,11 @@ from headrace.broker.broker import Broker
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.streams import Stream
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
 from headrace.model.errors import HeadraceError
+from headrace.model.reading import StreamOpen
 from headrace.model.request import Request
 from headrace.model.requests import Assignment, Publish
 from headrace.storage.disk import Disk
@@ -56,6 +58,7 @@ class Workbench:
         self.call_soon = scheduler.call_soon
         self.call_at_turn_end = scheduler.call_at_turn_end
         self.call_threadsafe = scheduler.call_threadsafe
+        self._stream = 0
         host = StorageRuntime(disk, flusher=_Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
             Store(host, directory),
@@ -133,7 +136,7 @@ class Workbench:
 
     def batches(self, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
         """Read all batches of a partition from an offset on."""
-        stream = self.broker.open_stream(self.session, topic, partition, offset, lambda: None, self.now_us)
+        stream = self.open_stream(topic, partition, offset)
         found: list[Batch] = []
         while (slice_ := stream.read(1 << 20, self.now_us)) is not None:
             position = 0
@@ -144,6 +147,18 @@ class Workbench:
                 position += batch.length
         stream.close()
         return found
+
+    def open_stream(
+        self, topic: str, partition: int = 0, offset: int = 0, on_ready: Callable[[], None] = lambda: None
+    ) -> Stream:
+        """A stream without a bound on its credit; an error is raised."""
+        self._stream += 1
+        stream = self.begin(StreamOpen(topic, partition, offset, 1 << 60, self._stream))
+        if isinstance(stream, HeadraceError):
+            raise stream
+        assert isinstance(stream, Stream)
+        stream.start(on_ready)
+        return stream
 
     def values(self, topic: str, partition: int = 0, offset: int = 0) -> list[bytes | None]:
         """Read the values of all messages of a partition from an offset on."""

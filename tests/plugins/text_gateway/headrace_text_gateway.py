@@ -19,10 +19,12 @@ from headrace.gateways.gateway import GatewayContext, GatewayStatistics
 from headrace.model.batch import Batch, Columns, encode, parse
 from headrace.model.errors import Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Ack, Holding, Lease
+from headrace.model.reading import Fetch, StreamOpen
 from headrace.model.request import Request
 from headrace.model.requests import Publish
 
 READ_BYTES = 1 << 20
+CREDIT_BYTES = 1 << 60
 
 
 class TextGateway:
@@ -173,19 +175,19 @@ class TextConnection:
         self.say("OK", (await self._ask(Publish(topic, 0), batch.data)).base_offset)
 
     async def _fetch(self, topic: str, offset: str) -> None:
-        stream = self._broker.open_stream(self.session, topic, 0, int(offset), lambda: None, self.now_us())
-        self._send_batches(stream)
-        stream.close()
+        self._send_batches((await self._ask(Fetch(topic, 0, int(offset)))).body)
         self.say("END")
 
     async def _stream(self, topic: str, offset: str) -> None:
         ready = asyncio.Event()
-        stream = self._broker.open_stream(self.session, topic, 0, int(offset), ready.set, self.now_us())
+        stream = await self._ask(StreamOpen(topic, 0, int(offset), CREDIT_BYTES))
+        stream.start(ready.set)
         stopped = asyncio.ensure_future(self._reader.readline())
         try:
             while not stopped.done():
                 ready.clear()
-                self._send_batches(stream)
+                while (found := stream.read(READ_BYTES, self.now_us())) is not None:
+                    self._send_batches(found.view)
                 await self.writer.drain()
                 waiting = asyncio.ensure_future(ready.wait())
                 await asyncio.wait([stopped, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -195,18 +197,17 @@ class TextConnection:
             stream.close()
         self.say("END")
 
-    def _send_batches(self, stream: Any) -> None:
-        while (found := stream.read(READ_BYTES, self.now_us())) is not None:
-            for batch in _batches(found.view):
-                for number, value in enumerate(batch.columns().values):
-                    self.say("MESSAGE", batch.base_offset + number, (value or b"").decode())
+    def _send_batches(self, body: bytes | memoryview) -> None:
+        for batch in _batches(memoryview(body)):
+            for number, value in enumerate(batch.columns().values):
+                self.say("MESSAGE", batch.base_offset + number, (value or b"").decode())
 
     async def _lease(self, topic: str, wait_ms: str) -> None:
         answer = await self._ask(Lease(topic, wait_ms=int(wait_ms)))
         if not isinstance(answer, AnswerWithBody):
             self.say("NONE")
             return
-        (portion,) = answer.words.portions
+        (portion,) = answer.answer.portions
         (batch,) = _batches(memoryview(answer.body))
         (value,) = batch.columns().values
         self.say("LEASED", portion.lease, portion.partition, portion.offsets[0], value.decode())

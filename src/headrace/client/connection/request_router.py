@@ -5,32 +5,25 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
 from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
 from headrace.model.leasing import Ack, Extend, Lease
-from headrace.model.request import Request
+from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpened
+from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
-from headrace.wire.native import (
-    Delivery,
-    Kind,
-    Ping,
-    Pong,
-    StreamCredit,
-    StreamOpen,
-    Welcome,
-    decode,
-    decode_answer,
-)
+from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
 logger = logging.getLogger("headrace.client")
 
 Bytes = bytes | bytearray | memoryview
-Callback = Callable[[Any, Bytes], None]
-"""Is told the answer and its body, or an error and nothing."""
+Callback = Callable[[AnswerType | HeadraceError, Bytes], None]
+"""Is called with the answer and its body, or with the error and nothing."""
+LateCallback = Callable[[AnswerType, Bytes], None]
+"""Is called with an answer for which nobody waits any more."""
 
 RECEIVE_AT_ONCE_BYTES = 1 << 20
 """A delivery up to this size gets its memory in one piece."""
@@ -54,8 +47,16 @@ class StreamReader(Protocol):
         """No more will come."""
 
 
-_Asked = tuple[Kind, Callback, float | None, bool, Callback | None]
-"""What was asked, who is told, when that is too late, whether the answer's body must last, and who is told then."""
+class _PendingRequest(NamedTuple):
+    """A request that the broker has not answered."""
+
+    declared: Declaration
+    callback: Callback[Any]
+    deadline: float | None
+    lasting: bool
+    """Whether the body of the answer must outlive the callback."""
+    late: Callback[Any] | None
+    """Who gets an answer that comes after the deadline."""
 
 
 class AnswerSink(Protocol):
@@ -73,7 +74,7 @@ class AnswerSink(Protocol):
 class AwaitedAnswer:
     """An answer that somebody waits for; one that comes when nobody does any more is given to `late`, once."""
 
-    def __init__(self, outcome: AnswerSink, late: Callback | None) -> None:
+    def __init__(self, outcome: AnswerSink, late: LateCallback[Any] | None) -> None:
         self._outcome = outcome
         self._late = [] if late is None else [late]
         self._gone = False
@@ -117,7 +118,7 @@ class RequestRouter:
         self.on_drain: Callable[[], None] | None = None
         self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
         """Whom the assignments of a group's member are for."""
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _PendingRequest] = {}
         self._streams: dict[int, StreamReader] = {}
         self._numbers = itertools.count(1)
         self._said = False
@@ -126,41 +127,41 @@ class RequestRouter:
         self._quiet_s = 0.0
 
     def request_nowait(
-        self, kind: Kind, head: Request[Any], body: Bytes, callback: Callback, timeout: float | None = None
+        self, request: Request[AnswerType], body: Bytes, callback: Callback[AnswerType], timeout: float | None = None
     ) -> int:
-        """Ask, and have the callback told the answer; returns the number by which the request goes."""
-        number = self.queue_request(kind, head, body, callback, timeout)
+        """Send a request whose answer goes to the callback; returns the number of the request."""
+        number = self.queue_request(request, body, callback, timeout)
         self.flush()
         return number
 
     def queue_request(
         self,
-        kind: Kind,
-        head: Request[Any],
+        request: Request[AnswerType],
         body: Bytes,
-        callback: Callback,
+        callback: Callback[AnswerType],
         timeout: float | None = None,
         reader: StreamReader | None = None,
         lasting: bool = True,
-        late: Callback | None = None,
+        late: Callback[AnswerType] | None = None,
     ) -> int:
-        """As `request_nowait`, but it need not go before the next `flush`: for those who hold a guard.
+        """Queue a request for the next `flush`, for callers that hold a guard; otherwise as `request_nowait`.
 
-        With `lasting=False` the body of the answer is good only until the callback returns, and is not copied. An
-        answer that comes after the time-out was told goes to `late`.
+        With `lasting=False` the body of the answer is valid only until the callback returns, and is not copied. An
+        answer that comes after the time-out goes to `late`.
         """
         number = self._number()
+        declared = request.declared
         try:
-            framed = frame(kind, number, head, len(body))
+            framed = frame(declared.kind, number, request, len(body))
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {shortened(error)}") from error
-        if type(head) not in _HOT:
-            _check_types(kind, framed)
+            raise InvalidArgument(f"{declared.name} has a value that cannot be sent: {shortened(error)}") from error
+        if type(request) not in _HOT:
+            _check_types(declared, framed)
         if reader is not None:
             self._streams[number] = reader
         self._said = True
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._asked[number] = (kind, callback, deadline, lasting, late)
+        self._asked[number] = _PendingRequest(declared, callback, deadline, lasting, late)
         if not self.closed:
             self.write(framed, body)
         if self.closed and self._asked.pop(number, None) is not None:
@@ -168,9 +169,9 @@ class RequestRouter:
             self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
         return number
 
-    def open_stream(self, head: StreamOpen, reader: StreamReader, callback: Callback) -> int:
-        """Open a stream whose deliveries are for this reader; the number it gets is its name."""
-        number = self.queue_request(Kind.STREAM_OPEN, head, b"", callback, None, reader)
+    def open_stream(self, request: StreamOpen, reader: StreamReader, callback: Callback[StreamOpened]) -> int:
+        """Open a stream whose deliveries go to the reader; returns the number of the stream."""
+        number = self.queue_request(request, b"", callback, None, reader)
         self.flush()
         return number
 
@@ -178,11 +179,11 @@ class RequestRouter:
         """Whatever is still delivered for it is for nobody."""
         self._streams.pop(number, None)
 
-    def tell(self, kind: Kind, head: Request[Any]) -> None:
-        """Say something that has no answer."""
+    def tell(self, request: Request[Any]) -> None:
+        """Send a request that has no answer."""
         self._said = True
         if not self.closed:
-            self.write(frame(kind, self._number(), head), b"")
+            self.write(frame(request.declared.kind, self._number(), request), b"")
             self.flush()
 
     def arrived(self, come: Frame) -> None:
@@ -205,10 +206,10 @@ class RequestRouter:
         self._streams.clear()
         while self._asked:
             try:
-                _, (_, callback, _, _, _) = self._asked.popitem()
+                _, asked = self._asked.popitem()
             except KeyError:  # another thread was quicker
                 break
-            self._tell(callback, error, b"")
+            self._tell(asked.callback, error, b"")
 
     def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
         """So much time has gone by: give up what is overdue, say something if we are silent.
@@ -216,11 +217,12 @@ class RequestRouter:
         Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
         """
         now = time.monotonic()
-        for number, (kind, callback, deadline, lasting, late) in list(self._asked.items()):
+        for number, asked in list(self._asked.items()):
+            declared, callback, deadline, lasting, late = asked
             if deadline is not None and deadline <= now and self._asked.pop(number, None) is not None:
                 if late is not None:
-                    self._asked[number] = (kind, late, None, lasting, None)
-                self._tell(callback, Timeout(f"no answer to {kind.name} in time; it may still happen"), b"")
+                    self._asked[number] = _PendingRequest(declared, late, None, lasting, None)
+                self._tell(callback, Timeout(f"no answer to {declared.name} in time; it may still happen"), b"")
         self._quiet_s = 0.0 if self._said else self._quiet_s + elapsed_s
         self._silent_s = 0.0 if self._heard else self._silent_s + elapsed_s
         self._said = self._heard = False
@@ -232,7 +234,7 @@ class RequestRouter:
 
     def ping(self, times: int = 1) -> None:
         """Ask for a sign of life, and so for the broker's time; several times one after the other."""
-        self.request_nowait(Kind.PING, Ping(), b"", partial(self._ponged, monotonic_us(), times))
+        self.request_nowait(Ping(), b"", partial(self._ponged, monotonic_us(), times))
 
     def write(self, head: bytearray, body: Bytes) -> None:
         """Queue a frame to be sent, in the order of the calls."""
@@ -259,17 +261,16 @@ class RequestRouter:
             if number == 0 and how == _FAILURE:
                 decode_answer(Kind.PING, how, head)  # about the connection as a whole: raises
             return  # too late: it was given up
-        kind, callback, _, lasting, _ = asked
+        declared, callback, _, lasting, _ = asked
         answer: Any
         try:
-            answer = decode_answer(kind, how, head)
+            answer = decode_answer(declared.kind, how, head)
         except HeadraceError as error:
             answer = error
-            if kind == Kind.STREAM_OPEN:
-                self._streams.pop(number, None)
+            self._streams.pop(number, None)  # if it was to open a stream
         self._tell(callback, answer, bytes(body) if body and lasting and not lasts else body)
 
-    def _ponged(self, asked_us: int, times: int, answer: Any, _body: Bytes) -> None:
+    def _ponged(self, asked_us: int, times: int, answer: Pong | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, Pong):
             if self.clock is not None:
                 self.clock.sample(asked_us, answer.time_us, monotonic_us())
@@ -293,7 +294,7 @@ class RequestRouter:
         else:
             raise ProtocolError(f"the broker sent a frame of kind {come.kind}, which this client does not know")
 
-    def _tell(self, callback: Callback, answer: Any, body: Bytes) -> None:
+    def _tell(self, callback: Callback[Any], answer: Any, body: Bytes) -> None:
         try:
             callback(answer, body)
         except Exception:
@@ -301,13 +302,13 @@ class RequestRouter:
             logger.exception("an answer of the broker could not be handled")
 
 
-def _check_types(kind: Kind, framed: bytearray) -> None:
+def _check_types(declared: Declaration, framed: bytearray) -> None:
     """Read a request as the broker will, which closes a connection that all threads share over one it cannot read."""
     try:
-        decode(kind, memoryview(framed)[HEADER_BYTES:])
+        decode(declared.kind, memoryview(framed)[HEADER_BYTES:])
     except ProtocolError as error:
         told = shortened(error.__cause__ or error)
-        raise InvalidArgument(f"{kind.name} has a value that cannot be sent: {told}") from error
+        raise InvalidArgument(f"{declared.name} has a value that cannot be sent: {told}") from error
 
 
 def _error_told(come: Frame) -> HeadraceError:

@@ -7,7 +7,7 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.batch import parse
 from headrace.model.errors import CorruptBatch, HeadraceError, InvalidBatch
-from headrace.wire.native import Delivery
+from headrace.model.reading import Delivery
 
 OnCorrupt = Literal["raise", "skip"] | Callable[[DamagedRange], object]
 """What to do about messages that are damaged where they are stored."""

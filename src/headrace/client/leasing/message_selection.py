@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-from headrace.client.producer.pending_batch import GivenHeaders, checked_headers, checked_key, checked_priority
+from headrace.client.producer.message_fields import GivenHeaders
+from headrace.client.producer.pending_batch import checked_headers, checked_key, checked_priority
 from headrace.client.producer.serializing import to_bytes
 from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import checked_timeout, shown

@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from headrace.client.producer.message_fields import GivenHeaders
+from headrace.client.producer.partitioning import Partitioner, partition_places
 from headrace.client.producer.pending_batch import (
-    GivenHeaders,
     OutgoingMessage,
     checked_headers,
     checked_keys,
     checked_priority,
-    moment,
 )
 from headrace.client.producer.serializing import Serializer, serialized, to_bytes
-from headrace.client.times import Moment
+from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
+from headrace.client.times import Moment, optional_microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument, MessageTooLarge
@@ -42,13 +43,13 @@ class GivenMessages(NamedTuple):
         if self.headers is not None:
             columns.headers = [checked_headers(headers) for headers in self.headers]
         if self.timestamps is not None:
-            columns.timestamps = [moment(time) for time in self.timestamps]  # type: ignore[misc]
+            columns.timestamps = [optional_microseconds(time) for time in self.timestamps]  # type: ignore[misc]
         if self.dues is not None:
-            columns.dues = [moment(time) for time in self.dues]
+            columns.dues = [optional_microseconds(time) for time in self.dues]
         if self.priorities is not None:
             columns.priorities = [checked_priority(priority) for priority in self.priorities]
         if self.expires is not None:
-            columns.expires = [moment(time) for time in self.expires]
+            columns.expires = [optional_microseconds(time) for time in self.expires]
         plain = self.keys is None and self.headers is None
         return CheckedColumns(columns, size if plain else None)
 
@@ -84,6 +85,36 @@ class BatchPortion(NamedTuple):
 
     columns: Columns
     size: int
+
+
+BatchPlan = list[tuple[int, BatchPortion]]
+"""Batches, each with the partition that it is for."""
+
+
+def plan_batches(
+    topic: str,
+    checked: CheckedColumns,
+    partition: int | None,
+    keyless: int,
+    metadata: TopicMetadata,
+    partitioner: Partitioner,
+    batch_bytes: int,
+    batch_count: int,
+) -> BatchPlan:
+    """Divide messages by partition and into batches: all for `partition` if it is given, else by their keys.
+
+    Messages without a key go to the partition `keyless`.
+    """
+    keys = checked.columns.keys
+    if partition is not None:
+        check_partition(topic, partition, metadata)
+    places: dict[int, list[int] | None] = {keyless if partition is None else partition: None}
+    if keys is not None and partition is None:
+        places = dict(partition_places(keys, metadata.partitions, partitioner, keyless))
+    for number in places:
+        check_partition(topic, number, metadata)
+    limits = (batch_bytes, batch_count, metadata.message_bytes_max, topic)
+    return [(number, portion) for number, chosen in places.items() for portion in portions(checked, chosen, *limits)]
 
 
 def portions(

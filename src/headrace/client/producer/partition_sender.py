@@ -1,9 +1,8 @@
-"""A producer's way into one partition: which batches are under way, in order and exactly once."""
+"""Decides which batches of one partition are sent when, so that the broker stores each once and in order."""
 
 from collections import deque
 
 from headrace.client.producer.pending_batch import PendingBatch
-from headrace.client.producer.topic_metadata import TopicMetadata
 from headrace.model.batch import Producer
 from headrace.model.codec import Codec
 from headrace.model.errors import (
@@ -19,99 +18,94 @@ _SEQUENCES = 1 << 32
 
 
 class PartitionSender:
-    """Batches of one producer for one partition, numbered so that the broker knows a repeated one.
+    """Owns the batches of one producer for one partition, from when they are sealed until they are resolved.
 
-    Up to 32 are under way at once. When one is not taken over, nothing new is sent until the fate of all that are
-    under way is known; then those that are left go again, in order, renumbered if need be. It decides, and does
-    nothing itself: whoever sends tells it what came of that.
+    It numbers the batches, so that the broker recognises a repeated one, and keeps up to IN_FLIGHT_MAX in flight. When
+    the broker refuses one, nothing new is sent until every batch in flight is answered; then those that are left are
+    sent again, in order, renumbered where that is needed. It does no I/O: the sender does, and reports the answers.
     """
 
     def __init__(self, topic: str, partition: int, producer_id: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.gathering: PendingBatch | None = None
-        """Messages that wait for others of their batch."""
         self.waiting: deque[PendingBatch] = deque()
         """Encoded, and not sent yet."""
-        self.flying: deque[PendingBatch] = deque()
+        self.in_flight: deque[PendingBatch] = deque()
         """Sent, and not acknowledged yet: oldest first."""
         self.unanswered = 0
-        """How many answers are to come."""
+        """How many answers are outstanding."""
         self.stalled = False
-        """Something was not taken over: when no more answers are to come, regroup."""
-        self.hurt = False
-        """The broker or the way to it is at fault: wait a little before trying again."""
-        self.hurried = False
-        """What is gathered is to go as soon as there is room."""
-        self.metadata: TopicMetadata | None = None
-        """What was known of the topic when the lane was last used."""
+        """The broker refused a batch: when no answer is outstanding, all batches in flight are sent again."""
+        self.backs_off = False
+        """The broker or the connection is at fault: wait before sending again."""
+        self.refill_wanted = False
+        """The accumulator has a batch that goes as soon as this sender has capacity."""
         self.codec = Codec.NONE
         self._producer_id = producer_id
         self._epoch = 0
         self._acknowledged = 0
-        """The sequence behind the last one that was acknowledged."""
+        """The sequence after the last one that was acknowledged."""
         self._next = 0
         self._renew = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is gathered, waiting or under way."""
-        gathered = self.gathering is not None and self.gathering.values
-        return not gathered and not self.waiting and not self.flying
+        """Whether no batch is waiting or in flight."""
+        return not self.waiting and not self.in_flight
 
     @property
-    def under_way(self) -> int:
-        """How many batches are waiting or sent."""
-        return len(self.waiting) + len(self.flying)
+    def unacknowledged(self) -> int:
+        """How many batches are waiting or in flight."""
+        return len(self.waiting) + len(self.in_flight)
 
     @property
-    def quiet(self) -> bool:
-        """Whether it is time to regroup."""
+    def resend_ready(self) -> bool:
+        """Whether all answers are there after a refusal, so that batches can be sent again."""
         return self.stalled and not self.unanswered
 
     def expected_stamp(self) -> Producer:
-        """What the next batch that is encoded will probably be numbered."""
+        """Predict the number of the next batch that is encoded."""
         sequence = (self._next + len(self.waiting)) % _SEQUENCES
         return Producer(self._producer_id, self._epoch, sequence)
 
-    def depart(self, pending_batch: PendingBatch) -> bool:
-        """Take a parcel that was encoded with the expected stamp, if it can be sent at once: then it must be."""
-        if self.waiting or self.stalled or len(self.flying) >= IN_FLIGHT_MAX or self._next == _SEQUENCES:
+    def admit(self, pending_batch: PendingBatch) -> bool:
+        """Put a batch that was encoded with the expected stamp in flight, if it can be sent now: then it must be."""
+        if self.waiting or self.stalled or len(self.in_flight) >= IN_FLIGHT_MAX or self._next == _SEQUENCES:
             return False
         self._next += 1
         self.unanswered += 1
-        self.flying.append(pending_batch)
+        self.in_flight.append(pending_batch)
         return True
 
-    def launch(self) -> list[PendingBatch]:
-        """Take what can be sent now; every one must be sent, in this order."""
-        launched: list[PendingBatch] = []
-        while self.waiting and len(self.flying) < IN_FLIGHT_MAX and not self.stalled:
+    def admit_waiting(self) -> list[PendingBatch]:
+        """Put waiting batches in flight, as many as can be; the caller must send all of them, in this order."""
+        admitted: list[PendingBatch] = []
+        while self.waiting and len(self.in_flight) < IN_FLIGHT_MAX and not self.stalled:
             if self._next == _SEQUENCES:
-                if self.flying:
+                if self.in_flight:
                     break
                 self._begin_epoch()
             pending_batch = self.waiting.popleft()
             pending_batch.stamp(self._producer_id, self._epoch, self._next)
             self._next += 1
-            self.flying.append(pending_batch)
-            launched.append(pending_batch)
-        self.unanswered += len(launched)
-        return launched
+            self.in_flight.append(pending_batch)
+            admitted.append(pending_batch)
+        self.unanswered += len(admitted)
+        return admitted
 
     def acknowledged(self, pending_batch: PendingBatch) -> None:
-        """The broker has it."""
+        """Record that the broker has stored a batch."""
         self.unanswered -= 1
-        batch, flying = pending_batch.batch, self.flying
+        batch, in_flight = pending_batch.batch, self.in_flight
         if batch is not None and batch.sequence >= self._acknowledged:
             self._acknowledged = batch.sequence + 1
-        if flying and flying[0] is pending_batch:
-            flying.popleft()
+        if in_flight and in_flight[0] is pending_batch:
+            in_flight.popleft()
         else:
             self._remove(pending_batch)
 
     def failed(self, pending_batch: PendingBatch, error: HeadraceError) -> bool:
-        """The broker does not have it, or nobody knows; returns whether it is given up for good."""
+        """Record that the broker has not stored a batch, or that nobody knows; returns whether it is given up."""
         self.unanswered -= 1
         pending_batch.last_error = error
         pending_batch.uncertain = pending_batch.uncertain or isinstance(error, ConnectionFailed | Timeout)
@@ -122,37 +116,37 @@ class PartitionSender:
         if isinstance(error, OutOfOrderSequence):
             return False
         if error.retryable:
-            self.hurt = True
+            self.backs_off = True
             return False
         self._remove(pending_batch)
         return True
 
-    def regroup(self) -> list[PendingBatch]:
-        """All answers are there: what must be sent again, renumbered if that is why it failed."""
-        assert self.quiet
-        first = self.flying[0] if self.flying else None
+    def resend(self) -> list[PendingBatch]:
+        """Return the batches in flight, renumbered where that is why they failed; the caller must send all of them."""
+        assert self.resend_ready
+        first = self.in_flight[0] if self.in_flight else None
         if first is not None and isinstance(first.last_error, OutOfOrderSequence) and not self._removed_before(first):
             self._renew = True  # nothing of ours is missing before it: the broker has lost what it had acknowledged
         if self._renew:
             self._begin_epoch()
         self._next = self._acknowledged
-        for pending_batch in self.flying:
+        for pending_batch in self.in_flight:
             pending_batch.last_error = None
-            if self._arrived(pending_batch):
-                continue  # sent again as it was, to be told where it is
+            if self._is_stored(pending_batch):
+                continue  # sent again as it was, to learn its offset
             pending_batch.stamp(self._producer_id, self._epoch, self._next)
             self._next += 1
-        self.stalled = self.hurt = self._renew = False
-        self.unanswered = len(self.flying)
-        return list(self.flying)
+        self.stalled = self.backs_off = self._renew = False
+        self.unanswered = len(self.in_flight)
+        return list(self.in_flight)
 
-    def expired(self, now: float) -> list[PendingBatch]:
-        """Those that took too long: whoever waits for them is to be told.
+    def expire(self, now: float) -> list[PendingBatch]:
+        """Return the batches whose deadline has passed: the caller resolves them.
 
-        What may have arrived stays under way, because a later batch could not be numbered without knowing.
+        A batch that may be stored stays in flight, because a later one could not be numbered without knowing.
         """
         late: list[PendingBatch] = []
-        for pending_batch in [*self.flying, *self.waiting]:
+        for pending_batch in [*self.in_flight, *self.waiting]:
             if pending_batch.deadline > now:
                 break
             if not pending_batch.abandoned:
@@ -160,14 +154,14 @@ class PartitionSender:
         for pending_batch in late:
             if pending_batch in self.waiting:
                 self.waiting.remove(pending_batch)
-            elif self.quiet and not pending_batch.uncertain:
+            elif self.resend_ready and not pending_batch.uncertain:
                 self._remove(pending_batch)
             else:
                 pending_batch.abandoned = True
         return late
 
-    def _arrived(self, pending_batch: PendingBatch) -> bool:
-        """Whether it must have arrived, because one behind it was acknowledged."""
+    def _is_stored(self, pending_batch: PendingBatch) -> bool:
+        """Whether the broker must have it, because it acknowledged a later one."""
         batch = pending_batch.batch
         assert batch is not None
         return batch.producer_epoch == self._epoch and batch.sequence < self._acknowledged
@@ -181,7 +175,7 @@ class PartitionSender:
         self._acknowledged = self._next = 0
 
     def _remove(self, pending_batch: PendingBatch) -> None:
-        if self.flying and self.flying[0] is pending_batch:
-            self.flying.popleft()
-        elif pending_batch in self.flying:
-            self.flying.remove(pending_batch)
+        if self.in_flight and self.in_flight[0] is pending_batch:
+            self.in_flight.popleft()
+        elif pending_batch in self.in_flight:
+            self.in_flight.remove(pending_batch)

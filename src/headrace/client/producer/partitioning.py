@@ -6,7 +6,7 @@ Partitioner = Callable[[bytes, int], int]
 """Takes a key and the number of partitions, and returns a partition's number. Messages without a key do not ask it."""
 
 
-def divided(
+def partition_places(
     keys: Sequence[bytes | None], partitions: int, partitioner: Partitioner, keyless: int
 ) -> dict[int, list[int]]:
     """The places of the keys by partition; those that are None go to the partition `keyless`."""

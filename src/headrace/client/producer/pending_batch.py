@@ -6,17 +6,15 @@ from typing import Any, Protocol
 import msgspec
 
 from headrace.client.connection import fork_guard
+from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.results import Receipt
-from headrace.client.times import Moment, microseconds
+from headrace.client.times import Moment, optional_microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
 from headrace.model.representation import described_fields
-
-GivenHeaders = Mapping[str, str | bytes]
-"""Headers as a caller may give them; text is sent as UTF-8."""
 
 
 class OutgoingMessage(msgspec.Struct):
@@ -142,10 +140,10 @@ class PendingBatch:
         fields = (
             ("keys", key),
             ("headers", headers),
-            ("timestamps", moment(message.timestamp)),
-            ("dues", moment(message.due)),
+            ("timestamps", optional_microseconds(message.timestamp)),
+            ("dues", optional_microseconds(message.due)),
             ("priorities", checked_priority(message.priority)),
-            ("expires", moment(message.expires)),
+            ("expires", optional_microseconds(message.expires)),
         )
         for name, field in fields:
             column = getattr(self._columns, name)
@@ -238,11 +236,6 @@ def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
         except UnicodeEncodeError as error:
             raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
     return checked
-
-
-def moment(given: Any) -> int | None:
-    """A time as it is sent."""
-    return None if given is None else microseconds(given)
 
 
 def checked_priority(priority: int | None) -> int | None:

@@ -71,6 +71,11 @@ class Contents:
         columns, there, gone, _ = self.read_some(offsets, _UNBOUNDED, edits)
         return columns, there, gone
 
+    def read_stored(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
+        """The messages as they were published, without edits, and the offsets of those there are."""
+        columns, there, _ = self.read(offsets)
+        return columns, there
+
     def read_some(
         self, offsets: Sequence[int], bytes_max: int, edits: Mapping[int, EditRecord] = _NO_EDITS
     ) -> tuple[Columns, list[int], list[int], Sequence[int]]:

@@ -1,132 +1,32 @@
-"""A leased subscription in one partition: what it can hand out, who holds what, and what the journal says of it."""
+"""A leased subscription's index of a partition: messages are taken out, held, settled and come back."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from headrace.engines.leased.contents import Contents
-from headrace.engines.leased.edits import EditRecord
-from headrace.engines.leased.key_order import KeyOrder
-from headrace.engines.leased.leases import LeaseRecord, LeaseTable
-from headrace.engines.leased.log_scanner import LogScanner
-from headrace.engines.leased.pending import Entries, PendingMessages
-from headrace.engines.leased.statuses import (
-    BLOCKED,
-    LEASED,
-    LEAVING,
-    READY,
-    RESTING,
-    SETTLED,
-    UNKNOWN,
-    WAITING,
-    Statuses,
-)
+from headrace.engines.leased.inspection import NextTimes
+from headrace.engines.leased.journaled import JournaledIndex
+from headrace.engines.leased.leases import LeaseRecord
+from headrace.engines.leased.pending import Entries
+from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, SETTLED, UNKNOWN
 from headrace.engines.leased.taken import TakenMessages, fitting, without
-from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
-from headrace.model.offsets import common, ranges
+from headrace.model.offsets import ranges
 from headrace.model.subscription import SubscriptionSettings
 
-_TAKEN_IN_TOGETHER = 1000
-"""Messages of which a new index learns at a time, or a batch if that has more."""
-_NOTES_KEPT = 5
-_NOTE_CHARS = 200
 _BLOCKED_AT_ONCE = 64
 """When messages are passed over because their keys are busy, so many are looked at together."""
-
-
-class ReleaseNote(NamedTuple):
-    """Why a message was given back, when and by whom."""
-
-    time_us: int
-    holder: str
-    reason: str
-
 
 Extended = tuple[LeaseRecord, LeaseRecord]
 """Messages that are leased for longer: how they were held, and how they are now."""
 
 
-class LeasedIndex:
-    """The state of a subscription in a partition.
+class LeasedIndex(JournaledIndex):
+    """The live state of a subscription in a partition: what consumers do with its messages.
 
-    What is told with `apply_…` comes from the journal, when the broker starts, or has just been written there. Before
-    `attach` only that much is known; then the partition's log tells the rest.
-
-    Whatever is decided about messages counts here from that moment on, before it is in the journal: `take`, `reserve`,
-    `extend` and `leave`. If the journal cannot be written it is undone: `give_back`, `restore`, `shorten` and `stay`.
+    A decision about messages counts here at once, before it is in the journal: `take`, `reserve`, `extend` and
+    `leave`. If the journal cannot be written, `give_back`, `restore`, `shorten` and `stay` undo it. What has just been
+    written there comes with `apply_…`.
     """
-
-    def __init__(self, start: int) -> None:
-        self.pending = PendingMessages(start)
-        self.leases = LeaseTable()
-        self.notes: dict[int, list[ReleaseNote]] = {}
-        self.states: dict[int, bytes] = {}
-        self._order = KeyOrder(self.pending)
-        self._settings = SubscriptionSettings()
-        self._ahead: dict[int, int] = {}
-        """When those are due that were leased before they were."""
-        self._first_offset = 0
-        """Nothing before it is there any more, as far as is known."""
-        self._intake: LogScanner | None = None
-        self._partition: Partition | None = None
-        self._lost: list[range] = []
-        """Damaged messages whose dead letters are still to be written."""
-        self._lost_us = 0
-        """When to write them."""
-
-    @property
-    def statuses(self) -> Statuses:
-        """What has become of each message."""
-        return self.pending.statuses
-
-    @property
-    def edits(self) -> Mapping[int, EditRecord]:
-        """What was changed about messages of the partition."""
-        return self.pending.edits
-
-    # Coming to life.
-
-    def attach(
-        self,
-        partition: Partition,
-        name: str,
-        settings: SubscriptionSettings,
-        ttl_us: int | None,
-        edits: Mapping[int, EditRecord],
-        end_offset: int,
-        now_us: int,
-    ) -> Iterator[None]:
-        """Learn from the log what is there to hand out, of some messages at a time; yields in between."""
-        self._settings = settings
-        self.pending.discipline = settings.discipline
-        self.pending.edits = edits
-        self._partition = partition
-        self._intake = LogScanner(self.pending, partition, name, ttl_us)
-        assert self.statuses.end <= partition.next_offset  # no offset is ever another message's
-        self.pending.attach(Contents(partition))
-        self.forget_before(partition.first_offset)
-        for begin, end in self.statuses.unsettled():
-            for gone in self._intake.read(begin, end, now_us):
-                for part in gone:
-                    self._part_with(part)
-                yield
-        while self.statuses.end + _TAKEN_IN_TOGETHER < end_offset:
-            self.catch_up(self.statuses.end + _TAKEN_IN_TOGETHER, now_us)
-            yield
-        self.catch_up(end_offset, now_us)
-        self._ahead = self._intake.early
-        self._order.alter(settings, now_us)
-
-    def catch_up(self, end_offset: int, now_us: int) -> None:
-        """Take in what was published since."""
-        assert self._intake is not None
-        assert self._partition is not None
-        begin = self.statuses.end
-        self._intake.catch_up(end_offset, now_us)
-        for damaged in self._partition.damaged_within(range(begin, end_offset)):
-            self._lose(damaged)
-        self.pending.on_change()
 
     def alter(self, settings: SubscriptionSettings, now_us: int) -> Iterator[None]:
         """Go on with other settings; yields after some of the work, and nothing may be taken out meanwhile."""
@@ -135,70 +35,6 @@ class LeasedIndex:
         if settings.discipline is not before.discipline:
             self._order.unblock_all()
             yield from self.pending.reorder(settings.discipline)
-        self.pending.on_change()
-
-    def expire_after(self, ttl_us: int | None) -> Iterator[None]:
-        """The topic's messages live for another time from now on; yields before it is found when those expire."""
-        assert self._intake is not None
-        return self._intake.expire_after(ttl_us)
-
-    def forget_before(self, offset: int) -> None:
-        """The messages before an offset are no more."""
-        if offset <= self._first_offset:
-            return
-        self._first_offset = offset
-        floor = self.statuses.floor
-        if floor < offset:
-            self.apply_settled(range(floor, min(offset, self.statuses.end)))
-
-    def forget_missing(self, offsets: Sequence[int]) -> None:
-        """These are not in the log any more, somewhere in its middle; those that somebody holds are left alone."""
-        free = (WAITING, READY, RESTING, BLOCKED)
-        self.apply_settled([offset for offset in offsets if self.statuses[offset] in free])
-
-    # What is not there any more.
-
-    def _part_with(self, gone: range) -> None:
-        """Settle messages that were removed; those that are damaged are settled when their dead letter is written."""
-        assert self._partition is not None
-        begin = gone.start
-        for damaged in self._partition.damaged_within(gone):
-            self.apply_settled(range(begin, damaged.start))
-            self._lose(damaged)
-            begin = damaged.stop
-        self.apply_settled(range(begin, gone.stop))
-
-    def _advance(self, now_us: int) -> None:
-        """What is due by now has its key kept for it; what could not be read when it was to be ready is parted with."""
-        gone = self.pending.lost
-        self._order.advance(now_us)
-        for damaged in self.damaged_among(gone):
-            self._lose(damaged)
-
-    def _lose(self, damaged: range) -> None:
-        self.leave(damaged)
-        self._lost.append(damaged)
-        self.pending.on_change()
-
-    def damaged_among(self, offsets: Sequence[int]) -> Iterator[range]:
-        """Those of these messages, which are not there, that are damaged."""
-        assert self._partition is not None
-        for part in ranges(sorted(offsets)):
-            yield from self._partition.damaged_within(part)
-
-    def take_lost(self, now_us: int) -> list[range]:
-        """The damaged messages whose dead letters are to be written now."""
-        self._advance(now_us)
-        if self._lost_us > now_us:
-            return []
-        lost, self._lost = self._lost, []
-        self.pending.on_change()
-        return lost
-
-    def lose_later(self, damaged: range, time_us: int) -> None:
-        """The dead letter of damaged messages could not be written: try again then."""
-        self._lost.append(damaged)
-        self._lost_us = time_us
         self.pending.on_change()
 
     # Handing out.
@@ -275,7 +111,6 @@ class LeasedIndex:
         Those that are not read, because there are enough bytes already, go back.
         """
         contents, edits = self.pending.contents, self.edits
-        assert contents is not None
         stored: list[Batch] = []
         if type(chosen) is range and not self._settings.ordered_by_key and not self._are_edited(chosen):
             stored = contents.stored(chosen, bytes_max)
@@ -314,23 +149,6 @@ class LeasedIndex:
         self.pending.expire_again(taken.offsets, now_us)
         self._order.update(taken.offsets, now_us, self._ahead)
         self.pending.on_change()
-
-    def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]:
-        """The contents of messages as they are now, and the offsets of those there are."""
-        assert self.pending.contents is not None
-        columns, there, _ = self.pending.contents.read(offsets, self.edits)
-        return columns, there
-
-    def parts(self, offsets: Sequence[int]) -> Iterator[tuple[Columns, list[int]]]:
-        """The same, some of the messages at a time."""
-        assert self.pending.contents is not None
-        return ((columns, there) for columns, there, _ in self.pending.contents.parts(offsets, self.edits))
-
-    def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]:
-        """The same, up to about so many bytes; tells also which of them were left out."""
-        assert self.pending.contents is not None
-        columns, there, _, unread = self.pending.contents.read_some(offsets, bytes_max, self.edits)
-        return columns, there, unread
 
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]:
         """When messages that are given back are ready: not before they are due, which may still be to come."""
@@ -410,11 +228,6 @@ class LeasedIndex:
                 self.leases.hold(was.number, was.holder, was.until_us, kept)
         self.pending.on_change()
 
-    def leave(self, offsets: Sequence[int]) -> None:
-        """These go to the dead ones; nobody holds them any more, but their keys wait until they are there."""
-        self.statuses.change(offsets, LEAVING)
-        self.leases.leave(offsets)
-
     # Time passes.
 
     def ended(self, now_us: int, most: int) -> list[int]:
@@ -426,7 +239,7 @@ class LeasedIndex:
         self.pending.on_change()
         return back
 
-    def expired(self, now_us: int, most: int) -> list[int]:
+    def expired(self, now_us: int, most: int | None = None) -> list[int]:
         """The messages whose time is over and that nobody holds, of so many at most: they leave, and keep no keys."""
         gone = self.pending.expired(now_us, most)
         self._order.give_up(gone)
@@ -453,6 +266,25 @@ class LeasedIndex:
         """When those of these are due that were moved to a time to come after their leases had ended."""
         dues = {offset: edit.due for offset in offsets if (edit := self.edits.get(offset)) is not None}
         return {offset: due_us for offset, due_us in dues.items() if due_us is not None and due_us > now_us}
+
+    def is_behind(self, now_us: int) -> bool:
+        """Whether more messages are due than `make_due_ready` has made ready."""
+        return self.pending.is_behind(now_us)
+
+    def make_due_ready(self, now_us: int) -> int:
+        """Make messages that are due ready, some of them if they are very many; returns how many it looked at."""
+        return self.pending.advance(now_us)
+
+    def expire_later(self, offsets: Sequence[int], time_us: int) -> None:
+        """Expired messages could not be dropped: try again then."""
+        self.pending.expire_later(offsets, time_us)
+
+    def next_times(self) -> NextTimes:
+        """When something happens next."""
+        pending = self.pending
+        return NextTimes(
+            pending.ready.first_key, pending.waiting.first_key, pending.resting.first_key, self.first_end_us
+        )
 
     def has_expired(self, now_us: int) -> bool:
         """Whether there may be messages whose time is over and that nobody holds."""
@@ -499,83 +331,3 @@ class LeasedIndex:
         picked = columns.picked(free, range(len(offsets)))
         picked.places = None
         return picked, [offsets[index] for index in free]
-
-    # What the journal says.
-
-    def apply_leased(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
-        """Somebody leased these."""
-        if self.pending.contents is None:
-            # Those that were leased before had come back, for nobody had settled them.
-            self.statuses.fail([offset for offset in offsets if self.statuses[offset] == LEASED])
-            self.statuses.change(offsets, LEASED)
-        self.leases.hold(number, holder, until_us, offsets)
-        self.pending.on_change()
-
-    def apply_extended(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
-        """A holder keeps these for longer."""
-        if self.pending.contents is None:  # else it was extended when that was decided
-            self.leases.extend(number, until_us, offsets)
-
-    def apply_settled(self, offsets: Sequence[int]) -> None:
-        """These are done with."""
-        self.pending.settle(offsets)
-        self.leases.forget(offsets)
-        for table in (self.notes, self.states, self._ahead):
-            if table:
-                for offset in common(table, offsets):
-                    table.pop(offset)
-        self._order.update(offsets, 0, self._ahead)
-        self.pending.on_change()
-        if self.pending.contents is not None and not any(self.statuses.counts):
-            self.pending.contents.clear()
-
-    def apply_returned(
-        self,
-        offsets: Sequence[int],
-        ready_us: Sequence[int],
-        counted: bool,
-        note: ReleaseNote | None,
-        states: Mapping[int, bytes],
-        now_us: int,
-    ) -> None:
-        """These were given back, to be handed out again not before these times."""
-        self.leases.forget(offsets)
-        if counted:
-            self.statuses.fail(offsets)
-        if note is not None:
-            for offset in offsets:
-                earlier = [each._replace(reason=each.reason[-_NOTE_CHARS:]) for each in self.notes.get(offset, ())]
-                self.notes[offset] = [*earlier, note][-_NOTES_KEPT:]
-        self.states.update(states)
-        later = [(time_us, offset) for time_us, offset in zip(ready_us, offsets, strict=True) if time_us > now_us]
-        self.pending.rest([time_us for time_us, _ in later], [offset for _, offset in later])
-        resting = {offset for _, offset in later}
-        self.pending.make_ready([offset for offset in offsets if offset not in resting])
-        self._order.update(offsets, now_us, self._ahead)
-        for offset in offsets if self._ahead else ():
-            self._ahead.pop(offset, None)
-        self.pending.expire_again(offsets, now_us)
-        self.pending.on_change()
-
-    def apply_edit(self, offset: int, edit: EditRecord, moved: bool, now_us: int) -> None:
-        """A message that nobody holds was changed; `edits` has it already."""
-        status = self.statuses[offset]
-        if offset >= self.statuses.end or status == SETTLED:
-            return  # not published yet, as far as this subscription knows: it will see the edit then
-        if status == LEASED and self.pending.contents is None:
-            # It had come back, or it could not have been edited.
-            self.statuses.fail([offset])
-            self.statuses.change([offset], UNKNOWN)
-            self.leases.end_early(offset)
-            status = UNKNOWN
-        if edit.deleted:
-            self.apply_settled([offset])
-        elif moved and status in (WAITING, READY, RESTING, BLOCKED):
-            self._order.unblock(offset)
-            self.pending.move(offset, edit.due or 0, now_us)
-            self._order.update([offset], now_us, self._ahead)
-        elif status in (READY, BLOCKED):
-            self._order.unblock(offset)
-            self.pending.make_ready([offset])
-            self._order.update([offset], now_us, self._ahead)  # others of its key may come before it by now
-        self.pending.on_change()

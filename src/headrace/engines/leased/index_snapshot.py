@@ -1,17 +1,15 @@
-"""A subscription's state in a partition in plain values, for snapshots of the journal.
-
-First comes `begin`, then the chunks, then the rest, in as many parts as it takes.
-"""
+"""A subscription's state in a partition as plain values, for snapshots of the journal: chunks, then the rest."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import msgspec
 
-from headrace.engines.leased.index import LeasedIndex, ReleaseNote
-from headrace.engines.leased.packing import packed, unpacked
-from headrace.engines.leased.statuses import LEASED
+from headrace.engines.leased.leases import LeaseRecord
+from headrace.engines.leased.packing import packed
+from headrace.engines.leased.release_notes import ReleaseNote
+from headrace.engines.leased.statuses import FrozenStatuses, Statuses
 
 _CHUNKS_TOGETHER = 2
 _RESTING_TOGETHER = 1000
@@ -50,19 +48,32 @@ class SavedRest(msgspec.Struct, array_like=True):
 
 
 class FrozenIndex:
-    """The state of a moment: what becomes of the messages while it is saved does not count."""
+    """The state of one moment; later changes do not reach it."""
 
-    def __init__(self, index: LeasedIndex) -> None:
-        self.statuses = index.statuses.frozen()
-        self._resting = index.pending.frozen_rests(self.statuses)
-        self._leases = index.leases.frozen()
-        self._notes, self._states = dict(index.notes), dict(index.states)
+    def __init__(
+        self,
+        statuses: FrozenStatuses,
+        resting: Iterator[tuple[int, int]],
+        leases: Iterator[tuple[LeaseRecord, Sequence[int]]],
+        notes: dict[int, list[ReleaseNote]],
+        states: dict[int, bytes],
+    ) -> None:
+        self._statuses = statuses
+        self._resting = resting
+        self._leases = leases
+        self._notes = notes
+        self._states = states
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last message that is known."""
+        return self._statuses.end
 
     def chunks(self) -> Iterator[list[SavedChunk]]:
         """The chunks, some at a time."""
-        numbers = iter(sorted(self.statuses.chunks))
+        numbers = iter(sorted(self._statuses.chunks))
         while some := list(islice(numbers, _CHUNKS_TOGETHER)):
-            yield [SavedChunk(number, *self.statuses.saved(number)) for number in some]
+            yield [SavedChunk(number, *self._statuses.saved(number)) for number in some]
 
     def rest(self) -> Iterator[SavedRest]:
         """What has to be remembered besides, some of it at a time; can be asked for once."""
@@ -86,9 +97,9 @@ class FrozenIndex:
 class SettledChunks:
     """Saves the chunks of an index while it is in use: what is changed meanwhile is saved again in the end."""
 
-    def __init__(self, index: LeasedIndex) -> None:
-        self._index = index
-        self._frozen = index.statuses.frozen()
+    def __init__(self, statuses: Statuses) -> None:
+        self._statuses = statuses
+        self._frozen = statuses.frozen()
         self._saved: dict[int, SavedChunk] = {}
 
     def steps(self) -> Iterator[None]:
@@ -100,7 +111,7 @@ class SettledChunks:
 
     def finish(self) -> tuple[int, list[list[SavedChunk]]]:
         """The end, and the chunks, as they are now, some together."""
-        statuses, now = self._index.statuses, self._index.statuses.frozen()
+        statuses, now = self._statuses, self._statuses.frozen()
         chunks = [
             self._saved[number]
             if number in self._saved and statuses.is_unchanged(number, self._frozen)
@@ -109,29 +120,3 @@ class SettledChunks:
         ]
         groups = [chunks[at : at + _CHUNKS_TOGETHER] for at in range(0, len(chunks), _CHUNKS_TOGETHER)]
         return now.end, groups
-
-
-def begin(index: LeasedIndex, end: int) -> None:
-    """Forget everything: the chunks and the rest of what was saved at this end follow."""
-    index.__init__(0)  # type: ignore[misc]
-    index.statuses.load(end)
-
-
-def load_chunks(index: LeasedIndex, chunks: list[SavedChunk]) -> None:
-    """Take back chunks."""
-    for chunk in chunks:
-        index.statuses.load_chunk(chunk.number, chunk.settled, chunk.failed)
-
-
-def load_rest(index: LeasedIndex, saved: SavedRest) -> None:
-    """Take back the rest."""
-    index.pending.rest(array("q", saved.resting_us), array("q", saved.resting))
-    for lease in saved.leases:
-        leased = unpacked(lease.offsets)
-        if lease.over:
-            index.leases.remember(lease.number, lease.holder, lease.until_us, leased)
-        else:
-            index.statuses.change(leased, LEASED)
-            index.leases.hold(lease.number, lease.holder, lease.until_us, leased)
-    index.notes.update(saved.notes)
-    index.states.update(saved.states)

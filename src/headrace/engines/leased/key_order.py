@@ -100,6 +100,5 @@ class KeyOrder:
 
     def _read(self, offsets: list[int]) -> Iterator[tuple[Columns, list[int]]]:
         """The contents of many messages, not all of them in memory at once."""
-        assert self._pending.contents is not None
         for columns, there, _ in self._pending.contents.parts(offsets, self._pending.edits):
             yield columns, there

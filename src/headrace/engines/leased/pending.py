@@ -14,7 +14,6 @@ from headrace.engines.leased.statuses import (
     READY,
     RESTING,
     SETTLED,
-    UNKNOWN,
     WAITING,
     FrozenStatuses,
     Statuses,
@@ -39,8 +38,15 @@ Entries = list[Entry]
 class PendingMessages:
     """The status of each message tells what counts; entries that a message left behind elsewhere are passed over."""
 
-    def __init__(self, start: int) -> None:
-        self.statuses = Statuses(start)
+    def __init__(
+        self,
+        statuses: Statuses,
+        rests: Mapping[int, int],
+        contents: Contents,
+        edits: Mapping[int, EditRecord],
+        discipline: Discipline,
+    ) -> None:
+        self.statuses = statuses
         self.waiting = Runs()
         """By `due`."""
         self.resting = Runs()
@@ -49,11 +55,10 @@ class PendingMessages:
         """By the discipline's key."""
         self.expiring = Runs()
         """By `expires`."""
-        self.edits: Mapping[int, EditRecord] = {}
-        self.discipline = Discipline.FIFO
-        self.contents: Contents | None = None
-        """Not there as long as only the journal has been heard."""
-        self._rests: dict[int, int] = {}
+        self.edits = edits
+        self.discipline = discipline
+        self.contents = contents
+        self._rests = {offset: rests[offset] for offset in statuses.with_status(RESTING)}
         """Until when messages rest: other entries do not count. Has some that do not rest any more."""
         self._overdue: set[int] = set()
         """Expired while they were leased, or while what was said about them was being written down."""
@@ -62,13 +67,8 @@ class PendingMessages:
         """Called when what is ready, or when something happens next, may have changed."""
         self.lost: list[int] = []
         """Were to be made ready, but compaction had removed them: what they stood for has to go on without them."""
-
-    def attach(self, contents: Contents) -> None:
-        """The journal has been heard: from now on the log can be read."""
-        self._rests = {offset: self._rests[offset] for offset in self.statuses.with_status(RESTING)}
         for offset, time_us in self._rests.items():
             self.resting.push(time_us, offset)
-        self.contents = contents
 
     # Time passes.
 
@@ -133,9 +133,7 @@ class PendingMessages:
 
     def make_ready(self, offsets: list[int]) -> None:
         """These can be handed out."""
-        if self.contents is None:
-            self.statuses.change(offsets, UNKNOWN)  # the log will tell
-        elif offsets:
+        if offsets:
             self.statuses.change(offsets, READY)
             self.add_ready(self.statuses.only(offsets, READY))
 
@@ -143,11 +141,10 @@ class PendingMessages:
         """These can be handed out at these times."""
         self.statuses.change(offsets, RESTING)
         self._rests.update(zip(offsets, times_us, strict=True))
-        if self.contents is not None:
-            for time_us, offset in zip(times_us, offsets, strict=True):
-                self.resting.push(time_us, offset)
-            if len(self._rests) > 2 * self.statuses.counts[RESTING] + _OUTDATED_MAX:  # most were settled meanwhile
-                self._rests = {offset: self._rests[offset] for offset in self.statuses.with_status(RESTING)}
+        for time_us, offset in zip(times_us, offsets, strict=True):
+            self.resting.push(time_us, offset)
+        if len(self._rests) > 2 * self.statuses.counts[RESTING] + _OUTDATED_MAX:  # most were settled meanwhile
+            self._rests = {offset: self._rests[offset] for offset in self.statuses.with_status(RESTING)}
 
     def rests_until(self, offset: int, time_us: int) -> bool:
         """Whether an entry among the resting ones counts."""
@@ -170,9 +167,6 @@ class PendingMessages:
 
     def move(self, offset: int, due_us: int, now_us: int) -> None:
         """A message that nobody holds is due at another time."""
-        if self.contents is None:
-            self.statuses.change([offset], UNKNOWN)
-            return
         self._rests.pop(offset, None)
         if due_us > now_us:
             self.statuses.change([offset], WAITING)
@@ -202,7 +196,6 @@ class PendingMessages:
             self._add_some(offsets[place : place + _AT_ONCE])
 
     def _add_some(self, offsets: Sequence[int]) -> None:
-        assert self.contents is not None
         if self.discipline not in (Discipline.DEADLINE, Discipline.PRIORITY):
             self.ready.add(*ordered(self.discipline, offsets, None, ()))
             return

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.streams import Stream, WaitingFetch
 from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
 from headrace.gateways.native.frame_writer import FrameWriter
 from headrace.gateways.native.hangup import hung_up
@@ -18,13 +19,11 @@ from headrace.model.errors import (
     Draining,
     HeadraceError,
     InternalError,
-    LimitExceeded,
     ProtocolError,
     UnsupportedOperation,
     UnsupportedVersion,
 )
 from headrace.model.identity import Identity
-from headrace.model.limits import STREAMS_MAX
 from headrace.model.request import REQUESTS, Answer
 from headrace.model.requests import Done
 from headrace.wire import native
@@ -41,7 +40,8 @@ UNANSWERED_MAX = 1024
 """A connection with so many unanswered requests is not read until half of them are answered."""
 FEATURES: frozenset[str] = frozenset()
 """What this side can do beyond the version of the protocol."""
-_ANSWER = int(Kind.ANSWER)  # every look at a member of an enumeration is a call
+# Every look at a member of an enumeration is a call.
+_ANSWER, _STREAM_OPEN, _STREAM_CREDIT = int(Kind.ANSWER), int(Kind.STREAM_OPEN), int(Kind.STREAM_CREDIT)
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -67,17 +67,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._unanswered = 0
         self._backlog: deque[Frame] = deque()
         """Frames that came in one piece with others and must wait: there is enough to do."""
-        self._streams: dict[int, StreamPump] = {}
         self._fetches: set[FetchAnswer] = set()
         self._read_paused = False
         self._ending = False
         self._held_bytes = 0
         self._own: dict[int, Callable[[int, Any, int], None]] = {
             Kind.PING: self._ping,
-            Kind.FETCH: self._fetch,
-            Kind.STREAM_OPEN: self._open_stream,
-            Kind.STREAM_CREDIT: self._credit_stream,
-            Kind.STREAM_CLOSE: self._close_stream,
             Kind.HELLO: self._hello_again,
         }
 
@@ -269,11 +264,19 @@ class NativeConnection(asyncio.BufferedProtocol):
             if own is not None:
                 own(correlation, request, now_us)
                 return
+            if kind == _STREAM_OPEN:
+                request.stream = correlation
             outcome = self._broker.ask(self._session, request, body, now_us)
             if isinstance(outcome, PendingAnswer):
                 self._unanswered += 1
-                outcome.then(partial(self._settled, correlation))
-            else:
+                outcome.then(partial(self._resolved, correlation))
+            elif isinstance(outcome, Stream):
+                self._out.send(_ANSWER, correlation, outcome.answer)
+                StreamPump(self._out, correlation, outcome)
+            elif isinstance(outcome, WaitingFetch):
+                self._unanswered += 1
+                self._fetches.add(FetchAnswer(self._out, correlation, outcome, self._fetched))
+            elif kind != _STREAM_CREDIT:
                 self._answer(correlation, outcome)
         except (ProtocolError, UnsupportedVersion) as error:
             self.end(error, correlation)
@@ -283,7 +286,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             logger.exception("request failed", extra={"kind": kind, "client": str(self)})
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
-    def _settled(self, correlation: int, outcome: Answer | AnswerWithBody | HeadraceError) -> None:
+    def _resolved(self, correlation: int, outcome: Answer | AnswerWithBody[Answer] | HeadraceError) -> None:
         """An answer that had to be waited for is there."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
@@ -292,11 +295,16 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._answer(correlation, outcome)
         self._answered()
 
-    def _answer(self, correlation: int, outcome: Answer | AnswerWithBody) -> None:
+    def _answer(self, correlation: int, outcome: Answer | AnswerWithBody[Answer]) -> None:
         if isinstance(outcome, AnswerWithBody):
-            self._out.send_batches(_ANSWER, correlation, outcome.words, memoryview(outcome.body))
+            self._out.send_batches(_ANSWER, correlation, outcome.answer, memoryview(outcome.body))
         else:
             self._out.send(_ANSWER, correlation, outcome)
+
+    def _fetched(self, fetch: FetchAnswer) -> None:
+        """A fetch that waited has its answer, or none."""
+        self._fetches.discard(fetch)
+        self._answered()
 
     def _answered(self) -> None:
         self._unanswered -= 1
@@ -377,73 +385,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._broker.touch(self._session, now_us)
         self._out.send(_ANSWER, correlation, native.Pong(now_us))
 
-    def _fetch(self, correlation: int, request: native.Fetch, now_us: int) -> None:
-        assert self._session is not None
-        fetch = FetchAnswer(self._out, correlation, request, self._gateway.later, self._fetched)
-        stream = self._broker.open_stream(
-            self._session,
-            request.topic,
-            request.partition,
-            request.offset,
-            fetch.on_ready,
-            now_us,
-            verify=request.verify,
-        )
-        self._fetches.add(fetch)
-        self._unanswered += 1
-        try:
-            fetch.start(stream, now_us)
-        except BaseException:
-            self._fetched(fetch)
-            raise
-
-    def _fetched(self, fetch: FetchAnswer) -> None:
-        fetch.close()
-        self._fetches.discard(fetch)
-        self._answered()
-
-    def _open_stream(self, correlation: int, request: native.StreamOpen, now_us: int) -> None:
-        assert self._session is not None
-        if correlation in self._streams:
-            raise ProtocolError(f"there is already a stream {correlation}")
-        if len(self._streams) >= STREAMS_MAX:
-            raise LimitExceeded(f"a connection has at most {STREAMS_MAX} streams")
-        pump = StreamPump(self._out, correlation, request.credit_bytes)
-        stream = self._broker.open_stream(
-            self._session, request.topic, request.partition, request.offset, pump.on_ready, now_us
-        )
-        self._streams[correlation] = pump
-        opened = native.StreamOpened(stream.first_offset, stream.end_offset, stream.topic_id)
-        self._out.send(_ANSWER, correlation, opened)
-        pump.start(stream)
-
-    def _credit_stream(self, correlation: int, request: native.StreamCredit, now_us: int) -> None:  # noqa: ARG002
-        if request.bytes < 0:
-            raise ProtocolError("credit cannot be taken back")
-        pump = self._streams.get(request.stream)
-        if pump is not None:  # or it has ended, and the client does not know yet
-            pump.grant(request.bytes)
-
-    def _close_stream(self, correlation: int, request: native.StreamClose, now_us: int) -> None:  # noqa: ARG002
-        pump = self._streams.pop(request.stream, None)
-        if pump is not None:
-            pump.close()
-        self._out.send(_ANSWER, correlation, Done())
-
     def _sender_failed(self, sender: FrameSource, error: HeadraceError) -> None:
         """A stream or a fetch cannot go on."""
+        sender.close()
         if isinstance(sender, FetchAnswer):
             self._fetched(sender)
-        else:
-            sender.close()
-            self._streams.pop(sender.correlation, None)
         self._out.send(sender.last_word, sender.correlation, failure(error))
 
     def _release(self) -> None:
         """Give back all that the broker holds for it."""
-        for sender in (*self._streams.values(), *self._fetches):
-            sender.close()
-        self._streams.clear()
+        for fetch in self._fetches:
+            fetch.close()
         self._fetches.clear()
         self._backlog.clear()
         self._gateway.hold(-self._held_bytes)

@@ -18,7 +18,6 @@ from headrace.client.times import microseconds
 from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
 from headrace.model.leasing import Reject as RejectWords
 from headrace.model.leasing import Release, cut_reason
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
@@ -131,7 +130,7 @@ class AsyncHandlerWorkers:
                 return  # in a child that the handler forked off: the parent says what became of the message
         except Reject as verdict:
             words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
-            self._said.add(self._acknowledger.send(Kind.REJECT, words, watched=False))
+            self._said.add(self._acknowledger.send(words, watched=False))
         except Retry as verdict:
             self._retry(job, verdict)
         except Exception as error:  # noqa: BLE001  # a message must not end the app
@@ -182,4 +181,4 @@ class AsyncHandlerWorkers:
             False,
             job.subscription,
         )
-        self._said.add(self._acknowledger.send(Kind.RELEASE, words, watched=False))
+        self._said.add(self._acknowledger.send(words, watched=False))

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from headrace.client._async.concurrency import ResultCell
 from headrace.client.connection import fork_guard
@@ -14,13 +13,13 @@ from headrace.client.connection.request_router import (
     RECEIVE_AT_ONCE_BYTES,
     AwaitedAnswer,
     Bytes,
-    Callback,
+    LateCallback,
     RequestRouter,
 )
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
-from headrace.model.request import Request
+from headrace.model.request import AnswerType, Request
 from headrace.wire.frames import Frames, Memory
-from headrace.wire.native import Hello, Kind
+from headrace.wire.native import Hello
 
 _JOINED_BYTES_MAX = 120 << 10
 _SMALL_BYTES = 4 << 10
@@ -62,7 +61,7 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout):
                 await connection._connect(target)
                 asked_us = monotonic_us()
-                connection.welcome, _ = await connection.request(Kind.HELLO, hello, b"", timeout)
+                connection.welcome, _ = await connection.request(hello, b"", timeout)
                 clock.sample(asked_us, connection.welcome.time_us, monotonic_us())
         except TimeoutError as error:
             connection.end()
@@ -77,22 +76,24 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
 
     async def request(
         self,
-        kind: Kind,
-        head: Request[Any],
+        request: Request[AnswerType],
         body: Bytes = b"",
         timeout: float | None = None,
-        late: Callback | None = None,
-    ) -> Any:
-        """Ask, and wait for the answer and its body; one that comes too late, or after an interrupt, goes to `late`."""
-        outcome: ResultCell[Any] = ResultCell()
+        late: LateCallback[AnswerType] | None = None,
+    ) -> tuple[AnswerType, Bytes]:
+        """Send a request, and wait for the answer and its body.
+
+        An answer that comes too late, or after an interrupt, goes to `late`.
+        """
+        outcome: ResultCell[tuple[AnswerType, Bytes]] = ResultCell()
         awaited = AwaitedAnswer(outcome, late)
         try:
-            self.request_nowait(kind, head, body, awaited.told)
+            self.request_nowait(request, body, awaited.told)
             return await outcome.wait(timeout)
         except BaseException as error:
             awaited.give_up()
             if isinstance(error, Timeout) and outcome.error is None:
-                told = f"no answer to {kind.name} within {timeout:.3g} s; it may still happen"
+                told = f"no answer to {request.declared.name} within {timeout:.3g} s; it may still happen"
                 raise Timeout(told) from error
             raise
 

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.client._async.concurrency import FORK_REFUSED, Monitor, Task, Timer, Timers, now, spawn
 from headrace.client._async.connection.connection import Connection
@@ -10,12 +10,12 @@ from headrace.client.connection.addresses import Address, Target, unreachable
 from headrace.client.connection.backoff import Backoff
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.fork_guard import ASYNCIO, EMBEDDED
-from headrace.client.connection.request_router import Bytes, Callback
+from headrace.client.connection.request_router import Bytes, LateCallback
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.model.errors import Busy, Closed, ConnectionFailed, Draining, Forked, HeadraceError
-from headrace.model.request import Request
+from headrace.model.request import AnswerType, Request
 from headrace.wire.frames import Memory
-from headrace.wire.native import Hello, Kind
+from headrace.wire.native import Hello
 
 logger = logging.getLogger("headrace.client")
 
@@ -80,26 +80,38 @@ class AsyncReconnectingConnection:
 
     async def request(
         self,
-        kind: Kind,
-        head: Request[Any],
+        request: Request[AnswerType],
         body: Bytes = b"",
         *,
         timeout: float | None = None,
         repeat: bool = True,
-        late: Callback | None = None,
-    ) -> Any:
-        """Ask, and wait for the answer and its body.
+        late: LateCallback[AnswerType] | None = None,
+    ) -> AnswerType:
+        """Send a request, and wait for its answer; all as in `request_with_body`."""
+        answer, _ = await self.request_with_body(request, body, timeout=timeout, repeat=repeat, late=late)
+        return answer
 
-        It is asked again after a broken connection if that does no harm (`repeat`), and whenever the broker says that
-        it did nothing and may be asked again; all within the time there is. An answer that comes when nobody waits for
-        it any more goes to `late`.
+    async def request_with_body(
+        self,
+        request: Request[AnswerType],
+        body: Bytes = b"",
+        *,
+        timeout: float | None = None,
+        repeat: bool = True,
+        late: LateCallback[AnswerType] | None = None,
+    ) -> tuple[AnswerType, Bytes]:
+        """Send a request, and wait for the answer and its body.
+
+        The request is sent again after a broken connection if that does no harm (`repeat`), and whenever the broker
+        says that it did nothing and the client may try again; all within the time-out. An answer that comes when nobody
+        waits for it any more goes to `late`.
         """
         timeout = self.timeout if timeout is None else timeout
         deadline, backoff = now() + timeout, Backoff()
         while True:
             connection = await self.get(deadline)
             try:
-                return await connection.request(kind, head, body, max(deadline - now(), 0.001), late)
+                return await connection.request(request, body, max(deadline - now(), 0.001), late)
             except (Busy, Draining):
                 wait_s = backoff.next_s()
                 if now() + wait_s >= deadline:

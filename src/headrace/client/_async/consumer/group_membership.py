@@ -3,29 +3,29 @@
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from headrace.client._async.concurrency import ResultCell, Timers, now
 from headrace.client._async.connection.connection import Connection
 from headrace.client._async.consumer.fetcher import AsyncFetcher
 from headrace.client.connection.backoff import Backoff
-from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.request_router import Bytes, Callback
 from headrace.client.consumer.partition_reader import PartitionReader
 from headrace.model.errors import ConnectionFailed, HeadraceError, MemberFenced, Timeout, UnknownMember
 from headrace.model.requests import (
     Assignment,
     Commit,
+    Done,
     GroupJoin,
     GroupJoined,
     GroupLeave,
     GroupRelease,
     PartitionOffset,
 )
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
-Done = Callable[[HeadraceError | None], None]
+CommitCallback = Callable[[HeadraceError | None], None]
+"""Is called with the error of a commit, or None."""
 
 
 class AsyncGroupMembership:
@@ -67,7 +67,9 @@ class AsyncGroupMembership:
         with self._guard:
             return [*self._fetcher.readers.values(), *self._revoked]
 
-    def commit_nowait(self, done: Done, readers: Iterable[PartitionReader] | None = None, surely: bool = False) -> None:
+    def commit_nowait(
+        self, done: CommitCallback, readers: Iterable[PartitionReader] | None = None, surely: bool = False
+    ) -> None:
         """Commit what is processed and not committed; then `done` is told.
 
         If it must be sure, what has been said and not been confirmed is said again.
@@ -89,7 +91,7 @@ class AsyncGroupMembership:
             self._committed(moved, places, done, ConnectionFailed("not joined again yet"), b"")
         else:
             head = Commit(self.group, places, self.member)
-            connection.request_nowait(Kind.COMMIT, head, b"", partial(self._committed, moved, places, done))
+            connection.request_nowait(head, b"", partial(self._committed, moved, places, done))
 
     def let_go(self) -> None:
         """Commit and release what is to be released and is not used any more."""
@@ -105,16 +107,16 @@ class AsyncGroupMembership:
             else:
                 released(None)
 
-    def leave(self, done: Callable[[Any, Bytes], None]) -> None:
+    def leave(self, done: Callback[Done]) -> None:
         """Take part no longer."""
         with self._guard:
             before, self._left = self._left, True
             connection = self._connection
         if before or connection is None or connection.closed:
-            done(None, b"")
+            done(Done(), b"")
             return
         connection.members.pop((self.group, self.member), None)
-        connection.request_nowait(Kind.GROUP_LEAVE, GroupLeave(self.group, self.member), b"", done)
+        connection.request_nowait(GroupLeave(self.group, self.member), b"", done)
 
     async def rejoined(self, deadline: float) -> None:
         """Wait until we have joined over the present connection."""
@@ -128,9 +130,9 @@ class AsyncGroupMembership:
             self._ready = False
             current = self._connection is connection and not connection.closed and not self._left
         if current:
-            connection.request_nowait(Kind.GROUP_JOIN, self._wish, b"", partial(self._answered, connection))
+            connection.request_nowait(self._wish, b"", partial(self._answered, connection))
 
-    def _answered(self, connection: Connection, answer: Any, _body: Bytes) -> None:
+    def _answered(self, connection: Connection, answer: GroupJoined | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, GroupJoined):
             self._backoff.reset()
             self._wish.missing = "wait"  # a topic that is deleted later may be made again
@@ -194,14 +196,19 @@ class AsyncGroupMembership:
             head = GroupRelease(
                 self.group, self.member, [PartitionOffset(reader.topic, reader.partition, 0, reader.epoch)]
             )
-            connection.request_nowait(Kind.GROUP_RELEASE, head, b"", self._released)
+            connection.request_nowait(head, b"", self._released)
 
-    def _released(self, answer: Any, _body: Bytes) -> None:
+    def _released(self, answer: Done | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, UnknownMember) and self._connection is not None:
             self._join(self._connection)
 
     def _committed(
-        self, moved: list[PartitionReader], places: list[PartitionOffset], done: Done, answer: Any, _body: Bytes
+        self,
+        moved: list[PartitionReader],
+        places: list[PartitionOffset],
+        done: CommitCallback,
+        answer: Done | HeadraceError,
+        _body: Bytes,
     ) -> None:
         error = answer if isinstance(answer, HeadraceError) else None
         for reader, place in zip(moved, places, strict=True):

@@ -14,9 +14,8 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.leasing.held_leases import NEVER_US, HeldLeases
 from headrace.client.leasing.jobs import Job, holding_of, holdings_of, in_requests
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
-from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Settlement
+from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Reject, Release, Settlement
 from headrace.model.request import Request
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
@@ -25,12 +24,11 @@ _UNDER_WAY_MAX = 2
 _GATHERED_MAX = 1000
 _LATE_MAX = 10_000
 _RENEW_S_MIN = 0.02
-_ACK = Kind.ACK  # every look at a member of an enumeration is a call
-_DONE_BEFORE = {
-    Kind.ACK: {"message_gone"},
-    Kind.EXTEND: set(),
-    Kind.RELEASE: {"message_gone", "not_lease_holder"},
-    Kind.REJECT: {"message_gone", "not_lease_holder"},
+_DONE_BEFORE: dict[type, set[str]] = {
+    Ack: {"message_gone"},
+    Extend: set(),
+    Release: {"message_gone", "not_lease_holder"},
+    Reject: {"message_gone", "not_lease_holder"},
 }
 """What is answered about messages when a request is repeated that had been carried out."""
 
@@ -157,7 +155,7 @@ class AsyncAcknowledger:
         with self._guard:
             self.let_go(holdings)
             for part in in_requests(holdings):
-                settled.append(self._post(_ACK, Ack(self.topic, part, self.subscription, self._take_late())))
+                settled.append(self._post(Ack(self.topic, part, self.subscription, self._take_late())))
         self.flush()
         return settled
 
@@ -175,7 +173,7 @@ class AsyncAcknowledger:
             self._gathered = None
             self._acks_under_way += 1
             head = Ack(self.topic, gathered.holdings(), self.subscription, self._take_late())
-            self._post(_ACK, head, gathered.outcome, gathered.watched, self._acked)
+            self._post(head, gathered.outcome, gathered.watched, self._acked)
 
     def _acked(self) -> None:
         """An answer came: let go what was gathered in the meantime."""
@@ -189,12 +187,12 @@ class AsyncAcknowledger:
 
     # Everything else that can be said.
 
-    def send(self, kind: Kind, head: Any, watched: bool = True) -> Settled:
-        """Say something about messages; `head` is an Extend, Release or Reject."""
+    def send(self, head: Extend | Release | Reject, watched: bool = True) -> Settled:
+        """Extend, release or reject messages."""
         with self._guard:
-            if kind != Kind.EXTEND:
+            if not isinstance(head, Extend):
                 self.let_go(head.holdings)
-            settled = self._post(kind, head, None, watched)
+            settled = self._post(head, None, watched)
         self.flush()
         return settled
 
@@ -231,7 +229,7 @@ class AsyncAcknowledger:
     # How it gets there.
 
     def _post(
-        self, kind: Kind, head: Request[Any], outcome: Settled | None = None, watched: bool = True, after: Any = None
+        self, head: Request[Settlement], outcome: Settled | None = None, watched: bool = True, after: Any = None
     ) -> Settled:
         """Send a request, with the guard held; `after` is called with the guard when its answer is there."""
         settled: Settled = ResultCell() if outcome is None else outcome
@@ -239,19 +237,18 @@ class AsyncAcknowledger:
         connection, timeout = self._broker.connection, self._broker.timeout
         deadline = now() + timeout
         if connection is None or connection.closed:
-            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, False)
+            spawn("settle", self._repeat, head, settled, watched, after, deadline, False)
         else:
-            tell = partial(self._told, kind, head, settled, watched, after, deadline)
+            tell = partial(self._told, head, settled, watched, after, deadline)
             try:
-                connection.queue_request(kind, head, b"", tell, timeout)
+                connection.queue_request(head, b"", tell, timeout)
             except InvalidArgument as error:  # nothing was sent, and no answer will come
-                self._over(kind, settled, watched, after, error)
+                self._over(head, settled, watched, after, error)
         return settled
 
     def _told(
         self,
-        kind: Kind,
-        head: Request[Any],
+        head: Request[Settlement],
         settled: Settled,
         watched: bool,
         after: Any,
@@ -261,27 +258,27 @@ class AsyncAcknowledger:
     ) -> None:
         if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < deadline:
             lost = isinstance(answer, ConnectionFailed)
-            spawn("settle", self._repeat, kind, head, settled, watched, after, deadline, lost)
+            spawn("settle", self._repeat, head, settled, watched, after, deadline, lost)
         else:
-            self._over(kind, settled, watched, after, answer)
+            self._over(head, settled, watched, after, answer)
 
     async def _repeat(
-        self, kind: Kind, head: Request[Any], settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
+        self, head: Request[Settlement], settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
     ) -> None:
         """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
         answer: Settlement | HeadraceError
         try:
-            settlement, _ = await self._broker.request(kind, head, timeout=deadline - now())
+            settlement = await self._broker.request(head, timeout=deadline - now())
             if lost:
-                done = _DONE_BEFORE[kind]
+                done = _DONE_BEFORE[type(head)]
                 settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]
             answer = settlement
         except HeadraceError as error:
             answer = error
-        self._over(kind, settled, watched, after, answer)
+        self._over(head, settled, watched, after, answer)
 
     def _over(
-        self, kind: Kind, settled: Settled, watched: bool, after: Any, answer: Settlement | HeadraceError
+        self, head: Request[Settlement], settled: Settled, watched: bool, after: Any, answer: Settlement | HeadraceError
     ) -> None:
         with self._guard:
             self._open -= 1
@@ -291,18 +288,18 @@ class AsyncAcknowledger:
         self.flush()
         if isinstance(answer, HeadraceError):
             if not watched:
-                logger.warning("%s of messages of %s failed: %s", kind.name, self.topic, answer)
+                logger.warning("%s of messages of %s failed: %s", head.declared.name, self.topic, answer)
             settled.fail(answer)
             return
         if answer.refused and not watched:
-            self._report(kind, answer.refused)
+            self._report(type(head), answer.refused)
         settled.settle(answer.refused)
 
-    def _report(self, kind: Kind, refused: Sequence[Refusal]) -> None:
+    def _report(self, request: type[Request[Settlement]], refused: Sequence[Refusal]) -> None:
         first = refused[0]
         place = f"message {first.offset} of {self.topic}[{first.partition}]"
         others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        logger.warning("%s of %s%s was refused: %s", kind.name, place, others, first.code)
+        logger.warning("%s of %s%s was refused: %s", request.declared.name, place, others, first.code)
 
     # Extending.
 
@@ -334,9 +331,7 @@ class AsyncAcknowledger:
                     head = Extend(self.topic, part, lease_ms, self.subscription)
                     connection = self._broker.connection
                     if connection is not None and not connection.closed:  # else the next turn tries again
-                        connection.queue_request(
-                            Kind.EXTEND, head, b"", partial(self._renewed, part), self._broker.timeout
-                        )
+                        connection.queue_request(head, b"", partial(self._renewed, part), self._broker.timeout)
             self._renew_later()
         self.flush()
         if ended:
@@ -355,7 +350,7 @@ class AsyncAcknowledger:
             lost = [refusal for refusal in answer.refused if self._lose(holdings, refusal)]
             self._renew_later()
         if lost:
-            self._report(Kind.EXTEND, lost)
+            self._report(Extend, lost)
 
     def _lose(self, holdings: Sequence[Holding], refusal: Refusal) -> bool:
         """The message is no longer ours; returns whether it was still held."""

@@ -14,7 +14,6 @@ from headrace.model.arguments import shown
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
 from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
@@ -25,7 +24,6 @@ _WAIT_MS_MAX = 600_000
 """The broker lets no request wait longer; who wants to wait longer asks again."""
 _WAIT_ERROR_S = 0.005
 """An answer that comes so much too early comes in time."""
-_LEASE = Kind.LEASE  # every look at a member of an enumeration is a call
 
 _Terms = tuple[int, int, int, bool, bool]
 """What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, whether it is extended, and whether
@@ -150,7 +148,7 @@ class AsyncLeaseRequester:
             tell = partial(self._told, terms, asks, head)
             # Messages have bytes of their own: the answer's need not last.
             try:
-                connection.queue_request(_LEASE, head, b"", tell, timeout, lasting=False, late=self._came_late)
+                connection.queue_request(head, b"", tell, timeout, lasting=False, late=self._came_late)
             except InvalidArgument as error:  # nothing was sent, and no answer will come
                 self._over(terms, asks, error, b"")
 
@@ -167,7 +165,7 @@ class AsyncLeaseRequester:
         if head.wait_ms:
             head.wait_ms = _wait_ms_left(asks)
         try:
-            answer, body = await self._broker.request(_LEASE, head, timeout=timeout, late=self._came_late)
+            answer, body = await self._broker.request_with_body(head, timeout=timeout, late=self._came_late)
         except HeadraceError as error:
             self._over(terms, asks, error, b"")
         else:
@@ -225,7 +223,7 @@ class AsyncLeaseRequester:
         head = Release(
             acknowledger.topic, holdings_of(jobs), 0, undelivered=True, subscription=acknowledger.subscription
         )
-        acknowledger.send(Kind.RELEASE, head, watched=False)
+        acknowledger.send(head, watched=False)
 
     def _flush(self) -> None:
         if self._broker is not None and self._broker.connection is not None:

@@ -18,7 +18,6 @@ from headrace.client.leasing.prefetch_buffer import PrefetchBuffer
 from headrace.client.leasing.prefetch_window import PrefetchWindow
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.leasing import Lease, Leased, LeaseStop, Release
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
@@ -155,7 +154,7 @@ class AsyncPrefetcher:
             self._broker.forget(self)
         if self._asking and connection is not None:
             head = LeaseStop(acknowledger.topic, acknowledger.subscription)
-            connection.request_nowait(Kind.LEASE_STOP, head, b"", _unheard, _WITHDRAW_S)
+            connection.request_nowait(head, b"", _unheard, _WITHDRAW_S)
         self._give_back_all()
         with acknowledger.monitor.guard:
             acknowledger.held_leases.forget(self._tokens)
@@ -261,7 +260,7 @@ class AsyncPrefetcher:
         def told(answer: Any, body: Bytes) -> None:
             self._leased(connection, asked, answer, body)
 
-        connection.queue_request(Kind.LEASE, head, b"", told, wait_s + self._acknowledger.timeout, late=self._came_late)
+        connection.queue_request(head, b"", told, wait_s + self._acknowledger.timeout, late=self._came_late)
 
     def _leased(self, connection: Connection, asked: int, answer: Leased | HeadraceError, body: Bytes) -> None:
         try:
@@ -295,7 +294,7 @@ class AsyncPrefetcher:
             jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body)
             for part in in_requests(holdings_of(jobs)):
                 head = Release(acknowledger.topic, part, 0, undelivered=True, subscription=acknowledger.subscription)
-                acknowledger.send(Kind.RELEASE, head, watched=False)
+                acknowledger.send(head, watched=False)
 
     def _unpacked(self, answer: Leased | HeadraceError, body: Bytes) -> list[Job]:
         if isinstance(answer, HeadraceError):
@@ -354,7 +353,7 @@ class AsyncPrefetcher:
             return
         answered: ResultCell[Any] = ResultCell()
         head = LeaseStop(acknowledger.topic, acknowledger.subscription)
-        connection.request_nowait(Kind.LEASE_STOP, head, b"", lambda answer, _: answered.settle(answer), _WITHDRAW_S)
+        connection.request_nowait(head, b"", lambda answer, _: answered.settle(answer), _WITHDRAW_S)
         try:
             answer = await answered.wait(max(min(deadline - now(), _WITHDRAW_S), 0.001))
         except Timeout:
@@ -383,7 +382,6 @@ class AsyncPrefetcher:
                     acknowledger.held_leases.drop_one(job.partition, job.lease, job.offset)
         return [
             acknowledger.send(
-                Kind.RELEASE,
                 Release(acknowledger.topic, part, 0, undelivered=True, subscription=acknowledger.subscription),
                 watched=False,
             )

@@ -20,7 +20,6 @@ from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.leasing import Extend, Holding, Refusal, Reject, Release, cut_reason
 from headrace.model.representation import described, short, state_of
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
@@ -171,7 +170,7 @@ class AsyncQueue(AsyncQueueInspection):
         """
         lease_ms = lease_ms_of(lease)
         heads = [Extend(self.topic, part, lease_ms, self.subscription) for part in self._parts(jobs)]
-        return await self._say(Kind.EXTEND, heads, jobs)
+        return await self._say(heads, jobs)
 
     @overload
     async def release(
@@ -235,7 +234,7 @@ class AsyncQueue(AsyncQueueInspection):
             )
             for part in parts
         ]
-        return await self._say(Kind.RELEASE, heads, jobs)
+        return await self._say(heads, jobs)
 
     @overload
     async def reject(self, jobs: Job, reason: str = "") -> None: ...
@@ -251,7 +250,7 @@ class AsyncQueue(AsyncQueueInspection):
             reason: why, for whoever looks at them.
         """
         heads = [Reject(self.topic, part, cut_reason(reason), self.subscription) for part in self._parts(jobs)]
-        return await self._say(Kind.REJECT, heads, jobs)
+        return await self._say(heads, jobs)
 
     async def _take(self, max: int, lease_ms: int, wait_ms: int, bytes_max: int, extend: bool = False) -> list[Job]:
         jobs = await self._lease_requester.take(max, lease_ms, wait_ms, bytes_max, extend, self._create)
@@ -271,10 +270,8 @@ class AsyncQueue(AsyncQueueInspection):
     def _parts(self, jobs: Job | Sequence[Job]) -> list[list[Holding]]:
         return in_requests(holdings_of([jobs] if isinstance(jobs, Job) else jobs))
 
-    async def _say(
-        self, kind: Kind, heads: Sequence[Extend | Release | Reject], jobs: Job | Sequence[Job]
-    ) -> list[Refusal] | None:
-        refused = await self._refused([self._acknowledger.send(kind, head) for head in heads])
+    async def _say(self, heads: Sequence[Extend | Release | Reject], jobs: Job | Sequence[Job]) -> list[Refusal] | None:
+        refused = await self._refused([self._acknowledger.send(head) for head in heads])
         if not isinstance(jobs, Job):
             return refused
         if refused:

@@ -1,181 +1,116 @@
-"""How a producer's messages come into batches: which partition, and when a batch goes."""
+"""Collects the messages of a producer into batches, and decides when a batch goes to the sender."""
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
 
-from headrace.client._async.concurrency import ResultCell, Timers, now
+from headrace.client._async.concurrency import ResultCell, Timers, breathe, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.sender import AsyncSender
+from headrace.client._async.producer.sent import AsyncSent
+from headrace.client.producer.batch_split import BatchPlan, GivenMessages, plan_batches
+from headrace.client.producer.partition_buffer import PartitionBuffer
 from headrace.client.producer.partition_sender import PartitionSender
-from headrace.client.producer.partitioning import Partitioner
-from headrace.client.producer.pending_batch import AfterAck, BeforePublish, OutgoingMessage, PendingBatch, WhenSent
-from headrace.client.producer.serializing import Serializer, serialized, serializer_of, to_bytes
-from headrace.client.producer.topic_metadata import TopicMetadata, check_partition, codec_of, durability_of
+from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, WhenSent
+from headrace.client.producer.producer_settings import ProducerSettings
+from headrace.client.producer.serializing import serialized, to_bytes
+from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
 from headrace.client.results import Receipt
-from headrace.client.times import checked_count, checked_seconds
-from headrace.model.arguments import check_callable, checked_hooks, checked_timeout, shown
-from headrace.model.durability import Durability
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
-from headrace.model.limits import BATCH_COUNT_MAX
-from headrace.model.partitioning import by_key
 
-_HURRIED_MAX = 8
-"""With so many batches under way to a partition, messages that are in a hurry are gathered until an answer comes."""
+_URGENT_BATCHES_MAX = 8
+"""With so many batches of a partition unacknowledged, urgent messages are collected until the next answer."""
 
 
 class AsyncAccumulator:
-    """The inside of a producer."""
+    """Adds each message to the open batch of its partition, and hands batches to the sender.
+
+    A batch goes when it is full, when it has lingered, when a message in it is urgent, or with a flush. Its owner is
+    the accumulator until then, and the sender from then on.
+    """
 
     def __init__(
         self,
         broker: AsyncReconnectingConnection,
         metadata_cache: AsyncMetadataCache,
         timers: Timers,
-        *,
-        topic: str | None = None,
-        linger: float = 0.005,
-        batch_bytes: int = 100_000,
-        batch_count: int = 1000,
-        compression: Literal["none", "lz4", "zstd"] | None = None,
-        partitioner: Partitioner | None = None,
-        serializer: str | Serializer | None = None,
-        durability: Durability | str | None = None,
-        buffer_bytes: int = 32 << 20,
-        on_full: Literal["block", "raise"] = "block",
-        before_publish: Sequence[BeforePublish] = (),
-        after_ack: Sequence[AfterAck] = (),
-        timeout: float = 30.0,
-        on_close: Callable[[Any], None] | None = None,
-        bus: object = None,
+        settings: ProducerSettings,
+        on_close: Callable[["AsyncAccumulator"], None],
+        bus: object,
     ) -> None:
-        for name, count in (("batch_bytes", batch_bytes), ("batch_count", batch_count), ("buffer_bytes", buffer_bytes)):
-            checked_count(count, name)
-        checked_seconds(linger, "linger")
-        timeout = checked_timeout(timeout, least=0.001)
-        if partitioner is not None:
-            check_callable(partitioner, "partitioner")
-        before_publish = checked_hooks(before_publish, "before_publish")
-        after_ack = checked_hooks(after_ack, "after_ack")
-        if on_full not in ("block", "raise"):
-            raise InvalidArgument(f"on_full is 'block' or 'raise', not {shown(on_full)}")
-        self.topic = topic
-        self._bus = bus
-        """What must live as long as the producer does."""
+        self.settings = settings
+        self.topic = settings.topic
+        self.bus = bus
+        """Kept alive until all messages are acknowledged."""
         self._metadata_cache = metadata_cache
         self._timers = timers
-        self._linger = linger
-        self._batch_bytes = batch_bytes
-        self._batch_count = min(batch_count, BATCH_COUNT_MAX)
-        self._codec = codec_of(compression)
-        self._partitioner = partitioner or by_key
-        self._serializer = serializer_of(serializer)
-        self._durability = durability_of(durability)
-        self._before_publish = before_publish
-        self._timeout = timeout
         self._on_close = on_close
+        self._batch_bytes = settings.batch_bytes
+        self._batch_count = settings.batch_count
+        self._linger = settings.linger
+        self._timeout = settings.timeout
         self._sender = AsyncSender(
             broker,
             metadata_cache,
             timers,
-            timeout=timeout,
-            buffer_bytes=buffer_bytes,
-            block=on_full == "block",
-            after_ack=after_ack,
-            on_room=self._seal,
+            timeout=settings.timeout,
+            buffer_bytes=settings.buffer_bytes,
+            block=settings.block,
+            after_ack=settings.after_ack,
+            refill=self._take_batch,
         )
-        self._sticky: dict[str, int] = {}
-        self._first_turn = secrets.randbits(32)
+        self._next_partition: dict[str, int] = {}
+        self._first_partition = secrets.randbits(32)
         """Producers begin with different partitions, so that those that send little do not all send to the first."""
-        self._plain = not self._before_publish and self._serializer is to_bytes
-        """Bytes go as they are."""
-        self._at_once = self._plain and not linger
-        """And do not wait for others."""
+        self.takes_bytes = not settings.before_publish and settings.serializer is to_bytes
+        """Values are sent as they are: there is neither a hook nor a serializer."""
         self._begin()
 
-    def _disown(self) -> None:
-        """In a forked child: what is gathered is the parent's to deliver."""
+    def disown(self) -> None:
+        """In a forked child: leave the open batches to the parent, which sends them."""
         self._sender.disown()
         self._begin()
 
     def _begin(self) -> None:
         self._guard = self._sender.monitor.guard
+        self._buffers: dict[tuple[str, int], PartitionBuffer] = {}
         self._lingering = False
-        self._urgent: list[PartitionSender] = []
-        # A batch that takes messages with nothing but a value, as they are, and its lane.
-        self._open: PendingBatch | None = None
-        self._open_partition_sender = PartitionSender("", 0, 0)
-        self._open_message_bytes_max = 0
+        self._urgent: list[PartitionBuffer] = []
+        # The buffer whose open batch takes values without other fields, and the largest value that it takes.
+        self._bare_batch: PendingBatch | None = None
+        self._bare_buffer: PartitionBuffer | None = None
+        self._bare_bytes_max = 0
 
-    async def _put(
-        self,
-        message: OutgoingMessage,
-        callback: WhenSent | None,
-        durability: int,
-        expected_offset: int | None,
-        urgent: bool = False,
-    ) -> tuple[PendingBatch, int]:
-        """Put a message into a batch; returns which, and its place in it."""
-        if self._before_publish:
-            hooked = self._hooked(message)
-            if hooked is None:
-                return self._dropped(message, callback)
-            message = hooked
-        value, topic = message.value, message.topic
-        if type(value) is not bytes or self._serializer is not to_bytes:
-            value = serialized(self._serializer, value)
-        metadata, deadline = self._metadata_cache.known(topic), None
-        if metadata is None:
-            deadline = now() + self._timeout
-            metadata = await self._metadata_cache.get(topic, deadline)
-        if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
-            raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
-        try:
-            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
-        except (MessageTooLarge, PartitionNotFound) as refusal:
-            deadline = deadline or now() + self._timeout
-            metadata = await self._metadata_cache.refreshed(topic, refusal, deadline)
-            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
+    # Adding messages.
 
-    async def _place(
-        self,
-        message: OutgoingMessage,
-        value: bytes | None,
-        metadata: TopicMetadata,
-        callback: WhenSent | None,
-        durability: int,
-        expected_offset: int | None,
-        urgent: bool,
-        deadline: float | None,
-    ) -> tuple[PendingBatch, int]:
-        """Put a message that is ready into the batch of its partition; returns the batch and its place in it."""
-        topic, number = message.topic, message.partition
-        if number is None:
-            if expected_offset is not None and metadata.partitions > 1:
-                raise InvalidArgument("expected_offset needs a partition: the topic has several")
-            key = message.key
-            number = self._turn(topic, metadata) if key is None else self._partitioner(key, metadata.partitions)
+    def send_bare(self, value: bytes) -> AsyncSent | None:
+        """Add a message that has only a value, for the producer's own topic; None if that needs the long way."""
+        batch = self._bare_batch
+        if batch is None:
+            if self._linger or not self.takes_bytes or self.topic is None:
+                return None
+            added = self.add_bare(self.topic, value, self.settings.durability, observed=0)
+            return None if added is None else AsyncSent(*added)
         with self._guard:
-            if not self._sender.open:
-                deadline = deadline or now() + self._timeout
-                await self._sender.room(deadline)
-            partition_sender = self._partition_sender(topic, number, metadata)
-            pending_batch = self._gathering(partition_sender, durability, deadline, alone=expected_offset is not None)
-            place = pending_batch.add(message, value, metadata.message_bytes_max)
-            if callback is not None:
-                pending_batch.callbacks = [*(pending_batch.callbacks or ()), (place, callback)]
-            if urgent or callback is not None:
-                pending_batch.observed += 1
-            pending_batch.expected_offset = expected_offset
-            self._placed(partition_sender, pending_batch, metadata, urgent)
+            if batch is not self._bare_batch or len(value) > self._bare_bytes_max:
+                return None
+            values = batch.values
+            place = len(values)
+            values.append(value)
+            batch.bytes += len(value)
+            if batch.bytes < self._batch_bytes and place + 1 < self._batch_count:
+                return AsyncSent(batch, place)
+            assert self._bare_buffer is not None
+            self._seal(self._bare_buffer)
         self._sender.flush()
-        return pending_batch, place
+        return AsyncSent(batch, place)
 
-    def _put_value(self, topic: str, value: bytes, durability: int, observed: int) -> tuple[PendingBatch, int] | None:
-        """Put a message that has nothing but a value, and is in a hurry, into a batch: the short way of `_put`.
+    def add_bare(self, topic: str, value: bytes, durability: int, observed: int) -> tuple[PendingBatch, int] | None:
+        """Add an urgent message that has only a value; None if that needs the long way, `add`.
 
-        None if that cannot be done at once. `observed` is 1 if somebody waits for what becomes of it, or else 0.
+        `observed` is 1 if somebody waits for the outcome of the message, else 0.
         """
         metadata = self._metadata_cache.known(topic)
         if metadata is None or len(value) > metadata.message_bytes_max:
@@ -183,133 +118,289 @@ class AsyncAccumulator:
         with self._guard:
             if not self._sender.open:
                 return None
-            number = self._sticky.get(topic, self._first_turn) % metadata.partitions
-            partition_sender = self._sender.partition_sender_at.get((topic, number))
-            if partition_sender is None or partition_sender.metadata is not metadata:
-                partition_sender = self._partition_sender(topic, number, metadata)
-            pending_batch = partition_sender.gathering
-            if pending_batch is None:
-                pending_batch = partition_sender.gathering = self._begun(durability)
-            elif not pending_batch.plain or pending_batch.durability != durability:
+            number = self._next_partition.get(topic, self._first_partition) % metadata.partitions
+            buffer = self._buffers.get((topic, number))
+            if buffer is None or buffer.metadata is not metadata:
+                buffer = self._buffer(topic, number, metadata)
+            batch = buffer.open_batch
+            if batch is None:
+                batch = buffer.open_batch = self._new_batch(durability)
+            elif not batch.plain or batch.durability != durability:
                 return None
-            values = pending_batch.values
+            values = batch.values
             place = len(values)
             values.append(value)
-            pending_batch.bytes += len(value)
-            pending_batch.observed += observed
-            full = pending_batch.bytes >= self._batch_bytes or place + 1 >= self._batch_count
+            batch.bytes += len(value)
+            batch.observed += observed
+            full = batch.bytes >= self._batch_bytes or place + 1 >= self._batch_count
             if full:
-                self._seal(partition_sender)
-            elif not partition_sender.hurried:
-                self._hurry(partition_sender)
+                self._seal(buffer)
+            elif not buffer.partition_sender.refill_wanted:
+                self._seal_soon(buffer)
         if full:
             self._sender.flush()
-        return pending_batch, place
+        return batch, place
 
-    def _placed(
-        self, partition_sender: PartitionSender, pending_batch: PendingBatch, metadata: TopicMetadata, urgent: bool
-    ) -> None:
-        """A message was put into a parcel: see what is to be done with it."""
-        full = pending_batch.bytes >= self._batch_bytes or len(pending_batch.values) >= self._batch_count
-        if full or pending_batch.expected_offset is not None:
-            self._seal(partition_sender)
+    async def add(
+        self,
+        message: OutgoingMessage,
+        callback: WhenSent | None,
+        durability: int,
+        expected_offset: int | None = None,
+        urgent: bool = False,
+    ) -> tuple[PendingBatch, int]:
+        """Add a message to a batch; returns the batch, and the place of the message in it."""
+        if self.settings.before_publish:
+            hooked = self._run_hooks(message)
+            if hooked is None:
+                return self._dropped(message, callback)
+            message = hooked
+        value, topic = message.value, message.topic
+        if type(value) is not bytes or self.settings.serializer is not to_bytes:
+            value = serialized(self.settings.serializer, value)
+        metadata, deadline = self._metadata_cache.known(topic), None
+        if metadata is None:
+            deadline = now() + self._timeout
+            metadata = await self._metadata_cache.get(topic, deadline)
+        if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
+            raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
+        place = partial(self._place, message, value, callback, durability, expected_offset, urgent)
+        try:
+            return await place(metadata, deadline)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            deadline = deadline or now() + self._timeout
+            return await place(await self._metadata_cache.refreshed(topic, refusal, deadline), deadline)
+
+    async def _place(
+        self,
+        message: OutgoingMessage,
+        value: bytes | None,
+        callback: WhenSent | None,
+        durability: int,
+        expected_offset: int | None,
+        urgent: bool,
+        metadata: TopicMetadata,
+        deadline: float | None,
+    ) -> tuple[PendingBatch, int]:
+        """Add a serialized message to the open batch of its partition; returns the batch and the place in it."""
+        topic, number = message.topic, message.partition
+        if number is None:
+            if expected_offset is not None and metadata.partitions > 1:
+                raise InvalidArgument("expected_offset needs a partition: the topic has several")
+            number = self._partition(topic, message.key, metadata)
+        with self._guard:
+            if not self._sender.open:
+                deadline = deadline or now() + self._timeout
+                await self._sender.wait_for_room(deadline)
+            buffer = self._buffer(topic, number, metadata)
+            batch = self._open_batch(buffer, durability, deadline, alone=expected_offset is not None)
+            place = batch.add(message, value, metadata.message_bytes_max)
+            if callback is not None:
+                batch.callbacks = [*(batch.callbacks or ()), (place, callback)]
+            if urgent or callback is not None:
+                batch.observed += 1
+            batch.expected_offset = expected_offset
+            self._after_adding(buffer, batch, urgent)
+        self._sender.flush()
+        return batch, place
+
+    def _after_adding(self, buffer: PartitionBuffer, batch: PendingBatch, urgent: bool) -> None:
+        """Decide when the batch goes to which a message was added."""
+        full = batch.bytes >= self._batch_bytes or len(batch.values) >= self._batch_count
+        if full or batch.expected_offset is not None:
+            self._seal(buffer)
         elif urgent or not self._linger:
-            self._hurry(partition_sender)
+            self._seal_soon(buffer)
         else:
-            self._linger_on()
-            simple = self._plain and pending_batch.plain and partition_sender.topic == self.topic
-            if simple and pending_batch.durability == self._durability:
-                self._open, self._open_partition_sender = pending_batch, partition_sender
-                self._open_message_bytes_max = metadata.message_bytes_max
-        if pending_batch is self._open and not pending_batch.plain:
-            self._open = None
+            self._start_lingering()
+            bare = self.takes_bytes and batch.plain and buffer.partition_sender.topic == self.topic
+            if bare and batch.durability == self.settings.durability:
+                self._bare_batch, self._bare_buffer = batch, buffer
+                self._bare_bytes_max = buffer.metadata.message_bytes_max
+        if batch is self._bare_batch and not batch.plain:
+            self._bare_batch = None
 
-    def _gathering(
-        self, partition_sender: PartitionSender, durability: int, deadline: float | None, alone: bool
+    async def add_many(
+        self, topic: str, given: GivenMessages, partition: int | None, durability: int
+    ) -> list[PendingBatch]:
+        """Send messages in batches of their own, behind what was added before; returns the batches."""
+        if self.settings.before_publish:
+            added = [await self.add(each, None, durability) for each in given.messages(topic, partition)]
+            self.send_open_batches()
+            return list(dict.fromkeys(batch for batch, _ in added))
+        checked = given.checked(self.settings.serializer)
+        metadata = self._metadata_cache.known(topic) or await self._metadata_cache.get(topic, now() + self._timeout)
+
+        def planned(metadata: TopicMetadata) -> BatchPlan:
+            keyless = self._partition(topic, None, metadata)
+            limits = (self._batch_bytes, self._batch_count)
+            return plan_batches(topic, checked, partition, keyless, metadata, self.settings.partitioner, *limits)
+
+        try:
+            plan = planned(metadata)
+        except (MessageTooLarge, PartitionNotFound) as refusal:
+            metadata = await self._metadata_cache.refreshed(topic, refusal, now() + self._timeout)
+            plan = planned(metadata)
+        batches: list[PendingBatch] = []
+        for number, portion in plan:
+            with self._guard:
+                await self._sender.wait_for_room(now() + self._timeout)  # each: there may be any number
+                buffer = self._buffer(topic, number, metadata)
+                self._seal(buffer)  # messages that were added before go before
+                batch = self._new_batch(durability)
+                batch.fill(portion.columns, portion.size)
+                self._sender.send(buffer.partition_sender, batch)
+            self._sender.flush()
+            batches.append(batch)
+            if buffer.partition_sender.waiting:
+                await breathe()
+        if plan and given.keys is None and partition is None:
+            self._next_partition[topic] = plan[0][0] + 1
+        return batches
+
+    # Handing batches to the sender.
+
+    def _open_batch(
+        self, buffer: PartitionBuffer, durability: int, deadline: float | None, alone: bool
     ) -> PendingBatch:
-        pending_batch = partition_sender.gathering
-        if pending_batch is not None and (alone or pending_batch.durability != durability):
-            self._seal(partition_sender)
-            pending_batch = None
-        if pending_batch is None:
-            pending_batch = partition_sender.gathering = self._begun(durability, deadline)
-        return pending_batch
+        batch = buffer.open_batch
+        if batch is not None and (alone or batch.durability != durability):
+            self._seal(buffer)
+            batch = None
+        if batch is None:
+            batch = buffer.open_batch = self._new_batch(durability, deadline)
+        return batch
 
-    def _begun(self, durability: int, deadline: float | None = None) -> PendingBatch:
+    def _new_batch(self, durability: int, deadline: float | None = None) -> PendingBatch:
         outcome: ResultCell[Receipt] = ResultCell()
         return PendingBatch(outcome, now() + self._timeout if deadline is None else deadline, durability)
 
-    def _seal(self, partition_sender: PartitionSender) -> None:
-        """Let a lane's messages go, without waiting for more."""
-        pending_batch = partition_sender.gathering
-        if pending_batch is None or not pending_batch.values:
-            return
-        partition_sender.gathering = None
-        partition_sender.hurried = False
-        if pending_batch is self._open:
-            self._open = None
-        self._sticky[partition_sender.topic] = partition_sender.partition + 1
-        self._sender.ship(partition_sender, pending_batch)
+    def _seal(self, buffer: PartitionBuffer) -> None:
+        """Hand the open batch of a partition to the sender; with the guard held."""
+        batch = self._taken(buffer)
+        if batch is not None:
+            self._sender.send(buffer.partition_sender, batch)
 
-    def _hurry(self, partition_sender: PartitionSender) -> None:
-        """Let a lane's messages go as soon as all that are published at the same time are there."""
-        if not partition_sender.hurried:
-            partition_sender.hurried = True
-            self._urgent.append(partition_sender)
+    def _taken(self, buffer: PartitionBuffer) -> PendingBatch | None:
+        batch = buffer.take_batch()
+        if batch is not None:
+            if batch is self._bare_batch:
+                self._bare_batch = None
+            partition_sender = buffer.partition_sender
+            self._next_partition[partition_sender.topic] = partition_sender.partition + 1
+        return batch
+
+    def _take_batch(self, partition_sender: PartitionSender) -> PendingBatch | None:
+        """Give the sender the open batch of a partition, for which it has capacity now."""
+        buffer = self._buffers.get((partition_sender.topic, partition_sender.partition))
+        return None if buffer is None else self._taken(buffer)
+
+    def _seal_soon(self, buffer: PartitionBuffer) -> None:
+        """Send the open batch as soon as everything that is published at the same time has been added to it."""
+        if not buffer.partition_sender.refill_wanted:
+            buffer.partition_sender.refill_wanted = True
+            self._urgent.append(buffer)
             if len(self._urgent) == 1:
-                self._sender.soon(self._hurried)
+                self._sender.call_before_flush(self._seal_urgent)
 
-    def _hurried(self) -> None:
+    def _seal_urgent(self) -> None:
         with self._guard:
             urgent, self._urgent = self._urgent, []
-            for partition_sender in urgent:
-                # With enough under way it is quicker to wait for the next answer, and for company.
-                if partition_sender.under_way < _HURRIED_MAX:
-                    self._seal(partition_sender)
+            for buffer in urgent:
+                # With many batches unacknowledged a larger batch, after the next answer, is quicker.
+                if buffer.partition_sender.unacknowledged < _URGENT_BATCHES_MAX:
+                    self._seal(buffer)
         self._sender.flush()
 
-    def _linger_on(self) -> None:
-        """See to it that what has been gathered goes out in time: one timer for all."""
+    def _start_lingering(self) -> None:
+        """Start the timer for open batches, unless it runs: one for all partitions."""
         if not self._lingering:
             self._lingering = True
-            self._timers.later(self._linger, self._lingered)
+            self._timers.later(self._linger, self._seal_lingered)
 
-    def _lingered(self) -> None:
+    def _seal_lingered(self) -> None:
         with self._guard:
             self._lingering = False
-            begun_before = now() + self._timeout - self._linger / 2
-            for partition_sender in self._sender.partition_senders():
-                if partition_sender.gathering is None:
+            opened_before = now() + self._timeout - self._linger / 2
+            for buffer in list(self._buffers.values()):
+                if buffer.open_batch is None:
                     continue
-                if partition_sender.gathering.deadline > begun_before:
-                    self._linger_on()
-                elif partition_sender.under_way < _HURRIED_MAX:
-                    self._seal(partition_sender)
+                if buffer.open_batch.deadline > opened_before:
+                    self._start_lingering()
+                elif buffer.partition_sender.unacknowledged < _URGENT_BATCHES_MAX:
+                    self._seal(buffer)
                 else:
-                    partition_sender.hurried = True
+                    buffer.partition_sender.refill_wanted = True
         self._sender.flush()
 
-    # Where to.
+    # Flushing and closing.
 
-    def _topic(self, topic: str | None) -> str:
-        name = self.topic if topic is None else topic
-        if name is None:
-            raise InvalidArgument("this producer has no topic of its own: say which one the message is for")
-        return name
+    @property
+    def closed(self) -> bool:
+        """Whether the producer takes no more messages."""
+        return self._sender.closed
 
-    def _turn(self, topic: str, metadata: TopicMetadata) -> int:
-        """The partition whose turn it is to get messages without a key."""
-        return self._sticky.get(topic, self._first_turn) % metadata.partitions
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """How many bytes of encoded batches the broker has not acknowledged."""
+        return self._sender.buffered_bytes
 
-    def _partition_sender(self, topic: str, partition: int, metadata: TopicMetadata) -> PartitionSender:
+    def send_open_batches(self) -> None:
+        """Hand all open batches to the sender, without waiting for the broker."""
+        with self._guard:
+            for buffer in list(self._buffers.values()):
+                self._seal(buffer)
+        self._sender.flush()
+
+    async def flush(self, timeout: float | None) -> None:
+        """Send all open batches, and wait until the broker has acknowledged everything."""
+        wait_s = self._timeout if timeout is None else checked_timeout(timeout)
+        self.send_open_batches()
+        await self._sender.drain(wait_s)
+
+    async def close(self, timeout: float | None) -> None:
+        """Flush, and give up what is not acknowledged by then."""
+        if timeout is not None:
+            checked_timeout(timeout)  # before anything is closed
+        if self._sender.closed:
+            return
+        try:
+            await self.flush(timeout)
+        finally:
+            self.abandon()
+            self._on_close(self)
+
+    async def close_since(self, began: float) -> None:
+        """Close, with the time-out counted from a moment before."""
+        await self.close(max(began + self._timeout - now(), 0.001))
+
+    def abandon(self) -> None:
+        """Close without waiting for the broker; messages that it has not acknowledged may be stored or not."""
+        if not self._sender.closed:
+            self.send_open_batches()
+            self._sender.close()
+
+    # Partitions and hooks.
+
+    def _partition(self, topic: str, key: bytes | None, metadata: TopicMetadata) -> int:
+        """Choose the partition by key; messages without a key go to one partition for a batch, then to the next."""
+        if key is None:
+            return self._next_partition.get(topic, self._first_partition) % metadata.partitions
+        return self.settings.partitioner(key, metadata.partitions)
+
+    def _buffer(self, topic: str, partition: int, metadata: TopicMetadata) -> PartitionBuffer:
         check_partition(topic, partition, metadata)
-        partition_sender = self._sender.partition_sender(topic, partition)
-        partition_sender.metadata = metadata
-        partition_sender.codec = metadata.codec if self._codec is None else self._codec
-        return partition_sender
+        buffer = self._buffers.get((topic, partition))
+        if buffer is None:
+            sender = self._sender.partition_sender(topic, partition)
+            buffer = self._buffers[topic, partition] = PartitionBuffer(sender, metadata)
+        buffer.metadata = metadata
+        codec = self.settings.codec
+        buffer.partition_sender.codec = metadata.codec if codec is None else codec
+        return buffer
 
-    def _hooked(self, message: OutgoingMessage) -> OutgoingMessage | None:
-        for hook in self._before_publish:
+    def _run_hooks(self, message: OutgoingMessage) -> OutgoingMessage | None:
+        for hook in self.settings.before_publish:
             changed = hook(message)
             if changed is None:
                 return None
@@ -319,9 +410,10 @@ class AsyncAccumulator:
         return message
 
     def _dropped(self, message: OutgoingMessage, callback: WhenSent | None) -> tuple[PendingBatch, int]:
+        """Resolve a message that a hook dropped, with an empty receipt."""
         receipt = Receipt(message.topic, -1, -1, 0)
-        pending_batch = self._begun(0)
-        pending_batch.outcome.settle(receipt)
+        batch = self._new_batch(0)
+        batch.outcome.settle(receipt)
         if callback is not None:
             callback(receipt, None)
-        return pending_batch, 0
+        return batch, 0

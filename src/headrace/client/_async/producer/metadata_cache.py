@@ -1,7 +1,6 @@
 """What is known about topics, so that a producer need not ask for every message."""
 
 from functools import partial
-from typing import Any
 
 from headrace.client._async.concurrency import Lock, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -10,7 +9,6 @@ from headrace.client.producer.topic_metadata import TopicMetadata, metadata_of
 from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicDescribe, TopicInfo
-from headrace.wire.native import Kind
 
 _FRESH_S = 30.0
 """Partitions may be added; so long after that a producer knows them all."""
@@ -34,7 +32,7 @@ class AsyncMetadataCache:
         if metadata is not None and now() - self._asked[topic] > _FRESH_S and self._broker.connection is not None:
             self._asked[topic] = now()
             tell = partial(self._described, topic)
-            self._broker.connection.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", tell)
+            self._broker.connection.request_nowait(TopicDescribe(topic), b"", tell)
         return metadata
 
     async def get(self, topic: str, deadline: float | None = None) -> TopicMetadata:
@@ -47,7 +45,7 @@ class AsyncMetadataCache:
                 metadata = self._known.get(topic)
                 if metadata is None:
                     head = TopicDescribe(topic, create=True)
-                    info, _ = await self._broker.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
+                    info = await self._broker.request(head, timeout=deadline - now())
                     metadata = self.learn(topic, info)
         return metadata
 
@@ -75,8 +73,8 @@ class AsyncMetadataCache:
         """In a forked child: ask anew, which makes the connection."""
         self._known, self._asked, self._lock = {}, {}, Lock()
 
-    def _described(self, topic: str, answer: Any, _body: Bytes) -> None:
+    def _described(self, topic: str, answer: TopicInfo | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, TopicInfo):
             self.learn(topic, answer)
-        elif isinstance(answer, HeadraceError) and not answer.retryable:
+        elif not answer.retryable:
             self.forget(topic)

@@ -1,52 +1,56 @@
-"""Publishing: messages are gathered into batches, which go out in order and exactly once."""
+"""The producer: the public methods with which a program publishes messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from headrace.client._async.concurrency import breathe, now
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
-from headrace.client.producer.batch_split import BatchPortion, CheckedColumns, GivenMessages, portions
-from headrace.client.producer.partitioning import divided
-from headrace.client.producer.pending_batch import GivenHeaders, OutgoingMessage, PendingBatch, WhenSent, checked_key
-from headrace.client.producer.topic_metadata import TopicMetadata, check_partition, durability_of
+from headrace.client.producer.batch_split import GivenMessages
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.pending_batch import OutgoingMessage, WhenSent, checked_key
+from headrace.client.producer.topic_metadata import durability_of
 from headrace.client.results import Receipt, receipt_at
-from headrace.client.times import Moment, listed
-from headrace.model.arguments import check_callable, checked_timeout
+from headrace.client.times import listed
+from headrace.model.arguments import check_callable
 from headrace.model.durability import Durability
-from headrace.model.errors import MessageTooLarge, PartitionNotFound
+from headrace.model.errors import InvalidArgument
 from headrace.model.representation import described, short, state_of
 
 
-class AsyncProducer(AsyncAccumulator):
+class AsyncProducer:
     """Publishes messages. Made by `bus.producer(...)`, which explains the settings; close it, or use it in `with`.
 
     `publish` waits for the broker's receipt. `send` only puts a message into the batch that is being gathered, and is
     the quick way for single messages; `send_many` and `publish_many` are the quickest way of all.
     """
 
+    def __init__(self, accumulator: AsyncAccumulator) -> None:
+        self._accumulator = accumulator
+
     def __repr__(self) -> str:
         return described(self, self._facts)
 
     def _facts(self) -> Iterator[str]:
-        yield "" if self.topic is None else short(self.topic)
-        yield f"unacknowledged_bytes={self._sender.buffered_bytes}"
-        yield state_of(closed=self._sender.closed)
+        accumulator = self._accumulator
+        yield "" if accumulator.topic is None else short(accumulator.topic)
+        yield f"unacknowledged_bytes={accumulator.unacknowledged_bytes}"
+        yield state_of(closed=accumulator.closed)
 
+    @property
+    def topic(self) -> str | None:
+        """The topic of messages for which no other is given."""
+        return self._accumulator.topic
+
+    @show_fields
     async def send(
         self,
         value: Any,
         key: bytes | str | None = None,
         *,
         topic: str | None = None,
-        headers: GivenHeaders | None = None,
-        timestamp: Moment | None = None,
-        due: Moment | None = None,
-        priority: int | None = None,
-        expires: Moment | None = None,
-        partition: int | None = None,
         callback: WhenSent | None = None,
+        **fields: Unpack[MessageFields],
     ) -> AsyncSent:
         """Put a message into the batch that is being gathered; it goes out when that is full, or has lingered.
 
@@ -56,72 +60,33 @@ class AsyncProducer(AsyncAccumulator):
             value: what the serializer takes; bytes unless the producer has another. None marks the key as deleted.
             key: messages with the same key go to the same partition, in order.
             topic: where to; by default the producer's topic.
-            headers: names to text or bytes.
-            timestamp: the message's time, by default now; a datetime or microseconds since 1970.
-            due: not to be delivered before this time (by subscriptions that heed it).
-            priority: a whole number, for subscriptions that deliver by priority.
-            expires: not to be delivered after this time.
-            partition: where to, instead of by key.
             callback: is called with the receipt and None, or None and the error, as soon as it is known. It must not
                 block.
+            fields: as for `bus.publish`: headers, timestamp, due, priority, expires, partition.
 
         Returns:
             What can be waited for to get the receipt.
         """
-        pending_batch = self._open
-        if (
-            (pending_batch is not None or self._at_once)
-            and type(value) is bytes
-            and key is None
-            and topic is None
-            and headers is None
-            and timestamp is None
-            and due is None
-            and priority is None
-            and expires is None
-            and partition is None
-            and callback is None
-        ):
-            if pending_batch is None:
-                put = self._put_value(self._topic(None), value, self._durability, observed=0)
-                if put is not None:
-                    return AsyncSent(*put)
-            else:
-                size = len(value)
-                place = -1
-                with self._guard:
-                    if pending_batch is self._open and size <= self._open_message_bytes_max:
-                        values = pending_batch.values
-                        place = len(values)
-                        values.append(value)
-                        pending_batch.bytes += size
-                        if pending_batch.bytes < self._batch_bytes and place + 1 < self._batch_count:
-                            return AsyncSent(pending_batch, place)
-                        self._seal(self._open_partition_sender)
-                if place >= 0:
-                    self._sender.flush()
-                    return AsyncSent(pending_batch, place)
+        if type(value) is bytes and key is None and topic is None and callback is None and not fields:
+            sent = self._accumulator.send_bare(value)
+            if sent is not None:
+                return sent
         if callback is not None:
             check_callable(callback, "callback")
-        message = OutgoingMessage(
-            self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
-        )
-        return AsyncSent(*await self._put(message, callback, self._durability, None))
+        message = OutgoingMessage(self._topic_of(topic), value, checked_key(key), **fields)
+        accumulator = self._accumulator
+        return AsyncSent(*await accumulator.add(message, callback, accumulator.settings.durability))
 
+    @show_fields
     async def publish(
         self,
         value: Any,
         key: bytes | str | None = None,
         *,
         topic: str | None = None,
-        headers: GivenHeaders | None = None,
-        timestamp: Moment | None = None,
-        due: Moment | None = None,
-        priority: int | None = None,
-        expires: Moment | None = None,
-        partition: int | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        **fields: Unpack[MessageFields],
     ) -> Receipt:
         """Publish a message now, and wait for the receipt. Those published at the same time share a batch.
 
@@ -135,43 +100,29 @@ class AsyncProducer(AsyncAccumulator):
         Returns:
             Where the message is, and how safe.
         """
-        asked = self._durability if durability is None else durability_of(durability)
-        if (
-            self._plain
-            and type(value) is bytes
-            and key is None
-            and headers is None
-            and timestamp is None
-            and due is None
-            and priority is None
-            and expires is None
-            and partition is None
-            and expected_offset is None
-        ):
-            put = self._put_value(self._topic(topic), value, asked, observed=1)
-            if put is not None:
-                pending_batch, place = put
-                receipt: Receipt = await pending_batch.outcome.wait()
+        accumulator = self._accumulator
+        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        name = self._topic_of(topic)
+        if accumulator.takes_bytes and type(value) is bytes and key is None and expected_offset is None and not fields:
+            added = accumulator.add_bare(name, value, asked, observed=1)
+            if added is not None:
+                batch, place = added
+                receipt: Receipt = await batch.outcome.wait()
                 return receipt if receipt.count == 1 else receipt_at(receipt, place)
-        message = OutgoingMessage(
-            self._topic(topic), value, checked_key(key), headers, timestamp, due, priority, expires, partition
-        )
-        pending_batch, place = await self._put(message, None, asked, expected_offset, urgent=True)
-        return receipt_at(await pending_batch.outcome.wait(), place)
+        message = OutgoingMessage(name, value, checked_key(key), **fields)
+        batch, place = await accumulator.add(message, None, asked, expected_offset, urgent=True)
+        return receipt_at(await batch.outcome.wait(), place)
 
+    @show_fields
     async def send_many(
         self,
         values: Iterable[Any],
         keys: Sequence[bytes | str | None] | None = None,
         *,
         topic: str | None = None,
-        headers: Sequence[GivenHeaders | None] | None = None,
-        timestamps: Sequence[Moment | None] | None = None,
-        dues: Sequence[Moment | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        expires: Sequence[Moment | None] | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        **columns: Unpack[MessageColumns],
     ) -> AsyncSentMany:
         """Send messages at once, in as few batches as can be; the quickest way.
 
@@ -189,94 +140,28 @@ class AsyncProducer(AsyncAccumulator):
         Returns:
             What can be waited for to get the receipts.
         """
-        given = GivenMessages(
-            values if isinstance(values, list | tuple) else listed(values, "values"),
-            keys,
-            headers,
-            timestamps,
-            dues,
-            priorities,
-            expires,
-        )
-        asked = self._durability if durability is None else durability_of(durability)
-        name = self._topic(topic)
-        if self._before_publish:
-            put = [await self._put(each, None, asked, None) for each in given.messages(name, partition)]
-            with self._guard:
-                for partition_sender in self._sender.partition_senders():
-                    self._seal(partition_sender)
-            self._sender.flush()
-            return AsyncSentMany(list(dict.fromkeys(pending_batch for pending_batch, _ in put)))
-        checked = given.checked(self._serializer)
-        metadata = self._metadata_cache.known(name) or await self._metadata_cache.get(name, now() + self._timeout)
-        try:
-            planned = self._planned(name, checked, partition, metadata)
-        except (MessageTooLarge, PartitionNotFound) as refusal:
-            metadata = await self._metadata_cache.refreshed(name, refusal, now() + self._timeout)
-            planned = self._planned(name, checked, partition, metadata)
-        pending_batches: list[PendingBatch] = []
-        for number, portion in planned:
-            with self._guard:
-                await self._sender.room(now() + self._timeout)  # each: there may be any number
-                partition_sender = self._partition_sender(name, number, metadata)
-                self._seal(partition_sender)  # what was sent before goes before
-                pending_batch = self._begun(asked)
-                pending_batch.fill(portion.columns, portion.size)
-                self._sender.ship(partition_sender, pending_batch)
-            self._sender.flush()
-            pending_batches.append(pending_batch)
-            if partition_sender.waiting:
-                await breathe()
-        if planned and keys is None and partition is None:
-            self._sticky[name] = planned[0][0] + 1
-        return AsyncSentMany(pending_batches)
+        accumulator = self._accumulator
+        given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
+        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        return AsyncSentMany(await accumulator.add_many(self._topic_of(topic), given, partition, asked))
 
-    def _planned(
-        self, name: str, checked: CheckedColumns, partition: int | None, metadata: TopicMetadata
-    ) -> list[tuple[int, BatchPortion]]:
-        """The messages as batches, each with its partition."""
-        if partition is not None:
-            check_partition(name, partition, metadata)
-        keyless = self._turn(name, metadata) if partition is None else partition
-        plan: dict[int, list[int] | None] = {keyless: None}
-        if checked.columns.keys is not None and partition is None:
-            plan = dict(divided(checked.columns.keys, metadata.partitions, self._partitioner, keyless))
-        for number in plan:
-            check_partition(name, number, metadata)
-        terms = (self._batch_bytes, self._batch_count, metadata.message_bytes_max, name)
-        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
-
+    @show_fields
     async def publish_many(
         self,
         values: Iterable[Any],
         keys: Sequence[bytes | str | None] | None = None,
         *,
         topic: str | None = None,
-        headers: Sequence[GivenHeaders | None] | None = None,
-        timestamps: Sequence[Moment | None] | None = None,
-        dues: Sequence[Moment | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        expires: Sequence[Moment | None] | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages as `send_many` does, and wait for the receipts.
 
         Returns:
             A receipt for each partition that got messages; several for one where other producers' came between.
         """
-        sent = await self.send_many(
-            values,
-            keys,
-            topic=topic,
-            headers=headers,
-            timestamps=timestamps,
-            dues=dues,
-            priorities=priorities,
-            expires=expires,
-            partition=partition,
-            durability=durability,
-        )
+        sent = await self.send_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
         return await sent.result()
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -287,39 +172,17 @@ class AsyncProducer(AsyncAccumulator):
         Parameters:
             timeout: how many seconds to wait; by default the bus's.
         """
-        wait_s = self._timeout if timeout is None else checked_timeout(timeout)
-        self._send_gathered()
-        await self._sender.drained(wait_s)
-
-    def _send_gathered(self) -> None:
-        """Send what is gathered, and do not wait for the answers."""
-        with self._guard:
-            for partition_sender in self._sender.partition_senders():
-                self._seal(partition_sender)
-        self._sender.flush()
-
-    async def _close_since(self, began: float) -> None:
-        """Close, with the producer's time-out counted from then on."""
-        await self.close(max(began + self._timeout - now(), 0.001))
-
-    def _abandon(self) -> None:
-        """End without waiting for the broker: what it has not acknowledged may have arrived or not."""
-        if not self._sender.closed:
-            self._send_gathered()
-            self._sender.close()
+        await self._accumulator.flush(timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""
-        if timeout is not None:
-            checked_timeout(timeout)  # before anything is closed
-        if self._sender.closed:
-            return
-        try:
-            await self.flush(timeout)
-        finally:
-            self._sender.close()
-            if self._on_close is not None:
-                self._on_close(self)
+        await self._accumulator.close(timeout)
+
+    def _topic_of(self, topic: str | None) -> str:
+        name = self._accumulator.topic if topic is None else topic
+        if name is None:
+            raise InvalidArgument("this producer has no topic of its own: say which one the message is for")
+        return name
 
     async def __aenter__(self) -> "AsyncProducer":
         return self

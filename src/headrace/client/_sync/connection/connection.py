@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from headrace.client._sync.concurrency import ResultCell, logger
 from headrace.client.connection import fork_guard
@@ -18,13 +17,13 @@ from headrace.client.connection.request_router import (
     RECEIVE_AT_ONCE_BYTES,
     AwaitedAnswer,
     Bytes,
-    Callback,
+    LateCallback,
     RequestRouter,
 )
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
-from headrace.model.request import Request
+from headrace.model.request import AnswerType, Request
 from headrace.wire.frames import Frames, Memory
-from headrace.wire.native import Hello, Kind
+from headrace.wire.native import Hello
 
 _PARTS_MAX = 64
 """How many pieces are handed to the kernel at once."""
@@ -83,7 +82,7 @@ class Connection(RequestRouter):
         try:
             connection._thread.start()
             asked_us = monotonic_us()
-            connection.welcome, _ = connection.request(Kind.HELLO, hello, b"", max(deadline - time.monotonic(), 0.001))
+            connection.welcome, _ = connection.request(hello, b"", max(deadline - time.monotonic(), 0.001))
             clock.sample(asked_us, connection.welcome.time_us, monotonic_us())
         except Timeout as error:
             connection.close()
@@ -95,22 +94,24 @@ class Connection(RequestRouter):
 
     def request(
         self,
-        kind: Kind,
-        head: Request[Any],
+        request: Request[AnswerType],
         body: Bytes = b"",
         timeout: float | None = None,
-        late: Callback | None = None,
-    ) -> Any:
-        """Ask, and wait for the answer and its body; one that comes too late, or after an interrupt, goes to `late`."""
-        outcome: ResultCell[Any] = ResultCell()
+        late: LateCallback[AnswerType] | None = None,
+    ) -> tuple[AnswerType, Bytes]:
+        """Send a request, and wait for the answer and its body.
+
+        An answer that comes too late, or after an interrupt, goes to `late`.
+        """
+        outcome: ResultCell[tuple[AnswerType, Bytes]] = ResultCell()
         awaited = AwaitedAnswer(outcome, late)
         try:
-            self.request_nowait(kind, head, body, awaited.told)
+            self.request_nowait(request, body, awaited.told)
             return outcome.wait(timeout)
         except BaseException as error:
             awaited.give_up()
             if isinstance(error, Timeout) and outcome.error is None:
-                told = f"no answer to {kind.name} within {timeout:.3g} s; it may still happen"
+                told = f"no answer to {request.declared.name} within {timeout:.3g} s; it may still happen"
                 raise Timeout(told) from error
             raise
 

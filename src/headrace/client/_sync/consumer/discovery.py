@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.client._sync.concurrency import Timer, Timers, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -11,9 +10,8 @@ from headrace.client._sync.consumer.fetcher import Fetcher
 from headrace.client.connection.request_router import Bytes
 from headrace.client.times import Start, spot_at
 from headrace.model.arguments import shown
-from headrace.model.errors import PartitionNotFound
+from headrace.model.errors import HeadraceError, PartitionNotFound
 from headrace.model.requests import Offsets, OffsetsFound, TopicDescribe, TopicInfo, TopicList, Topics
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
@@ -49,10 +47,10 @@ class Discovery:
         """Find what there is, and begin to read it."""
         for topic in self._topics:
             head = TopicDescribe(topic, create=self._create)
-            info, _ = self._broker.request(Kind.TOPIC_DESCRIBE, head, timeout=deadline - now())
+            info = self._broker.request(head, timeout=deadline - now())
             self._begin_topic(info, start, deadline, optional=False)
         for pattern in self._patterns:
-            found, _ = self._broker.request(Kind.TOPIC_LIST, TopicList(pattern), timeout=deadline - now())
+            found = self._broker.request(TopicList(pattern), timeout=deadline - now())
             for info in found.topics:
                 self._begin_topic(info, start, deadline, optional=True)
         self._refresh_later()
@@ -74,7 +72,7 @@ class Discovery:
             offsets = dict.fromkeys(new, spot.value)
         else:
             head = Offsets(info.topic, new, spot.kind, spot.value)
-            answer, _ = self._broker.request(Kind.OFFSETS, head, timeout=deadline - now())
+            answer = self._broker.request(head, timeout=deadline - now())
             offsets = answer.offsets
         for number in new:
             self._fetcher.add(info.topic, number, offsets[number], optional=optional)
@@ -98,26 +96,26 @@ class Discovery:
         connection = self._broker.connection
         if connection is not None and not self._closed:
             for topic in self._topics:
-                connection.request_nowait(Kind.TOPIC_DESCRIBE, TopicDescribe(topic), b"", self._described)
+                connection.request_nowait(TopicDescribe(topic), b"", self._described)
             for pattern in self._patterns:
-                connection.request_nowait(Kind.TOPIC_LIST, TopicList(pattern), b"", self._listed)
+                connection.request_nowait(TopicList(pattern), b"", self._listed)
         self._refresh_later()
 
-    def _described(self, answer: Any, _body: Bytes) -> None:
+    def _described(self, answer: TopicInfo | HeadraceError, _body: Bytes) -> None:
         """A topic may have more partitions; what is new is read from its beginning."""
         if isinstance(answer, TopicInfo) and not self._closed and (new := self._new(answer)):
             tell = partial(self._found, answer.topic, new)
             connection = self._broker.connection
             if connection is not None:
                 self._pending.update((answer.topic, number) for number in new)
-                connection.request_nowait(Kind.OFFSETS, Offsets(answer.topic, new, "earliest"), b"", tell)
+                connection.request_nowait(Offsets(answer.topic, new, "earliest"), b"", tell)
 
-    def _listed(self, answer: Any, body: Bytes) -> None:
+    def _listed(self, answer: Topics | HeadraceError, body: Bytes) -> None:
         if isinstance(answer, Topics):
             for info in answer.topics:
                 self._described(info, body)
 
-    def _found(self, topic: str, new: list[int], answer: Any, _body: Bytes) -> None:
+    def _found(self, topic: str, new: list[int], answer: OffsetsFound | HeadraceError, _body: Bytes) -> None:
         self._pending.difference_update((topic, number) for number in new)
         if isinstance(answer, OffsetsFound) and not self._closed:
             for number in new:

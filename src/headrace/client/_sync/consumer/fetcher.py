@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from functools import partial
-from typing import Any
 
 from msgspec.structs import asdict
 
@@ -14,8 +13,8 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.consumer.partition_reader import Delivered, OnCorrupt, PartitionReader
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.errors import ConnectionFailed, CorruptBatch, HeadraceError, OffsetOutOfRange, TopicNotFound
+from headrace.model.reading import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.requests import Offsets, OffsetsFound
-from headrace.wire.native import Delivery, Fetch, Kind, StreamClose, StreamCredit, StreamOpen, StreamOpened
 
 logger = logging.getLogger("headrace.client")
 
@@ -154,7 +153,7 @@ class Fetcher:
         """Have the broker look at a batch that arrived damaged: it logs and lists what is damaged on its disk."""
         if self._connection is not None and not self._connection.closed:
             head = Fetch(reader.topic, reader.partition, error.first_offset, 1, 0, verify=True)
-            self._connection.request_nowait(Kind.FETCH, head, b"", _ignore_answer)
+            self._connection.request_nowait(head, b"", _ignore_answer)
 
     # What streams tell.
 
@@ -210,7 +209,7 @@ class Fetcher:
             if not reader.gone:
                 self._open(reader)
 
-    def _opened(self, reader: PartitionReader, answer: Any, _body: Bytes) -> None:
+    def _opened(self, reader: PartitionReader, answer: StreamOpened | HeadraceError, _body: Bytes) -> None:
         if not isinstance(answer, StreamOpened):
             self.ended(reader, answer)
             return
@@ -226,7 +225,7 @@ class Fetcher:
         connection, number, reader.stream = self._connection, reader.stream, None
         if number is not None and connection is not None and not connection.closed:
             connection.forget_stream(number)
-            connection.request_nowait(Kind.STREAM_CLOSE, StreamClose(number), b"", _ignore_answer)
+            connection.request_nowait(StreamClose(number), b"", _ignore_answer)
 
     def _share(self) -> int:
         return max(self._prefetch_bytes // max(len(self.readers), 1), _CREDIT_BYTES_MIN)
@@ -236,7 +235,7 @@ class Fetcher:
         reader.queued_bytes -= size
         reader.credit_due += size
         if reader.credit_due * 4 >= self._share() and reader.stream is not None and self._connection is not None:
-            self._connection.tell(Kind.STREAM_CREDIT, StreamCredit(reader.stream, reader.credit_due))
+            self._connection.tell(StreamCredit(reader.stream, reader.credit_due))
             reader.credit_due = 0
 
     def _find_place(self, reader: PartitionReader, error: HeadraceError) -> None:
@@ -245,9 +244,9 @@ class Fetcher:
         if connection is not None:
             logger.warning("%s; going on with the %s", error, where)
             head = Offsets(reader.topic, [reader.partition], where)
-            connection.request_nowait(Kind.OFFSETS, head, b"", partial(self._found_place, reader))
+            connection.request_nowait(head, b"", partial(self._found_place, reader))
 
-    def _found_place(self, reader: PartitionReader, answer: Any, _body: Bytes) -> None:
+    def _found_place(self, reader: PartitionReader, answer: OffsetsFound | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, OffsetsFound):
             with self.monitor.guard:
                 if not reader.gone:
@@ -257,5 +256,5 @@ class Fetcher:
             self.ended(reader, answer)
 
 
-def _ignore_answer(_answer: Any, _body: Bytes) -> None:
+def _ignore_answer(_answer: object, _body: Bytes) -> None:
     """Nobody waits for the answer."""

@@ -25,7 +25,6 @@ from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import GroupJoin, Offsets, PartitionOffset
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -251,7 +250,7 @@ class Subscription:
             offset = spot.value
             if spot.kind != "offset":
                 head = Offsets(name, [number], spot.kind, spot.value)
-                answer, _ = self._broker.request(Kind.OFFSETS, head, timeout=deadline - now())
+                answer = self._broker.request(head, timeout=deadline - now())
                 offset = answer.offsets[number]
             with self._guard:
                 reader = self._fetcher.readers.get((name, number))

@@ -14,7 +14,6 @@ from headrace.client.leasing.prefetch_window import PrefetchWindow
 from headrace.model.errors import Closed
 from headrace.model.leasing import Release, cut_reason
 from headrace.model.representation import described, short, state_of
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -157,7 +156,7 @@ class Jobs:
         head = Release(
             acknowledger.topic, holdings_of([job]), reason=cut_reason(reason), subscription=acknowledger.subscription
         )
-        self._said.add(acknowledger.send(Kind.RELEASE, head, watched=False))
+        self._said.add(acknowledger.send(head, watched=False))
 
     def _unsettled(self, job: Job) -> bool:
         """Whether nothing was said about it by the program itself; its lease may have ended."""

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client.leasing.jobs import PendingMessage, found_messages
 from headrace.client.leasing.message_selection import UNCHANGED, Placed, edition, selection, span_us
-from headrace.client.producer.pending_batch import GivenHeaders
+from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.times import Moment, checked_count, microseconds
 from headrace.model.leasing import (
     EditMatching,
@@ -22,7 +22,6 @@ from headrace.model.leasing import (
     SubscriptionInfo,
 )
 from headrace.model.limits import LEASE_MESSAGES_MAX
-from headrace.wire.native import Kind
 
 _PAGE = 1000
 
@@ -110,7 +109,7 @@ class QueueInspection:
         after = ""
         while True:
             head = Find(self.topic, wanted, self.subscription, page, after)
-            answer, body = self._broker.request(Kind.FIND, head)
+            answer, body = self._broker.request_with_body(head)
             found = found_messages(self.topic, answer, body)
             if found:
                 yield found
@@ -128,9 +127,7 @@ class QueueInspection:
         """
         bucket_us = span_us(bucket_seconds)
         head = Forecast(self.topic, microseconds(start), bucket_us, buckets, self.subscription)
-        answer: Forecasted
-        answer, _ = self._broker.request(Kind.FORECAST, head)
-        return answer
+        return self._broker.request(head)
 
     def edit_matching(
         self,
@@ -174,7 +171,7 @@ class QueueInspection:
         after = ""
         while True:
             head = EditMatching(self.topic, wanted, change, self.subscription, owner, _PAGE, after)
-            answer, _ = self._broker.request(Kind.EDIT_MATCHING, head, body, repeat=not change.shift_us)
+            answer = self._broker.request(head, body, repeat=not change.shift_us)
             outcomes += answer.outcomes
             after = answer.after
             if not after:
@@ -209,7 +206,7 @@ class QueueInspection:
         while limit is None or redriven < limit:
             count = _PAGE if limit is None else min(_PAGE, limit - redriven)
             head = Redrive(self.topic, self.subscription, wanted, count, after)
-            answer, _ = self._broker.request(Kind.REDRIVE, head, repeat=False)
+            answer = self._broker.request(head, repeat=False)
             redriven += answer.messages
             after = answer.after
             if not after:
@@ -218,7 +215,7 @@ class QueueInspection:
 
     def stats(self) -> SubscriptionInfo:
         """The subscription as it is now: its settings, how many messages are waiting, ready, leased and dead."""
-        return self._info(Kind.SUBSCRIPTION_DESCRIBE, SubscriptionDescribe(self.topic, self.subscription))
+        return self._broker.request(SubscriptionDescribe(self.topic, self.subscription))
 
     def pause(self) -> SubscriptionInfo:
         """Hand out nothing until `resume`; what is leased can be settled."""
@@ -229,9 +226,4 @@ class QueueInspection:
         return self._alter(paused=False)
 
     def _alter(self, **settings: Any) -> SubscriptionInfo:
-        return self._info(Kind.SUBSCRIPTION_ALTER, SubscriptionAlter(self.topic, settings, self.subscription))
-
-    def _info(self, kind: Kind, head: Any) -> SubscriptionInfo:
-        info: SubscriptionInfo
-        info, _ = self._broker.request(kind, head)
-        return info
+        return self._broker.request(SubscriptionAlter(self.topic, settings, self.subscription))

@@ -10,13 +10,12 @@ from headrace.client.connection.clock import Clock
 from headrace.client.leasing.jobs import found_messages
 from headrace.client.leasing.message_selection import UNCHANGED, edition
 from headrace.client.leasing.scheduled_times import MessageName, edit_error, moment_of
-from headrace.client.producer.pending_batch import GivenHeaders
+from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.times import Moment
 from headrace.model.errors import MessageGone
 from headrace.model.leasing import Edit, EditOutcome, Find, MessageId, Selection, SubscriptionList
 from headrace.model.representation import described, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
-from headrace.wire.native import Kind
 
 if TYPE_CHECKING:
     from headrace.client.leasing.jobs import PendingMessage
@@ -124,7 +123,7 @@ class Scheduled:
         for name in names:
             wanted = Selection(messages=[MessageId(self.partition, self.offset)])
             find = Find(self.topic, wanted, name, 1, topic_id=self.topic_id)
-            answer, body = self._broker.request(Kind.FIND, find, timeout=deadline - now())
+            answer, body = self._broker.request_with_body(find, timeout=deadline - now())
             found = found_messages(self.topic, answer, body)
             if found:
                 return found[0]
@@ -133,7 +132,7 @@ class Scheduled:
     def _subscriptions(self, deadline: float) -> list[str]:
         """The leased subscriptions of the topic; without one, what the first one would be called."""
         head = SubscriptionList(self.topic)
-        answer, _ = self._broker.request(Kind.SUBSCRIPTION_LIST, head, timeout=deadline - now())
+        answer = self._broker.request(head, timeout=deadline - now())
         return [info.subscription for info in answer.subscriptions] or [DEFAULT_SUBSCRIPTION]
 
     def _known(self, deadline: float) -> tuple[int, bytes | None, GivenHeaders | None]:
@@ -147,9 +146,7 @@ class Scheduled:
         change, body = edition(owner=self.owner, **changes)
         message = MessageId(self.partition, self.offset, version)
         head = Edit(self.topic, [message], change, self.owner, self.topic_id)
-        answer, _ = self._broker.request(
-            Kind.EDIT, head, body, timeout=deadline - now(), repeat=version is None or change.delete
-        )
+        answer = self._broker.request(head, body, timeout=deadline - now(), repeat=version is None or change.delete)
         outcome: EditOutcome = answer.outcomes[0]
         if outcome.outcome != "applied":
             raise edit_error(self.id, outcome)

@@ -1,11 +1,10 @@
-"""How a producer's batches get to the broker: in order, exactly once, and no more at once than there is room for."""
+"""Sends the batches of a producer to the broker, within the limit of its buffer, and resolves their outcomes."""
 
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.client._sync.concurrency import Monitor, Timer, Timers, now
 from headrace.client._sync.connection.connection import Connection
@@ -20,21 +19,19 @@ from headrace.client.results import Receipt, receipt_at
 from headrace.model.durability import Durability
 from headrace.model.errors import Busy, Closed, HeadraceError, PartitionNotFound, Timeout, TopicNotFound
 from headrace.model.requests import Publish, Published
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
 _DURABILITIES = tuple(Durability)
-_PUBLISH = Kind.PUBLISH  # every look at a member of an enumeration is a call
 _SWEEP_S = 0.5
 _FAILED_MAX = 1000
 _SPARE_BUFFERS_MAX = 64
 _SPARE_BYTES_MAX = 256 << 10
-"""Memory that was used before is quicker than fresh memory, whose pages the kernel has to clear first."""
+"""Buffers up to this size are used again: the kernel has to clear the pages of fresh memory first."""
 
 
 class Sender:
-    """All lanes of a producer."""
+    """Does the I/O for the partition senders of a producer: encodes and sends their batches, and hears the answers."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class Sender:
         buffer_bytes: int,
         block: bool,
         after_ack: Sequence[AfterAck],
-        on_room: Callable[[PartitionSender], None],
+        refill: Callable[[PartitionSender], PendingBatch | None],
     ) -> None:
         self.closed = False
         self._broker = broker
@@ -56,15 +53,15 @@ class Sender:
         self._buffer_bytes = buffer_bytes
         self._block = block
         self._after_ack = tuple(after_ack)
-        self._on_room = on_room
+        self._refill = refill
         self._begin()
         broker.listen(self)
 
     def _begin(self) -> None:
-        """Begin with an identity that no other process has, and nothing under way."""
+        """Begin with an identity that no other process has, and no batch."""
         self.monitor = Monitor()
-        self.partition_sender_at: dict[tuple[str, int], PartitionSender] = {}
-        """The lanes there are, by topic and partition."""
+        self._partition_senders: dict[tuple[str, int], PartitionSender] = {}
+        """By topic and partition."""
         self._producer_id = secrets.randbits(63) + 16
         self._buffered = 0
         self._spare: list[bytearray] = []
@@ -74,36 +71,32 @@ class Sender:
         self._sweeper: Timer | None = None
 
     def disown(self) -> None:
-        """In a forked child: what is under way is the parent's to deliver, under the parent's identity."""
+        """In a forked child: leave all batches to the parent, which delivers them under its own identity."""
         self._begin()
         if not self.closed:
             self._broker.listen(self)
 
     def partition_sender(self, topic: str, partition: int) -> PartitionSender:
-        """The lane of a partition."""
-        partition_sender = self.partition_sender_at.get((topic, partition))
+        """Return the sender of a partition, made now if there is none."""
+        partition_sender = self._partition_senders.get((topic, partition))
         if partition_sender is None:
-            partition_sender = self.partition_sender_at[topic, partition] = PartitionSender(
+            partition_sender = self._partition_senders[topic, partition] = PartitionSender(
                 topic, partition, self._producer_id
             )
         return partition_sender
 
-    def partition_senders(self) -> list[PartitionSender]:
-        """Those there are."""
-        return list(self.partition_sender_at.values())
-
     @property
     def buffered_bytes(self) -> int:
-        """How much waits for the broker's acknowledgement."""
+        """How many bytes of batches the broker has not acknowledged."""
         return self._buffered
 
     @property
     def open(self) -> bool:
-        """Whether there is room for more, without waiting."""
+        """Whether there is room for another batch, without waiting."""
         return self._buffered < self._buffer_bytes and not self.closed
 
-    def room(self, deadline: float) -> None:
-        """Wait until there is room for more, or raise Busy; with the guard held."""
+    def wait_for_room(self, deadline: float) -> None:
+        """Wait until there is room for another batch, or raise Busy; with the guard held."""
         if self.closed:
             raise Closed("the producer is closed")
         while self._buffered >= self._buffer_bytes:
@@ -114,10 +107,10 @@ class Sender:
             if self.closed:
                 raise Closed("the producer is closed")
 
-    def ship(self, partition_sender: PartitionSender, pending_batch: PendingBatch) -> None:
-        """Encode the messages and queue them as soon as it is their turn; with the guard held, so `flush` after it.
+    def send(self, partition_sender: PartitionSender, pending_batch: PendingBatch) -> None:
+        """Encode a sealed batch, and queue it on the connection as soon as its partition sender admits it.
 
-        If they cannot be encoded, their outcome tells.
+        The caller holds the guard, and calls `flush` afterwards. If the batch cannot be encoded, its outcome says why.
         """
         try:
             buffer = self._spare.pop() if self._spare else None
@@ -135,17 +128,17 @@ class Sender:
         pending_batch.bytes = pending_batch.batch.length
         self._buffered += pending_batch.bytes
         connection = self._broker.connection
-        if connection is not None and not connection.draining and partition_sender.depart(pending_batch):
-            self._post(connection, partition_sender, pending_batch)
+        if connection is not None and not connection.draining and partition_sender.admit(pending_batch):
+            self._request(connection, partition_sender, pending_batch)
         else:
             partition_sender.waiting.append(pending_batch)
-            self._launch(partition_sender)
+            self._send_waiting(partition_sender)
         if not self._sweeping:
             self._sweeping = True
             self._sweeper = self._timers.later(_SWEEP_S, self._sweep)
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call this after what is going on now, so that what others publish at the same time goes with it."""
+    def call_before_flush(self, call: Callable[[], None]) -> None:
+        """Run a callback after this loop turn, so that messages that are published at the same time share a batch."""
         connection = self._broker.connection
         if connection is None:
             self._timers.soon(call)
@@ -153,22 +146,22 @@ class Sender:
             connection.before_flush(call)
 
     def flush(self) -> None:
-        """Let go what was queued to be sent; without the guard, for that may take a moment."""
+        """Send the queued frames; without the guard, because that may take a moment."""
         connection = self._broker.connection
         if connection is not None:
             connection.flush()
 
-    def drained(self, timeout: float) -> None:
-        """Wait until nothing is under way; raises Undelivered if messages were given up that nobody asked about."""
+    def drain(self, timeout: float) -> None:
+        """Wait until no batch is left; raises Undelivered if messages were given up whose outcome nobody asked for."""
         deadline = now() + timeout
         with self.monitor.guard:
-            while not all(partition_sender.idle for partition_sender in self.partition_sender_at.values()):
+            while not all(partition_sender.idle for partition_sender in self._partition_senders.values()):
                 if not self.monitor.wait(deadline - now()):
                     break
             left = sum(
                 pending_batch.count
-                for partition_sender in self.partition_sender_at.values()
-                for pending_batch in [*partition_sender.flying, *partition_sender.waiting]
+                for partition_sender in self._partition_senders.values()
+                for pending_batch in [*partition_sender.in_flight, *partition_sender.waiting]
             )
             failed, self._failed = [pending_batch for pending_batch in self._failed if pending_batch.unobserved], []
         if left:
@@ -176,61 +169,69 @@ class Sender:
         if failed:
             raise Undelivered(sum(pending_batch.unobserved for pending_batch in failed), failed[0].last_error)
 
-    def close(self) -> int:
-        """Give up what is left; returns how many messages that were."""
+    def close(self) -> None:
+        """Give up all batches that are left."""
         with self.monitor.guard:
             self.closed = True
-            self._on_room = _no_room
+            self._refill = _no_batch
             if self._sweeper is not None:
                 self._sweeper.cancel()
             pending_batches = [
                 pending_batch
-                for partition_sender in self.partition_sender_at.values()
-                for pending_batch in [*partition_sender.flying, *partition_sender.waiting]
+                for partition_sender in self._partition_senders.values()
+                for pending_batch in [*partition_sender.in_flight, *partition_sender.waiting]
             ]
-            self.partition_sender_at.clear()
+            self._partition_senders.clear()
             self.monitor.notify()
         self._broker.forget(self)
         for pending_batch in pending_batches:
             self._give_up(pending_batch, Closed("the producer was closed before the broker acknowledged the message"))
-        return sum(pending_batch.count for pending_batch in pending_batches)
 
     def connection_up(self, connection: Connection) -> None:
-        """There is a new connection: send again what the broker has not acknowledged."""
+        """On a new connection: send again what the broker has not acknowledged."""
         with self.monitor.guard:
-            for partition_sender in self.partition_senders():
-                self._regroup(partition_sender)
-                self._launch(partition_sender)
+            for partition_sender in list(self._partition_senders.values()):
+                self._resend(partition_sender)
+                self._send_waiting(partition_sender)
         connection.flush()
 
     def connection_drains(self) -> None:
-        """The broker is going: hold back what is new."""
+        """While the broker drains, nothing new is sent: `send` looks at the connection."""
 
-    def _launch(self, partition_sender: PartitionSender) -> None:
+    def _send_waiting(self, partition_sender: PartitionSender) -> None:
         connection = self._broker.connection
         if connection is not None and not connection.draining:
-            for pending_batch in partition_sender.launch():
-                self._post(connection, partition_sender, pending_batch)
+            for pending_batch in partition_sender.admit_waiting():
+                self._request(connection, partition_sender, pending_batch)
 
-    def _regroup(self, partition_sender: PartitionSender) -> None:
+    def _resend(self, partition_sender: PartitionSender) -> None:
         connection = self._broker.connection
-        if partition_sender.quiet and connection is not None and not connection.draining and not connection.closed:
-            for pending_batch in partition_sender.regroup():
-                self._post(connection, partition_sender, pending_batch)
+        if (
+            partition_sender.resend_ready
+            and connection is not None
+            and not connection.draining
+            and not connection.closed
+        ):
+            for pending_batch in partition_sender.resend():
+                self._request(connection, partition_sender, pending_batch)
 
-    def _post(self, connection: Connection, partition_sender: PartitionSender, pending_batch: PendingBatch) -> None:
+    def _request(self, connection: Connection, partition_sender: PartitionSender, pending_batch: PendingBatch) -> None:
         head = Publish(
             partition_sender.topic, partition_sender.partition, pending_batch.durability, pending_batch.expected_offset
         )
         assert pending_batch.batch is not None
         connection.queue_request(
-            _PUBLISH, head, pending_batch.batch.data, partial(self._answered, partition_sender, pending_batch)
+            head, pending_batch.batch.data, partial(self._answered, partition_sender, pending_batch)
         )
 
     def _answered(
-        self, partition_sender: PartitionSender, pending_batch: PendingBatch, answer: Any, _body: Bytes
+        self,
+        partition_sender: PartitionSender,
+        pending_batch: PendingBatch,
+        answer: Published | HeadraceError,
+        _body: Bytes,
     ) -> None:
-        if type(answer) is not Published:
+        if isinstance(answer, HeadraceError):
             self._refused(partition_sender, pending_batch, answer)
             return
         receipt = Receipt(
@@ -248,10 +249,10 @@ class Sender:
             self._backoff.reset()
             self._release(pending_batch)
             more = bool(
-                partition_sender.stalled or partition_sender.hurried or partition_sender.waiting
-            )  # as it is now: what waits is about to go
+                partition_sender.stalled or partition_sender.refill_wanted or partition_sender.waiting
+            )  # before `_send_next` changes it
             if more:
-                self._go_on(partition_sender)
+                self._send_next(partition_sender)
             self.monitor.notify()
         if more:
             self.flush()
@@ -267,35 +268,37 @@ class Sender:
                 self._release(pending_batch)
             if isinstance(error, TopicNotFound | PartitionNotFound):
                 self._metadata_cache.forget(partition_sender.topic)
-            self._go_on(partition_sender)
+            self._send_next(partition_sender)
             self.monitor.notify()
         self.flush()
         if given_up:
             self._give_up(pending_batch, error)
 
-    def _go_on(self, partition_sender: PartitionSender) -> None:
-        """An answer came: do what had to wait for it."""
-        if partition_sender.quiet:
-            self._regroup_later(partition_sender)
+    def _send_next(self, partition_sender: PartitionSender) -> None:
+        """After an answer: send what had to wait for it."""
+        if partition_sender.resend_ready:
+            self._resend_later(partition_sender)
         elif partition_sender.waiting:
-            self._launch(partition_sender)
-        if partition_sender.hurried and not partition_sender.waiting:
-            self._on_room(partition_sender)
+            self._send_waiting(partition_sender)
+        if partition_sender.refill_wanted and not partition_sender.waiting:
+            pending_batch = self._refill(partition_sender)
+            if pending_batch is not None:
+                self.send(partition_sender, pending_batch)
 
-    def _regroup_later(self, partition_sender: PartitionSender) -> None:
-        def regroup() -> None:
+    def _resend_later(self, partition_sender: PartitionSender) -> None:
+        def resend() -> None:
             with self.monitor.guard:
-                self._regroup(partition_sender)
-                self._launch(partition_sender)
+                self._resend(partition_sender)
+                self._send_waiting(partition_sender)
             self.flush()
 
-        if partition_sender.hurt:
-            self._timers.later(self._backoff.next_s(), regroup)
+        if partition_sender.backs_off:
+            self._timers.later(self._backoff.next_s(), resend)
         else:
-            self._timers.soon(regroup)
+            self._timers.soon(resend)
 
     def _release(self, pending_batch: PendingBatch) -> None:
-        """Its bytes are free for others."""
+        """Free the bytes of a batch for others."""
         self._buffered -= pending_batch.bytes
         batch = pending_batch.batch
         data = None if batch is None else batch.data
@@ -305,9 +308,9 @@ class Sender:
 
     def _call_back(self, pending_batch: PendingBatch, receipt: Receipt) -> None:
         for place, callback in pending_batch.callbacks or ():
-            _told(callback, receipt_at(receipt, place), None)
+            _run_callback(callback, receipt_at(receipt, place), None)
         for hook in self._after_ack:
-            _told(hook, receipt)
+            _run_callback(hook, receipt)
 
     def _give_up(self, pending_batch: PendingBatch, error: HeadraceError) -> None:
         if pending_batch.outcome.done:
@@ -318,20 +321,20 @@ class Sender:
         self._failed.append(pending_batch)
         pending_batch.outcome.fail(error)
         for _, callback in pending_batch.callbacks or ():
-            _told(callback, None, error)
+            _run_callback(callback, None, error)
 
     def _sweep(self) -> None:
-        """Tell those who have waited too long."""
+        """Give up the batches whose deadline has passed."""
         late: list[PendingBatch] = []
         with self.monitor.guard:
-            for partition_sender in self.partition_sender_at.values():
-                expired = partition_sender.expired(now())
+            for partition_sender in self._partition_senders.values():
+                expired = partition_sender.expire(now())
                 for pending_batch in expired:
                     if not pending_batch.abandoned:
                         self._release(pending_batch)
                 late += expired
             self._sweeping = not self.closed and not all(
-                partition_sender.idle for partition_sender in self.partition_sender_at.values()
+                partition_sender.idle for partition_sender in self._partition_senders.values()
             )
             self._sweeper = self._timers.later(_SWEEP_S, self._sweep) if self._sweeping else None
             if late:
@@ -342,11 +345,12 @@ class Sender:
             self._give_up(pending_batch, took_too_long if error is None or pending_batch.abandoned else error)
 
 
-def _no_room(_partition_sender: PartitionSender) -> None:
-    """A producer that is closed has nothing to send."""
+def _no_batch(_partition_sender: PartitionSender) -> PendingBatch | None:
+    """A closed producer has nothing to send."""
+    return None
 
 
-def _told(callback: Any, *what: Any) -> None:
+def _run_callback(callback: Callable[..., object], *what: object) -> None:
     try:
         callback(*what)
     except Exception:

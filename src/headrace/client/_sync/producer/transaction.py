@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from headrace.client._sync.concurrency import ResultCell, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -13,12 +13,12 @@ from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client.connection import fork_guard
 from headrace.client.connection.request_router import Bytes
-from headrace.client.producer.batch_split import BatchPortion, CheckedColumns, GivenMessages, portions
-from headrace.client.producer.partitioning import divided
-from headrace.client.producer.pending_batch import GivenHeaders, OutgoingMessage, PendingBatch, checked_key
+from headrace.client.producer.batch_split import BatchPlan, CheckedColumns, GivenMessages, plan_batches
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_key
 from headrace.client.producer.serializing import to_bytes
 from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
-from headrace.client.times import Moment, listed
+from headrace.client.times import listed
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import (
@@ -41,8 +41,8 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionCommitted,
     TransactionStage,
+    TransactionStaged,
 )
-from headrace.wire.native import Kind
 
 logger = logging.getLogger("headrace.client")
 
@@ -60,12 +60,12 @@ class _Staging:
         self.body = body
         self.outcome: ResultCell[int] = ResultCell()
 
-    def told(self, answer: object, _body: Bytes) -> None:
-        """The broker has it, or not."""
+    def answered(self, answer: TransactionStaged | HeadraceError, _body: Bytes) -> None:
+        """Resolve the outcome with the broker's answer."""
         if isinstance(answer, HeadraceError):
             self.outcome.fail(answer)
         else:
-            self.outcome.settle(answer.stage)  # type: ignore[attr-defined]  # a TransactionStaged
+            self.outcome.settle(answer.stage)
 
 
 class Transaction:
@@ -137,23 +137,19 @@ class Transaction:
         """By which the broker tells it from others of its name."""
         return 0 if self._begun is None else self._begun.epoch
 
+    @show_fields
     def publish(
         self,
         topic: str,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
-        headers: GivenHeaders | None = None,
-        timestamp: Moment | None = None,
-        due: Moment | None = None,
-        priority: int | None = None,
-        expires: Moment | None = None,
-        partition: int | None = None,
+        **fields: Unpack[MessageFields],
     ) -> None:
         """Publish a message with the commit; all as in `bus.publish`."""
         if self._nothing_to_do():
             return
-        message = OutgoingMessage(topic, value, checked_key(key), headers, timestamp, due, priority, expires, partition)
+        message = OutgoingMessage(topic, value, checked_key(key), **fields)
         deadline = now() + self._broker.timeout
         metadata = self._metadata_cache.get(topic, deadline)
         try:
@@ -164,31 +160,20 @@ class Transaction:
         if pending_batch.bytes >= _BATCH_BYTES or len(pending_batch.values) >= _BATCH_COUNT:
             self._stage(topic, number, metadata, deadline)
 
+    @show_fields
     def publish_many(
         self,
         topic: str,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
-        headers: Sequence[GivenHeaders | None] | None = None,
-        timestamps: Sequence[Moment | None] | None = None,
-        dues: Sequence[Moment | None] | None = None,
-        priorities: Sequence[int | None] | None = None,
-        expires: Sequence[Moment | None] | None = None,
         partition: int | None = None,
+        **columns: Unpack[MessageColumns],
     ) -> None:
         """Publish messages with the commit; all as in `bus.publish_many`."""
         if self._nothing_to_do():
             return
-        given = GivenMessages(
-            values if isinstance(values, list | tuple) else listed(values, "values"),
-            keys,
-            headers,
-            timestamps,
-            dues,
-            priorities,
-            expires,
-        )
+        given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
         checked = given.checked(to_bytes)
         deadline = now() + self._broker.timeout
         metadata = self._metadata_cache.get(topic, deadline)
@@ -220,13 +205,13 @@ class Transaction:
         """Begin; `with` does it."""
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
-        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head, late=self._begun_late)
+        self._begun = self._broker.request(head, late=self._begun_late)
 
     def join(self) -> None:
         """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
-        self._begun, _ = self._broker.request(Kind.TRANSACTION_BEGIN, head)
+        self._begun = self._broker.request(head)
 
     def adopt_stages(self, epoch: int, stages: Sequence[int]) -> None:
         """Go on with what those who joined have staged."""
@@ -274,7 +259,7 @@ class Transaction:
         stages = self._staged(deadline)
         group, member, places = self._positions
         head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
-        self.outcome, _ = self._broker.request(Kind.TRANSACTION_COMMIT, head, timeout=deadline - now())
+        self.outcome = self._broker.request(head, timeout=deadline - now())
         self._ended = True
         if self._subscription is not None:
             self._subscription._positions_committed(places)
@@ -289,7 +274,7 @@ class Transaction:
         self._ended = True
         try:
             head = TransactionAbort(self.name, self._begun.epoch)
-            self._broker.request(Kind.TRANSACTION_ABORT, head, timeout=deadline - now())
+            self._broker.request(head, timeout=deadline - now())
         except HeadraceError as error:
             logger.info("the transaction %s is left for the broker to abort: %s", self.name, error)
 
@@ -313,7 +298,7 @@ class Transaction:
         else:
             self.abort()
 
-    def _begun_late(self, answer: Any, _body: Bytes) -> None:
+    def _begun_late(self, answer: TransactionBegun, _body: Bytes) -> None:
         """The broker has begun it when nobody waited any more."""
         if self._begun is None and not answer.committed:
             self._begun = answer
@@ -325,7 +310,7 @@ class Transaction:
         if not self._ended and self._begun is not None and connection is not None and self._forks == fork_guard.count:
             self._ended = True
             head = TransactionAbort(self.name, self._begun.epoch)
-            connection.request_nowait(Kind.TRANSACTION_ABORT, head, b"", lambda _answer, _body: None)
+            connection.request_nowait(head, b"", lambda _answer, _body: None)
 
     def _nothing_to_do(self) -> bool:
         """Whether it was committed before; raises if it is not open."""
@@ -352,18 +337,9 @@ class Transaction:
 
     def _planned(
         self, topic: str, checked: CheckedColumns, partition: int | None, metadata: TopicMetadata
-    ) -> list[tuple[int, BatchPortion]]:
-        """The messages as batches, each with its partition."""
-        if partition is not None:
-            check_partition(topic, partition, metadata)
-        keyless = self._partition(metadata, partition, None)
-        plan: dict[int, list[int] | None] = {keyless: None}
-        if checked.columns.keys is not None and partition is None:
-            plan = dict(divided(checked.columns.keys, metadata.partitions, by_key, keyless))
-        for number in plan:
-            check_partition(topic, number, metadata)
-        terms = (_BATCH_BYTES, _BATCH_COUNT, metadata.message_bytes_max, topic)
-        return [(number, portion) for number, places in plan.items() for portion in portions(checked, places, *terms)]
+    ) -> BatchPlan:
+        keyless = self._partition(metadata, None, None)
+        return plan_batches(topic, checked, partition, keyless, metadata, by_key, _BATCH_BYTES, _BATCH_COUNT)
 
     def _stage(self, topic: str, number: int, metadata: TopicMetadata, deadline: float) -> None:
         """Send what was gathered for a partition."""
@@ -380,7 +356,7 @@ class Transaction:
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
         connection = self._broker.get(deadline)
-        connection.request_nowait(Kind.TRANSACTION_STAGE, staging.head, staging.body, staging.told)
+        connection.request_nowait(staging.head, staging.body, staging.answered)
         while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
             self._settle_oldest(deadline)
 
@@ -392,7 +368,7 @@ class Transaction:
         except (ConnectionFailed, Busy, Draining):
             # If the first try did arrive after all it does no harm: the commit names those that count.
             left_s = deadline - now()
-            answer, _ = self._broker.request(Kind.TRANSACTION_STAGE, staging.head, staging.body, timeout=left_s)
+            answer = self._broker.request(staging.head, staging.body, timeout=left_s)
             stage = answer.stage
         self._stages.append(stage)
 

@@ -1,0 +1,90 @@
+"""The end of leases and of messages' time to live: messages come back, or become dead letters, or are dropped."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.leased_facts import MessagesSettled
+from headrace.broker.ledger import Ledger
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.engines.api import LeasedPartition, packed
+from headrace.model.errors import HeadraceError
+from headrace.model.subscription import Expired
+
+logger = logging.getLogger("headrace.broker")
+
+_ENDED_TOGETHER = 256
+"""Leases and messages that are ended at a time: more may expire at the same moment."""
+_OVER_TOGETHER = 64
+"""Partitions that are looked at for that at a time."""
+_AGAIN_US = 1_000_000
+"""Messages that could not be dropped are tried again after this long."""
+
+
+class LeaseExpiry:
+    """Ends what is over, in all partitions of a subscription."""
+
+    def __init__(
+        self,
+        registry: SubscriptionRegistry,
+        dead_letters: DeadLetters,
+        ledger: Ledger,
+        serve_soon: Callable[[Subscription], None],
+    ) -> None:
+        self._registry = registry
+        self._dead_letters = dead_letters
+        self._ledger = ledger
+        self._serve_soon = serve_soon
+
+    def end_some(self, subscription: Subscription, now_us: int) -> None:
+        """End leases and messages whose time is over, some of them if they are very many; the rest follows soon."""
+        schedule, left = subscription.schedule, _ENDED_TOGETHER
+        if not schedule.is_over(now_us):
+            return
+        for partition in schedule.over(now_us, _OVER_TOGETHER):
+            left -= self._end_in_partition(subscription, partition, now_us, left)
+            if left <= 0:
+                break
+        if schedule.is_over(now_us):
+            self._serve_soon(subscription)
+
+    def _end_in_partition(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
+        """End so many of them at most in a partition; returns about how many there were."""
+        index = subscription.indexes.get(partition)
+        if index is None:
+            return 0  # it has failed meanwhile
+        ended = index.ended(now_us, most)
+        if ended:
+            subscription.expired_leases += len(ended)
+            self._come_back(subscription, partition, index, ended, now_us)
+        for damaged in index.take_lost(now_us):
+            self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
+        expired = index.expired(now_us, most)
+        if expired and subscription.settings.expired is Expired.DEAD:
+            self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
+        elif expired:
+            facts = [MessagesSettled(subscription.id, partition, packed(expired))]
+            self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
+        if expired and subscription.settings.ordered_by_key:
+            self._registry.serve_soon(subscription)  # the next ones of their keys can be had
+        return len(ended) + len(expired) + 1
+
+    def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
+        if error is not None:
+            logger.warning("expired messages not dropped; trying again in 1 s  error=%s", error)
+            index.expire_later(offsets, now_us + _AGAIN_US)
+
+    def _come_back(
+        self, subscription: Subscription, partition: int, index: LeasedPartition, ended: list[int], now_us: int
+    ) -> None:
+        """Make messages ready whose leases have expired; those that were delivered often enough are dead letters."""
+        most = subscription.settings.deliveries_max
+        failures = index.failures(ended)
+        dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]
+        gone = set(dead)
+        index.stay([offset for offset in ended if offset not in gone], now_us)
+        if dead:
+            reason = "lease expired without acknowledgement"
+            self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)

@@ -1,0 +1,62 @@
+"""A leased subscription at work."""
+
+from collections.abc import Callable
+
+from headrace.broker.leased_facts import SubscriptionSet
+from headrace.broker.partition_schedule import PartitionSchedule
+from headrace.broker.topics import Topic
+from headrace.broker.waiters import LeaseWaiters
+from headrace.engines.api import LeasedPartition
+from headrace.model.errors import SubscriptionFailed
+from headrace.model.leasing import Timing
+from headrace.model.subscription import SubscriptionSettings
+
+TIMING_BOUNDS_US = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000]
+
+
+class Subscription:
+    """A leased subscription at work."""
+
+    def __init__(self, fact: SubscriptionSet, topic: Topic, settings: SubscriptionSettings) -> None:
+        self.id = fact.id
+        self.topic = topic
+        self.name = fact.name
+        self.settings = settings
+        self.fact = fact
+        self.indexes: dict[int, LeasedPartition] = {}
+        """By partition; a partition that could not be opened is missing."""
+        self.schedule = PartitionSchedule(self.indexes)
+        self.pending_leases = LeaseWaiters()
+        self.turn = 0
+        """Which partition is asked first, where none comes before the others by itself."""
+        self.delivered = self.acked = self.released = self.expired_leases = 0
+        self.timing = Timing(TIMING_BOUNDS_US, [0] * (len(TIMING_BOUNDS_US) + 1))
+        self.listeners: dict[int, Callable[[], None]] = {}
+        self.stale: set[int] = set()
+        """Partitions in which more was published, or that could not be read when it was."""
+        self.takes_in = False
+        """Whether what was published is going to be taken in."""
+        self.preparing = False
+        """Whether it is being opened or altered, in slices: nothing is handed out before that is done."""
+        self.closings = 0
+        """How often its partitions were closed: whoever was opening them stops."""
+        self.goes_on = False
+        """Whether more was to be done at once than can be, and is going to be done."""
+        self.failure = ""
+        """Why it could not be opened; empty when it is at work."""
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.name}"
+
+    def check(self) -> None:
+        """Refuse to do anything with one that could not be opened."""
+        if self.failure:
+            raise SubscriptionFailed(
+                f"the leased subscription {self} could not be opened: {self.failure}; reset it (headrace queue reset), "
+                "which keeps what is settled, or delete it; the broker's log has the details"
+            )
+
+    def is_settled(self, partition: int, offset: int) -> bool:
+        """Whether it is done with a message, as far as it knows of it."""
+        index = self.indexes.get(partition)
+        return index is not None and not index.status(offset)
