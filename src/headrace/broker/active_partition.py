@@ -133,7 +133,7 @@ class ActivePartition:
         except HeadraceError as error:
             outcomes = [error] * len(gathered)
         except Exception:  # whatever it was, everybody gets an answer
-            logger.exception("%s partition %s: gathered batches could not be appended", self.topic, self.number)
+            logger.exception("gathered batches not appended  topic=%s partition=%s", self.topic, self.number)
             outcomes = [InternalError()] * len(gathered)
         if self.partition.next_offset > self._reserve_at:
             new = [one.base_offset for one in outcomes if isinstance(one, Appended) and not one.duplicate]

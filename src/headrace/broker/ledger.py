@@ -103,7 +103,7 @@ class Ledger:
         if data is not None:
             data.check_journal(self.state.broker_id, self.state.session)
         for damage in survey.harmless:
-            logger.warning("the journal is damaged where nothing depends on it: %s", damage)
+            logger.warning("journal damaged where nothing depends on it  damage=%s", damage)
         self._snapshot_at = survey.snapshot
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
@@ -204,7 +204,7 @@ class Ledger:
             begin = self._journal.append_snapshot(snapshot, self.now_us)
         except (HeadraceError, OSError) as error:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
-            logger.warning("no snapshot of the journal could be written: %s", error)
+            logger.warning("journal snapshot not written; trying again when the journal has grown  reason=%s", error)
             return
         before, self._snapshot_at = self._snapshot_at, begin
         if before is not None:

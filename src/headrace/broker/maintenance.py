@@ -255,7 +255,7 @@ class Maintenance:
         freed = compact()
         active.compacted_bytes = active.partition.size_bytes
         if freed:
-            logger.info("compacted %s partition %s: %s bytes freed", active.topic, active.number, freed)
+            logger.info("partition compacted  topic=%s partition=%s freed_bytes=%s", active.topic, active.number, freed)
             steps = forget_compacted(topic, active, self._subscriptions, self._ledger.state.leased)
             self._ports.from_thread(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
 

@@ -188,7 +188,12 @@ class SubscriptionRegistry:
                 active = self._topics.active(subscription.topic, number)
                 subscription.indexes[number].catch_up(active.end_offset, now_us)
             except (HeadraceError, OSError) as error:
-                logger.warning("%s cannot see what was published to partition %s: %s", subscription, number, error)
+                logger.warning(
+                    "published messages not read; trying again  subscription=%s partition=%s reason=%s",
+                    subscription,
+                    number,
+                    error,
+                )
                 continue  # it is tried again with the next request, or tick
             subscription.stale.discard(number)
             active.listen(subscription.listeners[number])
@@ -289,7 +294,12 @@ class SubscriptionRegistry:
             try:
                 active = self._topics.active(topic, number)
             except (HeadraceError, OSError) as error:
-                logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
+                logger.warning(
+                    "partition not opened for leasing; trying again  subscription=%s partition=%s reason=%s",
+                    subscription,
+                    number,
+                    error,
+                )
                 continue
             try:
                 index, steps = self._opened(subscription, number, active, now_us)

@@ -394,7 +394,7 @@ class TopicRegistry:
             try:
                 active.partition.close()
             except HeadraceError as error:
-                logger.info("%s is removed, though it could not be closed: %s", active.partition.place, error)
+                logger.info("partition not closed before its removal  path=%s reason=%s", active.partition.place, error)
         try:
             if self._store.data is not None:
                 self._store.data.delete_topic(topic_id, self._identity)
@@ -406,7 +406,7 @@ class TopicRegistry:
         try:
             self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
         except HeadraceError as error:
-            logger.info("removed files of a topic are looked for again at the next start", extra={"error": error})
+            logger.info("files of a deleted topic not removed; trying again at the next start", extra={"error": error})
 
     def _check_files(self, data: DataDirectory) -> None:
         """Go on removing deleted topics' files, and set aside what the journal knows nothing of.

@@ -153,5 +153,5 @@ def _origins(batch: Batch) -> Sequence[tuple[int, int, int, int]]:
         return batch.columns().origins or ()
     except InvalidBatch as error:
         offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
-        logger.warning("the producers of offsets %s are not known: %s", offsets, error)
+        logger.warning("producers unknown  offsets=%s reason=%s", offsets, error)
         return ()
