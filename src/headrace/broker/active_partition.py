@@ -106,7 +106,8 @@ class ActivePartition:
 
     def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
         """Append a batch, and answer when it is as safe as was asked for."""
-        self._check_gone()
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
         settings = self.settings
         if not 0 <= request.durability <= _SYNCED:
             raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
@@ -117,7 +118,8 @@ class ActivePartition:
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
         if small and request.expected_offset is None:
             return self._gather(batch, needed, now_us)
-        self.flush()
+        if self._gathered:
+            self.flush()
         appended = self.partition.append(batch, now_us, request.expected_offset)
         if appended.next_offset > self._reserve_at and not appended.duplicate:
             self._reserve(appended.base_offset)
@@ -208,7 +210,8 @@ class ActivePartition:
 
     def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None] | None) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
-        self._check_gone()
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
         end_offset = self.end_offset
         expired_us = None
         if self.settings.validity is Validity.TTL and self.settings.ttl_seconds is not None:
@@ -295,10 +298,6 @@ class ActivePartition:
         for next_offset, tell in waiting:
             if error is not None or next_offset <= reserved:
                 tell(error)
-
-    def _check_gone(self) -> None:
-        if self.gone is not None:
-            raise type(self.gone)(str(self.gone))
 
     def _gather(self, batch: Batch, needed: int, now_us: int) -> Answer:
         pending_answer: Answer = PendingAnswer()

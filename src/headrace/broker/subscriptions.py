@@ -79,10 +79,18 @@ class SubscriptionRegistry:
 
     def get(self, topic: str, name: str) -> Subscription:
         """The subscription of that name, which is at work."""
-        found = self.known(topic, name)
+        found_topic = self._topics.find(topic)
+        found = self._by_name.get((found_topic.id, name)) if found_topic is not None else None
+        if found is None:
+            return self.known(topic, name)
+        if found.topic.failure or found.failure:
+            self._check(found)
+        return found
+
+    def _check(self, found: Subscription) -> None:
+        """Refuse a subscription that failed, or whose topic did."""
         self._topics.check(found.topic)
         found.check()
-        return found
 
     def known(self, topic: str, name: str) -> Subscription:
         """The subscription of that name, whether it could be opened or not."""
@@ -94,10 +102,10 @@ class SubscriptionRegistry:
     def get_or_create(self, request: Lease, now_us: int) -> Subscription:
         """The subscription that somebody wants to lease from."""
         topic = self._topics.find(request.topic)
-        found = self.find(topic, request.subscription) if topic is not None else None
+        found = self._by_name.get((topic.id, request.subscription)) if topic is not None else None
         if found is not None:
-            self._topics.check(found.topic)
-            found.check()
+            if found.topic.failure or found.failure:
+                self._check(found)
             return found
         if not request.create:
             return self.get(request.topic, request.subscription)

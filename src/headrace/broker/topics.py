@@ -116,8 +116,10 @@ class TopicRegistry:
 
     def get(self, name: str) -> Topic:
         """The topic of that name, which is at work."""
-        topic = self.known(name)
-        self.check(topic)
+        topic = self._by_text.get(name)
+        if topic is None or topic.failure:
+            topic = self.known(name)
+            self.check(topic)
         return topic
 
     def known(self, name: str) -> Topic:
@@ -144,6 +146,9 @@ class TopicRegistry:
 
     def get_or_create(self, name: str, now_us: int) -> Topic:
         """The topic of that name, made if the broker may do that by itself."""
+        topic = self._by_text.get(name)
+        if topic is not None and not topic.failure:
+            return topic  # every publish comes here
         topic = self.find(name)
         if topic is None and self._settings.auto_create_topics:
             return self.create(TopicCreate(name), now_us)
