@@ -1,4 +1,4 @@
-"""The broker's memory: facts are written to the journal first, then they count."""
+"""The broker's durable state: a fact is written to the journal first, then applied."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -107,19 +107,19 @@ class Ledger:
         self._snapshot_at = survey.snapshot
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
-        """Write facts, all or none, and let them count; `durably` tells when they are safe."""
+        """Write facts, all or none, and apply them; `durably` waits until they are synced."""
         self.flush()  # what was decided before comes before
         self._write(facts, now_us)
 
     def gather(self, now_us: int, facts: Sequence[AnyFact], written: Written) -> None:
-        """Write facts in a moment, together with others; tells when they count, or why they never will."""
+        """Write facts soon, together with others; calls back when they are applied, or with the error."""
         if not self._gathered:
             self._ports.soon(self.flush)
         self._gathered.append((facts, written))
         self._gathered_us = now_us
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered facts."""
         gathered, self._gathered = self._gathered, []
         if not gathered:
             return
@@ -156,7 +156,7 @@ class Ledger:
         return pending_answer
 
     def request_sync(self) -> None:
-        """Have what was recorded synced soon, though nobody waits for it."""
+        """Sync what was recorded soon, although nobody waits for it."""
         if not self.synced and self.idle:
             self._syncing.wait(self._end, lambda _: None)
 
