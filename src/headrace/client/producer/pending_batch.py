@@ -8,7 +8,7 @@ import msgspec
 from headrace.client.connection import fork_guard
 from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.results import Receipt
-from headrace.client.times import Moment, optional_microseconds
+from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
@@ -137,13 +137,14 @@ class PendingBatch:
         return place
 
     def _add_fields(self, message: OutgoingMessage, key: bytes | None, headers: dict[str, bytes] | None) -> None:
+        timestamp, due, expires = message.timestamp, message.due, message.expires
         fields = (
             ("keys", key),
             ("headers", headers),
-            ("timestamps", optional_microseconds(message.timestamp)),
-            ("dues", optional_microseconds(message.due)),
+            ("timestamps", None if timestamp is None else microseconds(timestamp)),
+            ("dues", None if due is None else microseconds(due)),
             ("priorities", checked_priority(message.priority)),
-            ("expires", optional_microseconds(message.expires)),
+            ("expires", None if expires is None else microseconds(expires)),
         )
         for name, field in fields:
             column = getattr(self._columns, name)
