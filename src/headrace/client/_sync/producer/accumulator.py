@@ -353,9 +353,12 @@ class Accumulator:
     def send_open_batches(self) -> None:
         """Hand all open batches to the sender, without waiting for the broker."""
         with self._guard:
-            for buffer in list(self._buffers.values()):
-                self._seal(buffer)
+            self._seal_all()
         self._sender.flush()
+
+    def _seal_all(self) -> None:
+        for buffer in list(self._buffers.values()):
+            self._seal(buffer)
 
     def flush(self, timeout: float | None) -> None:
         """Send all open batches, and wait until the broker has acknowledged everything."""
@@ -381,9 +384,13 @@ class Accumulator:
 
     def abandon(self) -> None:
         """Close without waiting for the broker; messages that it has not acknowledged may be stored or not."""
-        if not self._sender.closed:
-            self.send_open_batches()
-            self._sender.close()
+        with self._guard:
+            if self._sender.closed:
+                return
+            self._seal_all()
+            self._sender.closed = True  # with the guard still held: a message that came in between would be lost
+        self._sender.flush()
+        self._sender.close()
 
     # Partitions and hooks.
 
