@@ -189,3 +189,24 @@ def test_a_message_that_is_sent_while_the_producer_closes_gets_an_outcome() -> N
         for sent in late:
             with contextlib.suppress(Closed):
                 sent.result(20)
+
+
+def test_every_way_to_publish_counts_the_same_bytes(tmp_path: Path) -> None:
+    headers, limit = {"größe": b"text"}, 16  # 7 bytes of UTF-8 and 4 of text
+    fits, large = b"v" * 2, b"v" * 3
+    with headrace.open(tmp_path) as bus, headrace.Log(":memory:") as log:
+        bus.create_topic("t", message_bytes_max=limit)
+        with bus.producer("t") as producer, bus.transaction("x") as transaction:
+            ways: list[Callable[[bytes], object]] = [
+                lambda value: producer.send(value, b"key", headers=headers),
+                lambda value: producer.publish(value, b"key", headers=headers),
+                lambda value: producer.send_many([b"", value], [b"", b"key"], headers=[None, headers]),
+                lambda value: transaction.publish("t", value, key=b"key", headers=headers),
+                lambda value: transaction.publish_many("t", [value], keys=[b"key"], headers=[headers]),
+            ]
+            for publish in ways:
+                publish(fits)
+                with pytest.raises(MessageTooLarge, match="has 17 bytes"):
+                    publish(large)
+        with pytest.raises(MessageTooLarge, match=f"has {MESSAGE_BYTES_MAX + 1} bytes"):
+            log.append(b"v" * (MESSAGE_BYTES_MAX - 13), b"key", headers=headers)

@@ -12,8 +12,9 @@ from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
+from headrace.model.message import check_message_bytes, message_size
 from headrace.model.representation import described_fields
 
 
@@ -125,11 +126,8 @@ class PendingBatch:
         key, headers = message.key, checked_headers(message.headers) if message.headers else None
         if key is not None and type(key) is not bytes:
             key = checked_key(key)
-        size = len(value or b"") + len(key or b"")
-        if headers:
-            size += sum(len(name) + len(text) for name, text in headers.items())
-        if size > bytes_max:
-            raise MessageTooLarge.of(size, bytes_max, message.topic)
+        size = message_size(value, key, headers)
+        check_message_bytes(size, bytes_max, message.topic)
         if not self.plain or headers is not None or not _bare(message):
             self._add_fields(message, key, headers)
         self.values.append(value)
