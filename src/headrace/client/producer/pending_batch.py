@@ -1,4 +1,4 @@
-"""Messages on their way out: one by one as hooks see them, and gathered for a batch."""
+"""Messages before the broker has them: one by one as hooks see them, and collected in a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -59,11 +59,11 @@ class ResultSink(Protocol):
 
 
 _ENCODED = Columns(())
-"""What a parcel holds once its messages are in a batch."""
+"""The columns of a batch whose messages are encoded."""
 
 
 class PendingBatch:
-    """The messages of one batch: gathered, then encoded, then under way until they are acknowledged or given up."""
+    """The messages of one batch: collected, then encoded, then in flight until they are acknowledged or given up."""
 
     __slots__ = (
         "_columns",
@@ -88,12 +88,12 @@ class PendingBatch:
     def __init__(self, outcome: ResultSink, deadline: float, durability: int = 0) -> None:
         self.outcome = outcome
         self.deadline = deadline
-        """When whoever waits for the outcome is told that it took too long."""
+        """When the outcome becomes Timeout."""
         self.durability = durability
         self.expected_offset: int | None = None
         self.values: list[bytes | None] = []
         self.plain = True
-        """Messages have nothing but values so far."""
+        """All messages have only a value so far."""
         self.bytes = 0
         self.count = 0
         """How many messages there are, once it is sealed."""
@@ -101,18 +101,18 @@ class PendingBatch:
         self.batch: Batch | None = None
         self.callbacks: list[tuple[int, WhenSent]] | None = None
         self.abandoned = False
-        """Nobody waits any more, but it may have arrived: it is sent again until that is known."""
+        """Nobody waits any more, but the broker may have stored it: it is sent again until that is known."""
         self.observed = 0
-        """Of how many of its messages somebody has asked, or will be told, what became."""
+        """For how many of its messages somebody waits, has a callback, or has asked."""
         self.uncertain = False
-        """It was sent, and no answer has said what became of it."""
+        """It was sent, and the broker may or may not have stored it."""
         self.last_error: HeadraceError | None = None
         self.forks = fork_guard.count
         self._columns = Columns(self.values)
 
     @property
     def unobserved(self) -> int:
-        """Of how many messages nobody wants to know what became of them."""
+        """For how many messages nobody asks."""
         return max(self.count - self.observed, 0)
 
     def check_process(self) -> None:

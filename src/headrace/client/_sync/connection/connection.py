@@ -1,4 +1,4 @@
-"""One connection to a broker, with a thread that listens. `_async/link.py` has the same names for asyncio."""
+"""One connection to a broker, with a thread that listens. `_async/connection/connection.py` has the same names for asyncio."""
 
 import contextlib
 import os
