@@ -25,7 +25,6 @@ from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
-from headrace.broker.suggestions import nearest
 from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
 from headrace.model.errors import (
     HeadraceError,
@@ -38,6 +37,7 @@ from headrace.model.errors import (
 )
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
+from headrace.model.suggestions import nearest, question
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -46,6 +46,8 @@ logger = logging.getLogger("headrace.broker")
 _MATCHED_TOGETHER = 1000
 _TOLD_TOGETHER = 100
 """Topics that a list tells of in one slice."""
+_LIKENESS, _LENGTHS_APART_MAX = 0.75, 2
+"""How much a name must be like the one of a missing topic to be suggested, and how many letters longer or shorter."""
 
 
 class Topic:
@@ -132,8 +134,9 @@ class TopicRegistry:
     def _not_found(self, name: str) -> TopicNotFound:
         """The error about a topic that does not exist; it names those of the tenant that may have been meant."""
         tenant = parse_topic(name).tenant
-        near = nearest(name, (text for text, topic in self._by_text.items() if topic.name.tenant == tenant))
-        meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+        names = (text for text, topic in self._by_text.items() if topic.name.tenant == tenant)
+        near = nearest(name, names, _LIKENESS, _LENGTHS_APART_MAX)
+        meant = f"; {question(near)}" if near else ";"
         return TopicNotFound(f"there is no topic {name}{meant} `headrace topic create {name}` makes it", nearest=near)
 
     def check(self, topic: Topic) -> None:

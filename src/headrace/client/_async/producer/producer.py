@@ -75,7 +75,7 @@ class AsyncProducer:
             check_callable(callback, "callback")
         message = OutgoingMessage(self._topic_of(topic), value, checked_key(key), **fields)
         accumulator = self._accumulator
-        return AsyncSent(*await accumulator.add(message, callback, accumulator.settings.durability))
+        return AsyncSent(*await accumulator.add(message, callback, accumulator.durability))
 
     @show_fields
     async def publish(
@@ -101,7 +101,7 @@ class AsyncProducer:
             Where the message is, and how safe.
         """
         accumulator = self._accumulator
-        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        asked = accumulator.durability if durability is None else durability_of(durability)
         name = self._topic_of(topic)
         if accumulator.takes_bytes and type(value) is bytes and key is None and expected_offset is None and not fields:
             added = accumulator.add_bare(name, value, asked, observed=1)
@@ -142,7 +142,7 @@ class AsyncProducer:
         """
         accumulator = self._accumulator
         given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
-        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        asked = accumulator.durability if durability is None else durability_of(durability)
         return AsyncSentMany(await accumulator.add_many(self._topic_of(topic), given, partition, asked))
 
     @show_fields

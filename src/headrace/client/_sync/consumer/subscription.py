@@ -1,16 +1,16 @@
 """Receiving: messages and batches of topics, alone or as a member of a group."""
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.client._sync.concurrency import Lock, ResultCell, Timer, now
+from headrace.client._sync.concurrency import Lock, ResultCell, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.discovery import Discovery
 from headrace.client._sync.consumer.fetcher import Fetcher
 from headrace.client._sync.consumer.group_membership import GroupMembership
+from headrace.client._sync.consumer.position_committer import PositionCommitter
 from headrace.client._sync.consumer.runner import Runner
 from headrace.client.app.handlers import Handler
 from headrace.client.connection import fork_guard
@@ -22,7 +22,7 @@ from headrace.client.producer.serializing import Deserializer, deserializer_of
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.times import Start, checked_count, checked_seconds, listed, spot_at
 from headrace.model.arguments import check_flag, checked_timeout, shown
-from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument, MemberFenced
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import GroupJoin, Offsets, PartitionOffset
 
@@ -75,7 +75,7 @@ class Subscription:
         self._partitions = partitions
         self._auto_commit = commit == "auto"
         self._commit_interval = commit_interval
-        self._opening = BatchDeserializer(deserializer_of(deserializer), on_error)
+        self._deserializer = BatchDeserializer(deserializer_of(deserializer), on_error)
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
@@ -96,7 +96,7 @@ class Subscription:
         self._discovery: Discovery | None = None
         self._beginning = Lock()
         self._begun = False
-        self._timer: Timer | None = None
+        self._committer: PositionCommitter | None = None
         # What is being handed out: a batch's partition, its messages, and where the partition is when they are done.
         self._reader: PartitionReader | None = None
         self._messages: Iterator[Received] = iter(())
@@ -117,7 +117,7 @@ class Subscription:
                     return
                 reader, batch = taken
                 self._reader, self._next_offset = reader, batch.next_offset
-                self._messages = self._opening.messages(batch)
+                self._messages = self._deserializer.messages(batch)
             auto = self._auto_commit
             if auto:
                 reader.done = reader.handed
@@ -170,7 +170,14 @@ class Subscription:
                 main thread only.
         """
         runner = Runner(
-            self._fetcher, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
+            self._fetcher,
+            self._take,
+            self._ended_batch,
+            self._deserializer,
+            handler,
+            workers,
+            on_error,
+            self._auto_commit,
         )
         self.begin()
         if self._reader is not None:
@@ -180,7 +187,7 @@ class Subscription:
         finally:
             try:
                 if self._auto_commit and self._membership is not None:
-                    self._commit_done()
+                    self._commit_processed()
             finally:
                 self._over()
 
@@ -229,7 +236,7 @@ class Subscription:
                 if found is None:
                     raise MemberFenced(f"{upto.topic}[{upto.partition}] is not assigned to this member any more")
                 found.done = upto.next_offset if isinstance(upto, ReceivedBatch) else upto.offset + 1
-        self._commit_done()
+        self._commit_processed()
 
     def seek(self, to: Start, *, topic: str | None = None, partitions: Sequence[int] | None = None) -> None:
         """Go on somewhere else, in what is being read. With a group, the next commit makes it the group's position.
@@ -382,7 +389,7 @@ class Subscription:
                 self._begin_in_group(broker, self.group, began + broker.timeout)
         except BaseException:
             self._let_go()
-            self._broker = self._membership = self._discovery = None
+            self._broker = self._membership = self._committer = self._discovery = None
             raise
         self._begun = True
 
@@ -398,19 +405,20 @@ class Subscription:
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
         member = member_id(self._bus.name)
-        wish = GroupJoin(group, member, list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
-        wish.missing = "create" if self._create else "refuse"
-        membership = self._membership = GroupMembership(self._fetcher, self._bus._timers, wish, self._auto_commit)
+        joining = GroupJoin(group, member, list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
+        joining.missing = "create" if self._create else "refuse"
+        membership = self._membership = GroupMembership(self._fetcher, self._bus._timers, joining, self._auto_commit)
+        self._committer = PositionCommitter(membership, self._bus._timers)
         broker.ping_every(self._session_s / 3)
         broker.listen(membership)
         membership.joined.wait(max(deadline - now(), 0.001))
         if self._auto_commit:
-            self._commit_later()
+            self._committer.start(self._commit_interval)
 
     def _leave(self, membership: GroupMembership, deadline: float) -> None:
         try:
             if self._auto_commit:
-                self._commit_done(deadline)
+                self._commit_processed(deadline)
             left: ResultCell[None] = ResultCell()
             membership.leave(lambda _answer, _body: left.settle(None))
             left.wait(max(deadline - now(), 0.001))
@@ -419,8 +427,8 @@ class Subscription:
 
     def _let_go(self) -> None:
         """Give back what the broker keeps for this subscription, without waiting: member and streams."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._committer is not None:
+            self._committer.stop()
         if self._discovery is not None:
             self._discovery.close()
         broker, membership = self._broker, self._membership
@@ -459,36 +467,7 @@ class Subscription:
         if self._membership is not None:
             self._membership.let_go()
 
-    def _commit_done(self, deadline: float | None = None) -> None:
-        assert self._membership is not None
+    def _commit_processed(self, deadline: float | None = None) -> None:
+        assert self._committer is not None
         assert self._broker is not None
-        if deadline is None:
-            deadline = now() + self._broker.timeout
-        wanted = [reader for reader in self._membership.held() if reader.done > reader.committed]
-        error: HeadraceError | None = ConnectionFailed()
-        while error is not None:
-            outcome: ResultCell[HeadraceError | None] = ResultCell()
-            self._membership.commit_nowait(outcome.settle, surely=True)
-            error = outcome.wait(max(deadline - now(), 0.001))
-            if isinstance(error, ConnectionFailed | MemberFenced | UnknownMember) and now() < deadline:
-                self._membership.rejoined(deadline)  # what is still ours then is tried again
-            elif error is not None:
-                raise error
-        lost = [f"{reader.topic}[{reader.partition}]" for reader in wanted if reader.committed < reader.done]
-        if lost:
-            raise MemberFenced(f"{', '.join(lost)} went to other members before it was committed")
-
-    def _commit_later(self) -> None:
-        itself = weakref.ref(self)  # a timer must not keep alive what nobody reads any more
-
-        def commit() -> None:
-            subscription = itself()
-            if subscription is not None:
-                subscription._commit_now()
-
-        self._timer = self._bus._timers.later(self._commit_interval, commit)
-
-    def _commit_now(self) -> None:
-        if not self._closed and self._membership is not None:
-            self._membership.commit_nowait(lambda _error: None)
-            self._commit_later()
+        self._committer.commit(now() + self._broker.timeout if deadline is None else deadline)
