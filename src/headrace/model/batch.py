@@ -219,7 +219,20 @@ class Batch(msgspec.Struct, gc=False):
         _U32.pack_into(data, _CRC_AT, self.crc)
 
     def columns(self) -> Columns:
-        """The messages as columns."""
+        """Decode the messages as columns: one list per field.
+
+        Returns:
+            The columns; `values`, and None for a field that no message has.
+
+        Raises:
+            InvalidBatch: if the batch cannot be decoded.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     [batch.columns().values for batch in log.batches()]
+            [[b'a', b'b']]
+        """
         if self.decoded is not None:
             return self.decoded
         return self._decoded_columns(self.body()) if self.count else Columns([])
@@ -258,7 +271,20 @@ class Batch(msgspec.Struct, gc=False):
         return decompress(self.codec, body) if self.codec else body
 
     def messages(self) -> Iterator[Message]:
-        """The messages, one by one."""
+        """Decode the messages one by one.
+
+        Returns:
+            An iterator over the messages.
+
+        Raises:
+            InvalidBatch: if the batch cannot be decoded.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     [message.value for batch in log.batches() for message in batch.messages()]
+            [b'a', b'b']
+        """
         columns = self.columns()
         base = self.base_offset
         return map(

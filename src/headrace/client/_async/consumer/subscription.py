@@ -35,9 +35,17 @@ logger = logging.getLogger("headrace.client")
 class AsyncSubscription:
     """Receives messages. Made by `bus.subscribe(...)`, which explains the settings.
 
-    Iterate it for messages, or `batches()` for batches, which is the fast way; `run(handler)` calls a handler. Use it
-    from one place at a time, except for `stop()`. Used in `with` it can be iterated again and again, and is closed at
-    the end of the block; otherwise it closes itself when its iteration ends, by `stop()` or by its time-out.
+    Iterate it for messages, or `batches()` for batches, which is faster; `run(handler)` calls a handler. Only one
+    thread or task may use it at a time, except for `stop()`. In a `with` block it can be iterated repeatedly, and the
+    end of the block closes it; otherwise it closes itself when its iteration ends, by `stop()` or by its time-out.
+
+    Example:
+        >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+        >>> async with bus.subscribe("orders", group="billing", timeout=1) as orders:
+        ...     async for message in orders:
+        ...         print(message.offset, message.value)
+        0 b'3 apples'
+        1 b'5 pears'
     """
 
     def __init__(
@@ -133,7 +141,24 @@ class AsyncSubscription:
             self._finish(reader)
 
     async def batches(self) -> AsyncIterator[ReceivedBatch]:
-        """The messages in the batches in which they were published: the fast way."""
+        """Iterate over the messages in the batches in which they were published: the fast way.
+
+        Yields:
+            Batches, whose `values`, `keys` and other columns are lists.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            CorruptBatch: if messages are damaged, unless `on_corrupt` says otherwise.
+            OffsetOutOfRange: if the next message was removed, with `on_out_of_range="raise"`.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", timeout=10) as orders:
+            ...     async for batch in orders.batches():
+            ...         print(batch.values)
+            ...         break
+            [b'3 apples', b'5 pears']
+        """
         await self.begin()
         while True:
             if self._reader is not None:
@@ -160,14 +185,25 @@ class AsyncSubscription:
         processed when its handler has returned.
 
         Parameters:
-            handler: is called with each message: a function, or a coroutine function. With asyncio plain functions are
-                called in a thread; without it coroutines run on an event loop in a thread of its own.
+            handler: called with each message: a function, or a coroutine function. With asyncio plain functions run in
+                a thread; without it coroutines run on an event loop in its own thread.
             workers: how many messages are handled at once, each of another partition.
-            on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
-                workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
-                the error, and ends the run only by raising.
-            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; a second one ends the process at once. In the
+            on_error: when the handler raises: `raise` ends the run with that error, after the other workers have
+                finished and committed; `skip` logs it and continues; a callable gets the message and the error, and
+                ends the run only by raising.
+            stop_on_signals: let SIGTERM and SIGINT stop it gracefully; a second one ends the process at once. In the
                 main thread only.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            Exception: what the handler raised, with `on_error="raise"`.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", group="billing", timeout=1) as orders:
+            ...     await orders.run(lambda message: print(message.value))
+            b'3 apples'
+            b'5 pears'
         """
         runner = AsyncRunner(
             self._fetcher,
@@ -192,7 +228,16 @@ class AsyncSubscription:
                 await self._over()
 
     def stop(self) -> None:
-        """End the iteration, or the run, after what is being processed now; may be called from anywhere."""
+        """End the iteration, or the run, after the messages that were already decoded; any thread may call it.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> async with bus.subscribe("orders") as orders:
+            ...     async for message in orders:
+            ...         print(message.value)
+            ...         orders.stop()
+            b'3 apples'
+        """
         self._fetcher.stop()
 
     # How far.
@@ -215,11 +260,22 @@ class AsyncSubscription:
             return {place: reader.done for place, reader in self._fetcher.readers.items()}
 
     async def commit(self, upto: Received | ReceivedBatch | None = None) -> None:
-        """Commit positions of the group, and wait until they are safe.
+        """Commit offsets of the group, and wait until they are safe.
 
         Parameters:
-            upto: of its partition, everything up to this message or batch, itself included; by default everything that
-                was handed out, the present message included.
+            upto: everything of its partition up to and including this message or batch; by default everything that was
+                delivered, including the current message.
+
+        Raises:
+            MemberFenced: if the partition was assigned to another member; nothing was committed for it.
+            InvalidArgument: if the subscription has no group.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> async with bus.subscribe("orders", group="billing", commit="manual", timeout=10) as orders:
+            ...     message = await anext(aiter(orders))
+            ...     await orders.commit(message)
         """
         fork_guard.check(self._forks, "a subscription")
         if self._membership is None:
@@ -239,12 +295,24 @@ class AsyncSubscription:
         await self._commit_processed()
 
     async def seek(self, to: Start, *, topic: str | None = None, partitions: Sequence[int] | None = None) -> None:
-        """Go on somewhere else, in what is being read. With a group, the next commit makes it the group's position.
+        """Continue at another offset. With a group, the next commit stores it.
 
         Parameters:
             to: `earliest`, `latest`, a datetime, or an offset.
-            topic: only in this one.
-            partitions: only in these.
+            topic: only in this topic.
+            partitions: only in these partitions.
+
+        Raises:
+            InvalidArgument: if the topic or a partition is not being read.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", timeout=10) as orders:
+            ...     await orders.seek(1)
+            ...     message = await anext(aiter(orders))
+            >>> message.value
+            b'5 pears'
         """
         spot = spot_at(to)
         numbers = None if partitions is None else listed(partitions, "partitions")
@@ -303,7 +371,18 @@ class AsyncSubscription:
     # Beginning and end.
 
     async def begin(self) -> None:
-        """Find or join what is to be read, if that has not been done; iterating does it."""
+        """Resolve the topics, and join the group; iterating does it.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> orders = bus.subscribe("orders", group="billing")
+            >>> await orders.begin()
+            >>> await orders.close()
+        """
         fork_guard.check(self._forks, "a subscription")
         if not self._begun:
             async with self._beginning:
@@ -320,7 +399,17 @@ class AsyncSubscription:
             self._forks = forks
 
     async def close(self) -> None:
-        """End: commit what is processed (with automatic commits), and leave the group."""
+        """Commit processed messages (with automatic commits), leave the group, and close.
+
+        Raises:
+            Timeout: if the broker does not answer the last commit in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> orders = bus.subscribe("orders", group="billing")
+            >>> await orders.begin()
+            >>> await orders.close()
+        """
         if not self._closed:
             await self._close_by(now() + (0.0 if self._broker is None else self._broker.timeout))
 
