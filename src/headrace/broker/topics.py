@@ -419,7 +419,7 @@ class TopicRegistry:
             if proof := proof_of_loss(data, state, place):
                 raise data.damaged(proof)
         for place in unknown:
-            data.set_aside(place.path, "the journal knows no such partition")
+            data.set_aside.move(place.path, "the journal knows no such partition")
         if last := max((place.topic_id for place in unknown), default=0):
             # The power may have gone before the journal had it: its id is not given out again all the same.
             self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.engines.journal import Journal
 from headrace.engines.producers import TRANSACTIONS, mark_of
+from headrace.engines.set_aside import SetAsideFiles
 from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
 from headrace.storage.log import FileLog
 from headrace.storage.offline_reader import OfflineLogReader
@@ -26,7 +27,6 @@ OWN = "broker"
 JOURNAL = f"{OWN}/journal"
 STAGING = f"{OWN}/staging"
 FORMAT_NAME = "format"
-SET_ASIDE = "set-aside"
 
 FORMAT = 1
 """The number of the format that this Headrace writes, and the highest that it reads."""
@@ -36,7 +36,6 @@ REQUIRED_KNOWN = 0
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TOLERATED = {"lock", "headrace.sock", "lost+found"}
 """Beside files whose names begin with a dot: what may lie in a directory before a broker uses it."""
-_COPY_BYTES = 1 << 20
 _SHOWN = 3
 
 
@@ -64,13 +63,6 @@ class PartitionPath(NamedTuple):
     path: str
 
 
-class SetAside(NamedTuple):
-    """Something that was set aside."""
-
-    path: str
-    reason: str
-
-
 class DataDirectory:
     """A data directory, in use or looked at. Who changes it holds its lock."""
 
@@ -78,6 +70,8 @@ class DataDirectory:
         self.host = host
         self.path = path
         self._disk = host.disk
+        self.set_aside = SetAsideFiles(host.disk, path)
+        """What the broker or a repair has moved out of use."""
         self.format: DataFormat | None = None
         """As it is on the disk, once it was read or made."""
         self.format_path = f"{path}/{FORMAT_NAME}"
@@ -275,7 +269,7 @@ class DataDirectory:
             if owner is None or (owner.identity, owner.topic_id) == (identity, topic_id):
                 self._disk.remove_directory(f"{root}/{number}")
             else:
-                self.set_aside(f"{root}/{number}", f"it holds {owner}, not what was deleted")
+                self.set_aside.move(f"{root}/{number}", f"it holds {owner}, not what was deleted")
         if self._disk.exists(root) and not self._disk.names(root):
             self._disk.remove_directory(root)
 
@@ -339,67 +333,6 @@ class DataDirectory:
             return {batch.base_offset: batch.count for batch in batches if not batch.producer_id}
         finally:
             reader.close()
-
-    # What is set aside.
-
-    def set_aside(self, path: str, reason: str) -> str:
-        """Move something out of the way, for good; returns where it is."""
-        target = self._free_name(path)
-        self._note(target, reason)
-        self._disk.rename(path, target)
-        self._disk.sync_directory(path.rpartition("/")[0])
-        logger.warning("set aside: %s", reason, extra={"path": path, "moved_to": target})
-        return target
-
-    def copy_aside(self, path: str, reason: str) -> str:
-        """Copy a directory of files out of the way, whole or not at all; returns where the copy is."""
-        target = self._free_name(path)
-        if self._disk.exists(f"{target}.tmp"):
-            self._disk.remove_directory(f"{target}.tmp")  # of one that was killed in the middle
-        self._copy(path, f"{target}.tmp")
-        self._note(target, reason)
-        self._disk.rename(f"{target}.tmp", target)
-        return target
-
-    def aside(self) -> list[SetAside]:
-        """What was set aside so far, and why."""
-        root = f"{self.path}/{SET_ASIDE}"
-        found = []
-        for name in self._disk.names(root):
-            if not name.endswith((".reason", ".tmp")):
-                note = f"{root}/{name}.reason"
-                reason = self._disk.read(self._disk.open(note), 0, 4096) if self._disk.exists(note) else b""
-                found.append(SetAside(f"{root}/{name}", reason.decode("utf-8", "replace")))
-        return found
-
-    def _free_name(self, path: str) -> str:
-        """Where something can be set aside: its path below the directory, and a number."""
-        self._disk.make_directory(f"{self.path}/{SET_ASIDE}", private=True)
-        name = path.removeprefix(f"{self.path}/").replace("/", "-")
-        number = 1
-        while self._disk.exists(f"{self.path}/{SET_ASIDE}/{name}.{number}"):
-            number += 1
-        return f"{self.path}/{SET_ASIDE}/{name}.{number}"
-
-    def _note(self, target: str, reason: str) -> None:
-        self._disk.remove(f"{target}.reason")
-        file = self._disk.open(f"{target}.reason", create=True)
-        self._disk.write(file, 0, reason.encode()[:4096])
-        self._disk.sync(file)
-
-    def _copy(self, source: str, target: str) -> None:
-        self._disk.make_directory(target)
-        for name in self._disk.names(source):
-            if self._disk.is_directory(f"{source}/{name}"):
-                self._copy(f"{source}/{name}", f"{target}/{name}")
-                continue
-            original, copy = self._disk.open(f"{source}/{name}"), self._disk.open(f"{target}/{name}", create=True)
-            position = 0
-            while chunk := self._disk.read(original, position, _COPY_BYTES):
-                self._disk.write(copy, position, chunk)
-                position += len(chunk)
-            self._disk.sync(copy)
-        self._disk.sync_directory(target)
 
 
 def _decoded(content: bytes, path: str) -> DataFormat | None:
