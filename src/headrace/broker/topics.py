@@ -336,7 +336,7 @@ class TopicRegistry:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
-        held = partition.in_files and not end and not self._ledger.synced
+        held = partition.durable and not end and not self._ledger.synced
         reservation = None
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
@@ -352,7 +352,7 @@ class TopicRegistry:
         begin, end = partition.survived_offset, partition.next_offset
         if begin >= end:
             return
-        if partition.in_files:
+        if partition.durable:
             logger.warning(
                 "offsets skipped; the messages that had them are lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
@@ -381,7 +381,7 @@ class TopicRegistry:
             active.partition.set_owner(owner)
         except (HeadraceError, OSError) as error:
             logger.info(
-                "settings not stored with the partition", extra={"path": active.partition.place, "error": error}
+                "settings not stored with the partition", extra={"path": active.partition.location, "error": error}
             )
 
     def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
@@ -394,7 +394,7 @@ class TopicRegistry:
             try:
                 active.partition.close()
             except HeadraceError as error:
-                logger.info("%s is removed, though it could not be closed: %s", active.partition.place, error)
+                logger.info("%s is removed, though it could not be closed: %s", active.partition.location, error)
         try:
             if self._store.data is not None:
                 self._store.data.delete_topic(topic_id, self._identity)

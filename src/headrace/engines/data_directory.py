@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.engines.journal import Journal
+from headrace.engines.journal import Journal, JournalReader
 from headrace.engines.producers import TRANSACTIONS, mark_of
 from headrace.engines.set_aside import SetAsideFiles
 from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
@@ -275,9 +275,9 @@ class DataDirectory:
 
     # Its logs, while no broker is at work.
 
-    def read_journal(self) -> Journal:
+    def read_journal(self) -> JournalReader:
         """The journal, to be read as it is."""
-        return Journal(OfflineLogReader(self.host, self.journal_path))
+        return JournalReader(OfflineLogReader(self.host, self.journal_path))
 
     def open_journal(self) -> Journal:
         """The journal, to be written."""

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from headrace.model.batch import Batch, Columns, encode
-from headrace.model.durability import Durability
 from headrace.model.errors import CorruptBatch, HeadraceError
-from headrace.storage.driver import StoredLog
-from headrace.storage.log import FileLog
-from headrace.storage.offline_reader import OfflineLogReader
+from headrace.storage.reader import LogReader
+from headrace.storage.stored_log import StoredLog
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
@@ -35,30 +33,13 @@ class Survey(NamedTuple):
     """Damage that took none: a whole snapshot follows it, or it is inside a snapshot of facts that are all there."""
 
 
-class Journal:
-    """Facts, each a few bytes. One thread writes; after a crash there is a prefix of what was written."""
+class JournalReader:
+    """The facts of a journal, as they are stored: a prefix of what was written, if the writer crashed."""
 
-    def __init__(self, log: StoredLog | OfflineLogReader) -> None:
-        """A journal on a log; on one that can only be read, only what reads can be used."""
-        self._log: StoredLog = log  # type: ignore[assignment]
-        self._in_files = isinstance(log, FileLog)
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
         self.last_us = 0
         """When the last of the facts that were read was written."""
-
-    @property
-    def synced_offset(self) -> int:
-        """All facts before this offset are on the disk."""
-        return self._log.synced_offset
-
-    @property
-    def is_small_backlog(self) -> bool:
-        """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.is_small_backlog
-
-    @property
-    def synced(self) -> bool:
-        """Whether all that was written is as safe as it will ever be."""
-        return not self._in_files or self._log.synced_offset >= self._log.next_offset
 
     def survey(self) -> Survey:
         """Find the last whole snapshot, and what is damaged; changes nothing and raises for no damage."""
@@ -136,6 +117,30 @@ class Journal:
             else:
                 return
 
+
+class Journal(JournalReader):
+    """A journal that one thread writes: facts, each a few bytes."""
+
+    _log: StoredLog
+
+    def __init__(self, log: StoredLog) -> None:
+        super().__init__(log)
+
+    @property
+    def synced_offset(self) -> int:
+        """All facts before this offset are on the disk."""
+        return self._log.synced_offset
+
+    @property
+    def is_small_backlog(self) -> bool:
+        """Whether there is something to sync, but only a few bytes."""
+        return self._log.is_small_backlog
+
+    @property
+    def synced(self) -> bool:
+        """Whether no sync could make what was written more durable."""
+        return not self._log.awaits_sync(self._log.next_offset)
+
     def write(self, facts: list[bytes], now_us: int) -> int:
         """Write facts, all or none; returns the offset behind them."""
         return self._append(facts, _FACT, now_us)
@@ -160,16 +165,12 @@ class Journal:
         self._log.truncate_before(offset)
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Have everything before an offset synced, and be told, possibly on another thread."""
-        if isinstance(self._log, FileLog):
-            self._log.when_synced(offset, tell)
-        else:
-            tell(None)
+        """Have everything before an offset synced, and be called back, possibly on another thread."""
+        self._log.when_synced(offset, tell)
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
-        if isinstance(self._log, FileLog):
-            self._log.wait_synced(self._log.next_offset)
+        self._log.wait_synced(self._log.next_offset)
 
     def close(self) -> None:
         """Sync and close."""
@@ -179,8 +180,7 @@ class Journal:
         return self._append_batch(_encoded(records, kind, now_us), now_us)
 
     def _append_batch(self, batch: Batch, now_us: int) -> int:
-        at_once = Durability.WRITTEN if self._in_files else Durability.MEMORY
-        return self._log.append(batch, now_us, at_once).next_offset
+        return self._log.append(batch, now_us).next_offset
 
 
 class Snapshot:

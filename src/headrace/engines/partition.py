@@ -19,12 +19,9 @@ from headrace.model.errors import (
     UnexpectedOffset,
 )
 from headrace.storage.compaction import Keep
-from headrace.storage.driver import StoredLog
-from headrace.storage.log import FileLog
-from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner, decode_owner
-from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
+from headrace.storage.stored_log import StoredLog
 from headrace.storage.worker import Pace
 
 logger = logging.getLogger("headrace.broker")
@@ -58,19 +55,18 @@ class Partition:
 
     def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
         self._log = log
-        self.in_files = isinstance(log, FileLog)
-        """Whether it can be written and synced at all."""
-        self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
+        self.durable = log.durable
+        """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
         self._unsaved = self._saved = 0
         self._expired = 0, 0
         """What comes before this offset was appended before this time: nobody has to look at it again."""
         self._damaged: dict[int, int] = {}
         """Ranges of offsets whose messages were found damaged: first to next."""
-        for lost in log.findings.lost if isinstance(log, FileLog) else ():
+        for lost in log.findings.lost:
             self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
-        self.survived_offset = log.survived_offset if isinstance(log, FileLog) else 0
-        """The end of what there was when it was opened: a gap from there to the first new message may follow."""
+        self.survived_offset = log.survived_offset
+        """The end of the messages found when it was opened; a gap may lie between it and the first new message."""
         start = self.producers.load(saved, self.survived_offset) if saved is not None else 0
         for batch in self.batches(min(max(start, log.first_offset), log.next_offset), log.next_offset):
             if batch.base_offset >= start:
@@ -93,14 +89,14 @@ class Partition:
         return self._log.synced_offset
 
     @property
-    def place(self) -> str:
-        """Where it is, for people to read."""
-        return self._log.directory if isinstance(self._log, FileLog) else "memory"
+    def location(self) -> str:
+        """Where its messages are, for people to read."""
+        return self._log.location
 
     @property
     def is_small_backlog(self) -> bool:
-        """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.is_small_backlog
+        """Whether there is something to sync, but only a few bytes."""
+        return self._log.is_small_backlog
 
     @property
     def size_bytes(self) -> int:
@@ -108,13 +104,17 @@ class Partition:
         return self._log.size_bytes
 
     def check_durability(self, wanted: int) -> None:
-        """Refuse what cannot be had."""
-        if wanted > self._at_once and not self.in_files:
+        """Raise if messages can never have this durability."""
+        if not self.durable and wanted > self._log.append_durability:
             raise DurabilityUnavailable("a topic in memory cannot be written or synced; ask for durability memory")
 
     def reached(self, next_offset: int) -> Durability:
-        """How safe the messages before an offset are."""
-        return Durability.SYNCED if self.in_files and self.synced_offset >= next_offset else self._at_once
+        """The durability that all messages before an offset have now."""
+        return self._log.reached(next_offset)
+
+    def awaits_sync(self, next_offset: int) -> bool:
+        """Whether a sync would make messages before an offset more durable than they are."""
+        return self._log.awaits_sync(next_offset)
 
     def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:
         """Append a batch, unless it stands there already."""
@@ -128,7 +128,7 @@ class Partition:
                 f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
                 next_offset=self._log.next_offset,
             )
-        receipt = self._log.append(batch, now_us, self._at_once)
+        receipt = self._log.append(batch, now_us)
         if producer.id:
             self.producers.note(producer, receipt.base_offset)
         self._unsaved += 1 + (batch.length >> 14)
@@ -146,7 +146,7 @@ class Partition:
                 except HeadraceError as error:
                     outcomes.append(error)
             if gathered.values:
-                self._log.append(gathered.encoded(codec), now_us, self._at_once)
+                self._log.append(gathered.encoded(codec), now_us)
                 self._unsaved += len(batches)
         except BaseException:
             self.producers.take_back(notes)
@@ -176,7 +176,7 @@ class Partition:
     def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction; its bytes must be its own."""
         batch.stamp(marked(mark))
-        receipt = self._log.append(batch, now_us, self._at_once)
+        receipt = self._log.append(batch, now_us)
         self.producers.mark = mark
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
@@ -229,18 +229,17 @@ class Partition:
         return sorted(found for found in self._damaged.items() if found[1] > self.first_offset)
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Have everything before an offset synced, and be told on another thread."""
-        assert isinstance(self._log, FileLog)
+        """Have everything before an offset synced, and be called back, possibly on another thread."""
         self._log.when_synced(offset, tell)
 
     def request_sync(self) -> None:
         """Have what was appended synced soon, if there is anything."""
-        if isinstance(self._log, FileLog) and self._log.synced_offset < self._log.next_offset:
+        if self._log.awaits_sync(self._log.next_offset):
             self._log.request_sync()
 
     def save_producers(self, *, at_once: bool = False) -> bytes | None:
         """What is known of the producers, if much was appended since, or anything; to be kept once that is synced."""
-        if not self.in_files or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
+        if not self.durable or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
             return None
         self._saved, self._unsaved = self._unsaved, 0
         return self.producers.save(self._log.next_offset)
@@ -248,39 +247,30 @@ class Partition:
     @property
     def has_unsaved(self) -> bool:
         """Whether something about producers is known only from the log."""
-        return self.in_files and self._unsaved > 0
+        return self.durable and self._unsaved > 0
 
     def save_again(self) -> None:
         """What was saved last could not be kept: it is as if it had not been saved."""
         self._unsaved += self._saved
         self._saved = 0
 
-    def kept_from(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
-        """The first offset that retention would keep in files."""
-        segments = self._log.segments if isinstance(self._log, FileLog) else ()
-        return retention_offset(segments, now_us, age_us, bytes_max)
+    def retention_offset(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
+        """The first offset that retention keeps; 0 if it keeps all segments."""
+        return self._log.retention_offset(now_us, age_us=age_us, bytes_max=bytes_max)
 
     # Maintenance: on any thread.
 
-    def alter(self, settings: LogSettings, memory_bytes: int, now_us: int) -> None:
-        """Use files, or memory, in another way from now on."""
-        if isinstance(self._log, FileLog):
-            self._log.settings = settings
-        elif isinstance(self._log, MemoryLog):
-            self._log.alter(memory_bytes, settings, now_us)
+    def alter(self, settings: LogSettings, now_us: int) -> None:
+        """Use other settings of the log from now on."""
+        self._log.alter(settings, now_us)
 
     def set_owner(self, owner: PartitionOwner) -> None:
-        """Let the files say whose they are."""
-        if isinstance(self._log, FileLog):
-            self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
+        """Store with the log whose it is."""
+        self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
 
     def truncate_before(self, offset: int) -> None:
         """Forget the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
-
-    def retain(self, now_us: int, age_us: int | None, bytes_max: int | None) -> None:
-        """Forget segments that are too old or too many."""
-        self._log.retain(now_us, age_us=age_us, bytes_max=bytes_max)
 
     def compact_by_key(self) -> int:
         """Keep only the last message of each key, and those without one; returns the bytes freed."""
@@ -313,7 +303,7 @@ class Partition:
                 return keep(batch)
             except InvalidBatch as error:
                 offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
-                logger.warning("%s: compaction keeps offsets %s as they are: %s", self.place, offsets, error)
+                logger.warning("%s: compaction keeps offsets %s as they are: %s", self.location, offsets, error)
                 return None
 
         return checked

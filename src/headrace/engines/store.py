@@ -10,12 +10,12 @@ from headrace.engines.producers import Producers, saved_offset
 from headrace.model.durability import Durability
 from headrace.model.errors import CorruptFile, HeadraceError, LogFailed
 from headrace.model.topic import Storage, TopicSettings
-from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+from headrace.storage.stored_log import StoredLog
 
 _PARTS = 8
 """Retention removes whole segments: a log of fewer would be trimmed coarsely."""
@@ -31,7 +31,6 @@ class Store:
     def __init__(self, host: StorageRuntime, directory: str | None) -> None:
         self._host = host
         self.directory = directory
-        self._own = FileDriver(host, f"{directory}/{OWN}", owned=True) if directory else None
         self.data = DataDirectory(host, directory) if directory else None
         """What else is in the directory, if there is one."""
         self.ballast = Ballast(host.disk, f"{directory}/{OWN}/ballast" if directory else None)
@@ -111,7 +110,9 @@ class Store:
         return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:
-        return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
+        if self.directory is None:
+            return MemoryLog(_MEMORY_JOURNAL_BYTES)
+        return FileLog(self._host, f"{self.directory}/{OWN}/{name}", settings, owned=True)
 
 
 def as_headrace_error(error: OSError) -> HeadraceError:
@@ -131,4 +132,5 @@ def log_settings(settings: TopicSettings) -> LogSettings:
     return LogSettings(
         segment_bytes=segment_bytes,
         segment_age_us=None if seconds is None else max(round(seconds * _SECOND_US), 1),
+        memory_bytes=settings.memory_bytes,
     )

@@ -44,7 +44,7 @@ class Beacon:
         self._disk = disk
         self._locked = file if write else None
         page = disk.map(file, _PAGE_BYTES, write=write)
-        self._words = memoryview(page).cast("Q")
+        self._words = page.cast("Q")
         self._sleepers: set[int] = set()
         self._futex = _futex(page, _NEXT * 8)
         self._closed = self._released = False

@@ -1,7 +1,7 @@
 """A log read from its files alone, as they are: for whoever has no word from its writer."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.model.batch import MAGIC, Batch
 from headrace.model.errors import InvalidBatch, LogNotFound
@@ -9,7 +9,7 @@ from headrace.storage import index as indexes
 from headrace.storage.index import Index
 from headrace.storage.meta import read_meta
 from headrace.storage.reader import LogReader
-from headrace.storage.recovery import segment_bases
+from headrace.storage.recovery import Findings, segment_bases, verify
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.scan import batch_at, scan_copied
 from headrace.storage.segment import FileSegment, Segment, note, segment_path
@@ -64,8 +64,17 @@ class OfflineLogReader(LogReader):
             end = position + item.length
         return sum(segment.size() for segment in layout[:-1]) + end
 
+    @property
+    def writer_at_work(self) -> bool | None:
+        """Nobody knows: the files alone do not show it."""
+        return None
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
+        return verify(self.segments, self.next_offset, progress, ended=self.writer_at_work is False)
+
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         for segment in self._segments:
             self.host.forget(segment)
 

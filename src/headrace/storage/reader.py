@@ -1,7 +1,7 @@
-"""Reading a log: by offset, by time, as batches or as byte ranges; the same for every place a log can live."""
+"""Reading a log: by offset, by time, as batches or as byte ranges; the same for every kind of log."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from headrace.model.batch import FLAG_LOST, Batch
 from headrace.model.errors import CorruptBatch, InvalidBatch, LogNotFound, OffsetOutOfRange
 from headrace.storage.index import Index
 from headrace.storage.lookups import Lookups, LookupSpan
+from headrace.storage.recovery import Findings
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import Segment, SegmentReplaced
 
@@ -41,6 +42,35 @@ class LogReader:
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
+        raise NotImplementedError
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all batches in bytes."""
+        raise NotImplementedError
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments now, oldest first."""
+        return self._layout()
+
+    @property
+    def writer_at_work(self) -> bool | None:
+        """Whether a process has the log open for writing; None if that cannot be known."""
+        raise NotImplementedError
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Look for messages that another process has appended since; nothing to do where they are seen anyway."""
+
+    def after_fork(self) -> None:
+        """In a forked child: replace locks that threads of the parent may hold."""
+
+    def close(self) -> None:
+        """Release the files."""
         raise NotImplementedError
 
     def _layout(self) -> Sequence[Segment]:
@@ -182,19 +212,6 @@ class LogReader:
         if not first <= offset <= following:
             has = f"offsets {first} to {following - 1}" if first < following else f"nothing before offset {following}"
             raise OffsetOutOfRange(f"there is no offset {offset}; the log has {has}")
-
-
-def retention_offset(layout: Sequence[Segment], now_us: int, age_us: int | None, bytes_max: int | None) -> int:
-    """The first offset to keep when segments may be so old, and all together so large; the last one always stays."""
-    offset = 0
-    kept_bytes = sum(segment.end for segment in layout)
-    for segment in layout[:-1]:
-        too_old = age_us is not None and segment.append_time < now_us - age_us
-        if not too_old and (bytes_max is None or kept_bytes <= bytes_max):
-            break
-        offset = segment.next_offset
-        kept_bytes -= segment.end
-    return offset
 
 
 def _segment_number(layout: Sequence[Segment], offset: int) -> int:

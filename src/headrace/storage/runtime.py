@@ -3,7 +3,7 @@
 import weakref
 from typing import TYPE_CHECKING
 
-from headrace.storage.disk import Disk, OpenFile, after_fork
+from headrace.storage.disk import Disk, LocalDisk, OpenFile, after_fork
 from headrace.storage.index import Index
 from headrace.storage.inline_sync import InlineSyncPolicy
 from headrace.storage.lookups import Lookups
@@ -30,7 +30,7 @@ def descriptor_shares(descriptors: int) -> tuple[int, int]:
 
 
 class StorageRuntime:
-    """The shared means of a process's logs; ten thousand logs need no more open files than one."""
+    """The resources that logs share; ten thousand logs need no more open files than one."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class StorageRuntime:
         flusher: Worker | None = None,
         preparer: Worker | None = None,
     ) -> None:
-        """By default the numbers of files and mappings fit the process's limit on open files."""
-        self.disk = disk or Disk()
+        """Use this disk, or the local one. By default the numbers of files and mappings fit the limit on open files."""
+        self.disk = disk or LocalDisk()
         self.files_max, self.views_max = descriptor_shares(self.disk.descriptors_max())
         self.files_max = self.files_max if files_max is None else files_max
         self.views_max = self.views_max if views_max is None else views_max
@@ -52,7 +52,7 @@ class StorageRuntime:
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
         self.lookups = Lookups(POSITIONS_MAX, SPANS_MAX)
         self.flusher = flusher or Worker("headrace-flush")
-        self.quickness = InlineSyncPolicy()
+        self.inline_sync = InlineSyncPolicy()
         self.preparer = preparer or Worker("headrace-prepare")
         # Weakly: the disk may outlive this, and a cycle would keep all open files until the collector comes by.
         close_some = weakref.WeakMethod(self._close_some)
@@ -60,7 +60,7 @@ class StorageRuntime:
         _hosts.add(self)
 
     def forget(self, segment: "FileSegment") -> None:
-        """Let go of all that is open of a segment."""
+        """Close all that is open of a segment."""
         self.files.drop(segment)
         self.views.drop(segment)
         self.indexes.drop(segment)

@@ -222,7 +222,7 @@ class FileSegment:
             if size < end:
                 raise InvalidBatch("the file ends inside the batch")
             try:
-                view = self.host.views.put(self, memoryview(self.host.disk.map(file, size)))
+                view = self.host.views.put(self, self.host.disk.map(file, size))
             except ValueError:
                 continue  # it has just been trimmed
         return view
@@ -263,8 +263,8 @@ class FileSegment:
         self.end = end
         self.next_offset = next_offset
 
-    def wants_room(self, ahead_bytes_max: int) -> bool:
-        """Whether less than half of the room that should lie ahead of the writer is left."""
+    def needs_zeros_ahead(self, ahead_bytes_max: int) -> bool:
+        """Whether less than half of the zeros that should lie ahead of the writer are left."""
         return self.allocated - self.end < self._ahead(ahead_bytes_max) // 2
 
     def prepare(self, ahead_bytes_max: int) -> None:

@@ -1,13 +1,12 @@
 """A disk for tests: real files, and at the test's command power losses, full disks, failing syncs and flipped bits."""
 
 import errno
-import mmap
 import os
 import threading
 from random import Random
 from typing import NamedTuple
 
-from headrace.storage.disk import Disk, OpenFile, _explained, _failed
+from headrace.storage.disk import LocalDisk, OpenFile, _explained, _failed
 from headrace.testing.survival import Directory, File, Unsynced
 
 
@@ -23,7 +22,7 @@ class Flip(NamedTuple):
     bit: int
 
 
-class FaultyDisk(Disk):
+class FaultyDisk(LocalDisk):
     """The real disk, with faults. What it does to files is real; what a power loss would leave of it is kept in memory.
 
     Files found on the disk count as durable. To cut the power while a log's threads run, have them meet it first:
@@ -188,7 +187,7 @@ class FaultyDisk(Disk):
             self._directory(path).settle()
             self.directory_syncs += 1
 
-    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview:
         """Map the first `length` bytes; the mapping goes when nobody holds a view of it."""
         with self._lock:
             node = self._node(file)
@@ -335,13 +334,16 @@ class FaultyDisk(Disk):
         """What is at a path; if it is new to us it was there from the beginning."""
         directory, name = self._entry(path)
         if name not in directory.entries:
-            directory.entries[name] = Directory() if os.path.isdir(path) else File(os.lstat(path).st_size)
+            try:
+                directory.entries[name] = Directory() if os.path.isdir(path) else File(os.lstat(path).st_size)
+            except OSError as error:
+                raise _explained(error, path) from error
         return directory.entries[name]
 
     def _file(self, path: str) -> File:
         node = self._look(path)
         if not isinstance(node, File):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise _failed(OSError(errno.EISDIR, os.strerror(errno.EISDIR), path), path)
         return node
 
     def _add(self, path: str, node: File | Directory) -> None:

@@ -118,7 +118,7 @@ class LogScanner:
         except InvalidBatch as error:
             offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
             who = self._subscription.decode()
-            logger.warning("%s: %s passes over offsets %s: %s", self._partition.place, who, offsets, error)
+            logger.warning("%s: %s passes over offsets %s: %s", self._partition.location, who, offsets, error)
             return None
 
     def _take_in_ready(self, batch: Batch, outline: Described) -> None:
