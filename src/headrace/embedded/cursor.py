@@ -30,8 +30,8 @@ def checked_name(name: str) -> str:
     """The name, if a cursor can have it: it becomes the name of a file."""
     if type(name) is not str or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{shown(name)} cannot be the name of a cursor: use 1 to 200 letters, digits, '_', '-' and '.', not beginning "
-            "with '.'"
+            f"{shown(name)} cannot be the name of a cursor: use 1 to 200 letters, digits, '_', '-' and '.', not "
+            "beginning with '.'"
         )
     return name
 

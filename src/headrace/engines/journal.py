@@ -1,12 +1,12 @@
-"""A journal: facts in the order in which they were decided, on a log; a snapshot bounds what has to be replayed."""
+"""A journal: facts in the order in which they were decided, on a log; snapshots bound what is replayed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headrace.model.batch import Batch, Columns, encode
-from headrace.model.errors import CorruptBatch, HeadraceError
+from headrace.model.errors import CorruptBatch
 from headrace.storage.reader import LogReader
-from headrace.storage.stored_log import StoredLog
+from headrace.storage.stored_log import StoredLog, SyncCallback
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
@@ -15,22 +15,22 @@ _SNAPSHOT_BYTES = 256 << 10
 
 
 class Gap(NamedTuple):
-    """Stands among the facts where some may be missing."""
+    """A point in the journal where facts may be missing."""
 
     reason: str
 
 
 class Survey(NamedTuple):
-    """What a look at the whole journal tells."""
+    """What reading the whole journal found."""
 
     start: int
-    """Where the facts begin that count: the last whole snapshot, or the beginning."""
+    """Where replay begins: the last whole snapshot, or the beginning."""
     snapshot: int | None
     """Where that snapshot begins, if there is one."""
     lost: list[str]
-    """Damage that may have taken facts."""
+    """Damage that may have destroyed facts."""
     harmless: list[str]
-    """Damage that took none: a whole snapshot follows it, or it is inside a snapshot of facts that are all there."""
+    """Damage that destroyed none: a whole snapshot follows it, or it is inside a snapshot whose facts are all there."""
 
 
 class JournalReader:
@@ -62,7 +62,7 @@ class JournalReader:
             if kind == _SNAPSHOT_BEGIN:
                 begun = item.base_offset
             elif kind == _FACT:
-                begun = None  # of a snapshot that a crash cut short nothing counts
+                begun = None  # a snapshot that a crash cut short is ignored
             elif kind == _SNAPSHOT_END and begun is not None:
                 snapshot, begun = begun, None
                 harmless, lost = harmless + lost, []
@@ -73,14 +73,14 @@ class JournalReader:
         return Survey(self._log.first_offset if snapshot is None else snapshot, snapshot, lost, harmless)
 
     def facts(self, start: int | None = None) -> Iterator[bytes | None]:
-        """What was written from an offset on, in order; None says: forget all that came before. Damage is passed over.
+        """The facts from an offset on, in order, without damaged ones; None means: discard all facts before this point.
 
-        Without an offset it begins where the last whole snapshot does; `survey` tells what is damaged behind that.
+        Without an offset it begins at the last whole snapshot; `survey` lists what is damaged after that.
         """
         return (fact for fact in self.salvage(start) if not isinstance(fact, Gap))
 
     def salvage(self, start: int | None = None) -> Iterator[bytes | Gap | None]:
-        """The same, with a gap where facts may be missing."""
+        """The same as `facts`, with a Gap where facts may be missing."""
         start = self.survey().start if start is None else start
         snapshot: list[bytes] | None = None
         for item in self._items(start):
@@ -93,7 +93,7 @@ class JournalReader:
             for kind, value in zip(columns.priorities or (), columns.values, strict=True):
                 content = value or b""
                 if kind == _FACT:
-                    snapshot = None  # of one that a crash cut short nothing counts
+                    snapshot = None  # a snapshot that a crash cut short is ignored
                     yield content
                 elif kind == _SNAPSHOT_BEGIN:
                     snapshot = []
@@ -146,14 +146,14 @@ class Journal(JournalReader):
         return self._append(facts, _FACT, now_us)
 
     def write_snapshot(self, facts: Iterable[bytes], now_us: int) -> int:
-        """Write all that counts; returns an offset for `forget_before`, which ends what came before."""
+        """Write a snapshot of these facts; returns its offset, for `forget_before`."""
         snapshot = Snapshot(now_us)
         for fact in facts:
             snapshot.add(fact)
         return self.append_snapshot(snapshot, now_us)
 
     def append_snapshot(self, snapshot: "Snapshot", now_us: int) -> int:
-        """Write a snapshot that was prepared, so that nothing comes between its parts; returns the same."""
+        """Write a snapshot that was encoded before, with nothing between its parts; returns its offset."""
         begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
         for batch in snapshot.finish():
             self._append_batch(batch, now_us)
@@ -161,12 +161,12 @@ class Journal(JournalReader):
         return begin
 
     def forget_before(self, offset: int) -> None:
-        """Remove what a snapshot has replaced, once that is on the disk. Takes a while; on any thread."""
+        """Remove what a synced snapshot has replaced; slow, and allowed on any thread."""
         self._log.truncate_before(offset)
 
-    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+    def when_synced(self, offset: int, callback: SyncCallback) -> None:
         """Have everything before an offset synced, and be called back, possibly on another thread."""
-        self._log.when_synced(offset, tell)
+        self._log.when_synced(offset, callback)
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
@@ -184,7 +184,7 @@ class Journal(JournalReader):
 
 
 class Snapshot:
-    """All that counts, encoded little by little; to be written in one go."""
+    """A snapshot that is encoded fact by fact, and written at once."""
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
@@ -194,7 +194,7 @@ class Snapshot:
         self.bytes = 0
 
     def add(self, fact: bytes) -> None:
-        """Add a fact behind the others."""
+        """Add a fact."""
         self._some.append(fact)
         self._some_bytes += len(fact)
         self.bytes += len(fact)
@@ -202,7 +202,7 @@ class Snapshot:
             self._encode()
 
     def finish(self) -> list[Batch]:
-        """The whole of it."""
+        """All batches of the snapshot."""
         if self._some:
             self._encode()
         return self._batches

@@ -1,4 +1,4 @@
-"""A partition: a log that knows its producers."""
+"""A partition: a log that recognises batches which its producers send again."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -21,22 +21,22 @@ from headrace.model.errors import (
 from headrace.storage.compaction import Keep
 from headrace.storage.owner import PartitionOwner, decode_owner
 from headrace.storage.settings import LogSettings
-from headrace.storage.stored_log import StoredLog
-from headrace.storage.worker import Pace
+from headrace.storage.stored_log import StoredLog, SyncCallback
+from headrace.storage.worker import CpuThrottle
 
 logger = logging.getLogger("headrace.broker")
 
 _CHECKPOINT_WORK = 10_000
-"""Batches, and as many more for large ones, that opening a partition may have to read."""
+"""How many batches, large ones counted several times, opening a partition may have to read."""
 
 
 class Appended(NamedTuple):
-    """Where a batch stands."""
+    """The offsets of a batch in its partition."""
 
     base_offset: int
     next_offset: int
     append_time: int
-    """0 when it is not known any more."""
+    """0 for a duplicate, whose time is not known any more."""
     duplicate: bool = False
 
 
@@ -44,10 +44,10 @@ class Slice(NamedTuple):
     """Whole batches of a partition, ready for a socket."""
 
     view: memoryview
-    """Of a mapping; good as long as it is held."""
+    """Of a mapping, which lasts as long as the view."""
     next_offset: int
     end_offset: int
-    """Behind the last message that could be read."""
+    """The offset after the last message that can be read."""
 
 
 class Partition:
@@ -60,7 +60,7 @@ class Partition:
         self.producers = Producers()
         self._unsaved = self._saved = 0
         self._expired = 0, 0
-        """What comes before this offset was appended before this time: nobody has to look at it again."""
+        """All messages before this offset were appended before this time: retention by age need not read them again."""
         self._damaged: dict[int, int] = {}
         """Ranges of offsets whose messages were found damaged: first to next."""
         for lost in log.findings.lost:
@@ -117,7 +117,7 @@ class Partition:
         return self._log.awaits_sync(next_offset)
 
     def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:
-        """Append a batch, unless it stands there already."""
+        """Append a batch, unless it was appended before."""
         producer = batch.producer
         if producer.id:
             base = self.producers.admit(producer)
@@ -135,7 +135,7 @@ class Partition:
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
-        """Append small batches of many producers as one; tells of each where it stands, or why not."""
+        """Append small batches of many producers as one; returns the offsets, or the error, of each."""
         gathered = _BatchJoiner(self._log.next_offset, now_us)
         notes: list[Note] = []
         outcomes: list[Appended | HeadraceError] = []
@@ -165,16 +165,16 @@ class Partition:
         return appended
 
     def _repeated(self, base: int, batch: Batch) -> Appended:
-        # One that stands nobody knows where is somewhere before the end.
+        # A batch whose offset is forgotten is somewhere before the end.
         next_offset = self._log.next_offset if base == FORGOTTEN else base + batch.count
         return Appended(base, next_offset, 0, duplicate=True)
 
     def has_committed(self, mark: int) -> bool:
-        """Whether a batch of a committed transaction stands there already."""
+        """Whether a batch of a committed transaction was appended already."""
         return mark <= self.producers.mark
 
     def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
-        """Append a batch of a committed transaction; its bytes must be its own."""
+        """Append a batch of a committed transaction; it is stamped, so nobody else may use its bytes."""
         batch.stamp(marked(mark))
         receipt = self._log.append(batch, now_us)
         self.producers.mark = mark
@@ -182,7 +182,7 @@ class Partition:
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
-        """Whole batches from an offset on, before the end given; without those appended before `expired_us`."""
+        """Whole batches from an offset on and before `end_offset`, without those appended before `expired_us`."""
         try:
             if expired_us is not None:
                 offset = self._unexpired(offset, end_offset, expired_us)
@@ -207,7 +207,7 @@ class Partition:
         raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
     def batches(self, offset: int, end_offset: int) -> Iterator[Batch]:
-        """The batches from an offset on, the first perhaps from before it; damaged ones are noted and passed over."""
+        """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped."""
         while True:
             try:
                 for batch in self._log.batches(offset, until=end_offset):
@@ -220,25 +220,28 @@ class Partition:
                 return
 
     def damaged_within(self, offsets: range) -> list[range]:
-        """Those of these offsets whose messages were found damaged."""
+        """The parts of a range of offsets whose messages were found damaged."""
         found = (range(max(first, offsets.start), min(end, offsets.stop)) for first, end in self._damaged.items())
         return sorted((part for part in found if part), key=lambda part: part.start) if self._damaged else []
 
     def damaged_ranges(self) -> list[tuple[int, int]]:
-        """The ranges of offsets whose messages were found damaged, and that retention has not removed."""
+        """All ranges of offsets whose messages were found damaged and are not removed yet."""
         return sorted(found for found in self._damaged.items() if found[1] > self.first_offset)
 
-    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
+    def when_synced(self, offset: int, callback: SyncCallback) -> None:
         """Have everything before an offset synced, and be called back, possibly on another thread."""
-        self._log.when_synced(offset, tell)
+        self._log.when_synced(offset, callback)
 
     def request_sync(self) -> None:
-        """Have what was appended synced soon, if there is anything."""
+        """Have what was appended synced soon, if a sync makes it more durable."""
         if self._log.awaits_sync(self._log.next_offset):
             self._log.request_sync()
 
     def save_producers(self, *, at_once: bool = False) -> bytes | None:
-        """What is known of the producers, if much was appended since, or anything; to be kept once that is synced."""
+        """A checkpoint of the producers, if much was appended since the last one, or `at_once`; None otherwise.
+
+        The caller stores it once all that was appended is synced.
+        """
         if not self.durable or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
             return None
         self._saved, self._unsaved = self._unsaved, 0
@@ -246,11 +249,11 @@ class Partition:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether something about producers is known only from the log."""
+        """Whether batches were appended since the last checkpoint of the producers."""
         return self.durable and self._unsaved > 0
 
     def save_again(self) -> None:
-        """What was saved last could not be kept: it is as if it had not been saved."""
+        """Undo `save_producers`, as the checkpoint could not be stored."""
         self._unsaved += self._saved
         self._saved = 0
 
@@ -269,23 +272,23 @@ class Partition:
         self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset."""
+        """Remove the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
 
     def compact_by_key(self) -> int:
-        """Keep only the last message of each key, and those without one; returns the bytes freed."""
-        last, pace = LastOffsets(), Pace()
+        """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
+        last, throttle = LastOffsets(), CpuThrottle()
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
-                with suppress(InvalidBatch):  # which stays as it is, and is reported below
+                with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that
                     last.note(batch)
-                pace.step(batch.count, batch.length)
+                throttle.step(batch.count, batch.length)
             return self._log.compact(self._if_readable(last.kept))
         finally:
-            last.clear(pace)
+            last.clear(throttle)
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
-        """Remove the messages that all of these say are settled; returns the bytes freed."""
+        """Remove the messages that all of these predicates call settled; returns the bytes freed."""
 
         def keep(batch: Batch) -> list[int] | None:
             places = batch.places(batch.columns())
@@ -296,14 +299,16 @@ class Partition:
         return self._log.compact(self._if_readable(keep))
 
     def _if_readable(self, keep: Keep) -> Keep:
-        """The same rule, which keeps the whole of a batch that cannot be decoded."""
+        """The rule, extended to keep all of a batch that cannot be decoded."""
 
         def checked(batch: Batch) -> Sequence[int] | None:
             try:
                 return keep(batch)
             except InvalidBatch as error:
                 offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
-                logger.warning("%s: compaction keeps offsets %s as they are: %s", self.location, offsets, error)
+                logger.warning(
+                    "compaction keeps an invalid batch  path=%s offsets=%s reason=%s", self.location, offsets, error
+                )
                 return None
 
         return checked
@@ -313,7 +318,7 @@ class Partition:
         self._log.close()
 
     def _note_damage(self, error: CorruptBatch) -> None:
-        """Remember a damaged range, and log it when it is found."""
+        """Record a damaged range, and log it the first time."""
         known = self._damaged.get(error.first_offset, 0)
         if error.next_offset > known:
             self._damaged[error.first_offset] = error.next_offset
@@ -327,7 +332,7 @@ class Partition:
             )
 
     def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
-        """The first offset from this one on whose batch was not appended before a time."""
+        """The first offset, from this one on, whose batch was appended at a time or later."""
         known_offset, known_us = self._expired
         if known_us <= expired_us:
             offset = max(offset, min(known_offset, end_offset))
@@ -343,7 +348,7 @@ class Partition:
 
 
 class _BatchJoiner:
-    """Messages of several batches on their way into one."""
+    """Joins the messages of several batches into one batch."""
 
     def __init__(self, base_offset: int, now_us: int) -> None:
         self._base_offset = base_offset
@@ -354,27 +359,27 @@ class _BatchJoiner:
         self._origins: list[tuple[int, int, int, int]] = []
 
     def add(self, batch: Batch) -> Appended:
-        """Put a batch's messages behind the others; tells where they will stand."""
+        """Add a batch's messages behind the others; returns the offsets that they will have."""
         columns = batch.columns()
-        place, count = len(self.values), batch.count
+        first, count = len(self.values), batch.count
         self.values += columns.values
         self._timestamps += columns.timestamps or [batch.time_max] * count
         if columns.keys or columns.headers or columns.dues or columns.priorities or columns.expires:
-            self._add_others(columns, place)
+            self._add_others(columns, first)
         if batch.producer_id:
-            self._origins.append((place, batch.producer_id, batch.producer_epoch, batch.sequence))
-        base = self._base_offset + place
+            self._origins.append((first, batch.producer_id, batch.producer_epoch, batch.sequence))
+        base = self._base_offset + first
         return Appended(base, base + count, self._now_us)
 
-    def _add_others(self, columns: Columns, place: int) -> None:
+    def _add_others(self, columns: Columns, first: int) -> None:
         for name in _OTHERS:
             if (column := getattr(columns, name)) is not None:
                 others = self._others.setdefault(name, [])
-                others += [None] * (place - len(others))
+                others += [None] * (first - len(others))
                 others += column
 
     def encoded(self, codec: Codec) -> Batch:
-        """All of them as one batch."""
+        """The joined batch."""
         count = len(self.values)
         others = {name: column + [None] * (count - len(column)) for name, column in self._others.items()}
         columns = Columns(self.values, timestamps=self._timestamps, origins=self._origins or None, **others)

@@ -20,7 +20,7 @@ class SetAside(NamedTuple):
 
 
 class SetAsideFiles:
-    """The folder `set-aside` of a data directory: each entry has a file beside it that tells the reason."""
+    """The folder `set-aside` of a data directory: each entry has a file beside it with the reason."""
 
     def __init__(self, disk: Disk, data_path: str) -> None:
         self._disk = disk

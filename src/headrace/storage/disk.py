@@ -156,7 +156,7 @@ class LocalDisk(Disk):
         try:
             _sync(file.fd)
         except OSError as error:
-            raise _failed(error, file.path) from error  # even if it is for want of room: what is kept is unknown
+            raise _failed(error, file.path) from error  # even if the disk is full: what is on it is unknown
 
     def sync_directory(self, path: str) -> None:
         """Return when the directory's entries are on the disk."""
@@ -314,7 +314,7 @@ def _sync(fd: int) -> None:
 def _explained(error: OSError, path: str) -> Exception:
     """The operating system's error as one of ours."""
     if error.errno in _FULL:
-        return DiskFull(f"no room to write {path}; free some space and try again")
+        return DiskFull(f"no space left to write {path}; free some space and try again")
     if error.errno == errno.ENOENT:
         return LogNotFound(f"there is no {path}")
     if error.errno in _EXHAUSTED:

@@ -1,4 +1,4 @@
-"""A log in files: segments in order, one writer, group commit."""
+"""A log in files: opens, appends to, truncates and compacts its segments; see group_commit.py for syncs."""
 
 import logging
 import threading
@@ -25,7 +25,7 @@ logger = logging.getLogger("headrace.storage")
 class FileLog(GroupCommitLog):
     """A log in a directory. Appends are written at once and synced in groups, together with other logs'.
 
-    One thread at a time appends; any thread reads. The caller sees to it that no other process writes.
+    One thread at a time appends; any thread reads. The caller makes sure that no other process writes.
     """
 
     __slots__ = ("_compacting", "beacon", "findings", "log_id", "owner", "survived_offset")
@@ -160,7 +160,7 @@ class FileLog(GroupCommitLog):
         return AppendReceipt(self, base_offset, next_offset)
 
     def _begin_at(self, offset: int, *, is_loss: bool) -> None:
-        """The log begins later than its record says: its first segments are missing."""
+        """Begin the log at a later offset than its record says, as its first segments are missing."""
         if is_loss:
             self._report_missing(self._first_offset, offset)
         self._first_offset = offset
@@ -172,7 +172,7 @@ class FileLog(GroupCommitLog):
         logger.error("messages missing  directory=%s first_offset=%d next_offset=%d", self.directory, begin, end)
 
     def _skip_to(self, offset: int, flag: int) -> None:
-        """Let the next message have this offset, or a later one; a gap with this flag covers those before."""
+        """Append a gap with this flag, so that the next message gets this offset or a later one."""
         if offset <= self.next_offset:
             return
         if flag == FLAG_LOST and offset > self._first_offset:
@@ -181,7 +181,7 @@ class FileLog(GroupCommitLog):
         time_us, append_time = (max(last.time_max, 0), last.append_time) if last is not None else (0, 0)
         while (missing := offset - self.next_offset) > 0:
             self.append(gap(min(missing, SPAN_MAX), flag, time_us), append_time)
-        # Readers that go on in the gap need not wait for what is published next.
+        # Readers inside the gap need not wait for the next append.
         self._sync_now()
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
@@ -205,7 +205,7 @@ class FileLog(GroupCommitLog):
         store_meta(self.host, self.directory, self.log_id, first_offset, self.owner, sync=sync)
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset; whole segments of them are removed."""
+        """Remove the messages before an offset; segments are deleted once all of their messages are."""
         with self._structure:
             self._check_writable()
             if offset > self.next_offset:
@@ -214,8 +214,8 @@ class FileLog(GroupCommitLog):
                 return
             self._sync_now()
             if offset == self.next_offset and self._segments:
-                self._begin_anew(offset)
-            # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
+                self._add_empty_segment(offset)
+            # The new first offset is durable before files are removed: after a crash in between, recovery removes them.
             self._store_meta(offset, sync=True)
             with self._lock:
                 self._first_offset = offset
@@ -227,8 +227,8 @@ class FileLog(GroupCommitLog):
                 self.host.forget(segment)
                 remove_segment(self.host, segment.path)
 
-    def _begin_anew(self, offset: int) -> None:
-        """Start an empty segment, durably: if all others go, its name still tells which offset comes next."""
+    def _add_empty_segment(self, offset: int) -> None:
+        """Add an empty segment, durably: if all others are removed, its name still holds the next offset."""
         with self._lock:
             last = self._segments[-1]
             if last.base_offset == offset or self.next_offset != offset:
@@ -237,14 +237,14 @@ class FileLog(GroupCommitLog):
         self._sync_now()
 
     def truncate_after(self, offset: int) -> None:
-        """Forget the messages from an offset on; the next message appended gets that offset."""
+        """Remove the messages from an offset on; the next message appended gets that offset."""
         with self._structure:
             self._check_writable()
             if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
             self._sync_now()
             with self._changing_files():
-                # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
+                # From the end backwards, and the last one replaced: a crash in between leaves a shorter, valid log.
                 while self._segments and self._segments[-1].base_offset >= offset:
                     self._drop_last()
                 if self.next_offset > offset:
@@ -254,7 +254,7 @@ class FileLog(GroupCommitLog):
     def compact(self, keep: Keep) -> int:
         """Rewrite sealed segments with only the messages that the rule keeps; returns how many bytes that freed.
 
-        Offsets stay as they are. Readers go on undisturbed, and appending too.
+        Offsets stay as they are. Reads and appends continue meanwhile.
         """
         with self._compacting:
             with self._structure:
@@ -278,7 +278,7 @@ class FileLog(GroupCommitLog):
         return old.end - new.end
 
     def close(self) -> None:
-        """Sync everything, seal the last segment so that opening is quick, and let go of the files.
+        """Sync everything, seal the last segment so that opening is quick, and close the files.
 
         Raises LogFailed or TooManyFiles if not everything could be synced; the log is closed then too.
         """
@@ -344,7 +344,7 @@ class FileLog(GroupCommitLog):
 
     @contextmanager
     def _changing_files(self) -> Iterator[None]:
-        """A part that must not end half-way: if it does, by an error or an interrupt, only opening again helps."""
+        """Fail the log if the block does not complete: after an error or an interrupt only opening it again helps."""
         try:
             yield
         except BaseException as error:

@@ -16,7 +16,7 @@ from headrace.storage.segment import Segment, SegmentReplaced
 
 
 class ByteRange(NamedTuple):
-    """Whole batches that lie side by side, ready for a socket."""
+    """Adjacent whole batches, ready for a socket."""
 
     first_offset: int
     """Of the first batch, which may begin before the offset asked for."""
@@ -27,7 +27,7 @@ class ByteRange(NamedTuple):
 
 
 class LogReader:
-    """What can be read of a log. Readers hold no lock, and never make the writer wait."""
+    """Reads a log. Readers hold no lock and never make the writer wait."""
 
     __slots__ = ("_lookups",)
 
@@ -80,7 +80,7 @@ class LogReader:
     def batches(self, offset: int, *, until: int | None = None, skip_corrupt: bool = False) -> Iterator[Batch]:
         """The batches from the one with `offset` to the end as it is now, checked whole.
 
-        Damaged messages raise CorruptBatch, which says where to go on, or are skipped.
+        Damaged messages raise CorruptBatch, which holds the next offset to read, or are skipped.
         """
         self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
@@ -95,9 +95,9 @@ class LogReader:
         """Whole batches from the one with `offset` on, of one segment, at least one; None at the end of the log.
 
         They end before `until`, the end of a batch, if that is given, and before damage. Damage at the offset asked for
-        raises CorruptBatch, which says where to go on.
+        raises CorruptBatch, which holds the next offset to read.
 
-        Only their headers are checked: whoever decodes the batches checks the rest.
+        Only headers are verified: the decoder of a batch verifies the rest.
         """
         self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
@@ -107,7 +107,7 @@ class LogReader:
         number = _segment_number(layout, offset)
         found = self._lookups.span(layout[number], offset, bytes_max, end) if number >= 0 else None
         if found is not None:
-            # Unless its file is gone or another: a search finds that out, and what is there now.
+            # Unless its file is gone or replaced: then the search below finds the current one.
             with suppress(SegmentReplaced, LogNotFound, InvalidBatch):
                 return _byte_range(layout[number], found)
         return self._find_range(offset, bytes_max, end)
@@ -148,14 +148,14 @@ class LogReader:
         first = self.first_offset
         for batch in self.batches(max(start, first), skip_corrupt=True):
             if batch.time_max >= time_us:
-                with suppress(InvalidBatch):  # nobody can read it, so nobody looks for it
+                with suppress(InvalidBatch):  # it cannot be decoded, so it is not found by time
                     for message in batch.messages():
                         if message.timestamp >= time_us and message.offset >= first:
                             return message.offset
         return self.next_offset
 
     def _from(self, offset: int, end: int, *, verify: bool = True) -> Iterator[tuple[int, Batch | Damage, Segment]]:
-        """Batches and damage from an offset on, to the end of the log, with where they are."""
+        """Batches and damage from an offset on, before `end`, with position and segment."""
         while offset < end:
             layout = self._layout()
             number = _segment_number(layout, offset)
@@ -172,7 +172,7 @@ class LogReader:
                         offset = item.next_offset
                         after = position + item.length
                         yield position, item, segment
-                if after and not isinstance(item, Damage):  # which may seem to reach further than it does
+                if after and not isinstance(item, Damage):  # whose end is only a guess
                     self._lookups.add_position(segment, offset, after, offset)
             except (SegmentReplaced, LogNotFound):
                 if not self._stale(segment, layout):
@@ -184,7 +184,7 @@ class LogReader:
         return scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=verify)
 
     def _search(self, segment: Segment, offset: int, stop: int) -> tuple[int, int]:
-        """Where the batch with an offset begins, for all who come there: a position, and the offset due there."""
+        """The position of the batch with an offset, and its base offset; cached for other readers."""
         index = self._index(segment, offset)
         entry = index.at_offset(offset)
         if index.positions:
@@ -194,17 +194,17 @@ class LogReader:
         for at, item in scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=False):
             if item.next_offset > offset:
                 if isinstance(item, Damage):
-                    break  # it is reported by who reads it, from the index on
+                    break  # the caller scans from the index entry on, and reports it
                 self._lookups.add_position(segment, offset, at, item.base_offset)
                 return at, item.base_offset
         return position, base
 
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
-        """Whether a segment whose file is gone or another now can be looked up again."""
+        """Whether a segment whose file is gone or replaced can be looked up again."""
         return self._layout() is not layout
 
     def _index(self, segment: Segment, offset: int) -> Index:  # noqa: ARG002
-        """A segment's index, good enough to find an offset."""
+        """A segment's index, which covers an offset."""
         return segment.index()
 
     def _check(self, offset: int) -> None:
@@ -215,7 +215,7 @@ class LogReader:
 
 
 def _segment_number(layout: Sequence[Segment], offset: int) -> int:
-    """Which segment holds an offset; -1 if it is before all of them."""
+    """The number of the segment that holds an offset; -1 if it is before all of them."""
     if layout and layout[-1].base_offset <= offset:  # nearly always: most readers are near the end
         return len(layout) - 1
     return bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1
