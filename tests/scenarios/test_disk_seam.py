@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -11,6 +12,7 @@ import pytest
 
 import headrace
 from headrace.server import DirectoryLock, EmbeddedServer
+from headrace.storage.runtime import StorageRuntime
 from headrace.testing import MemoryDisk
 from headrace.testing.workbench import Workbench
 
@@ -91,4 +93,28 @@ def test_a_killed_broker_recovers_from_a_disk_in_memory() -> None:
             bench = Workbench(DATA, disk=disk)
             assert bench.values("orders") == [b"%d" % number for number in range(start * 3)] if start else True
             bench.publish("orders", [b"%d" % (start * 3 + number) for number in range(3)])
+    assert changed == []
+
+
+def test_the_embedded_log_works_on_a_disk_in_memory() -> None:
+    host = StorageRuntime(MemoryDisk())
+    with files_changed() as changed:
+        with headrace.Log(f"{DATA}/log", host=host) as log, headrace.Log(log.path, readonly=True, host=host) as reader:
+            log.append_many([b"%d" % number for number in range(1000)])
+            log.flush()
+            with log.cursor("mine") as cursor:
+                cursor.seek(500)
+                cursor.commit()
+            tail = threading.Thread(target=lambda: seen.append(next(reader.tail(1000, timeout=30)).value))
+            seen: list[bytes | None] = []
+            tail.start()
+            log.append(b"last")
+            log.flush()
+            tail.join(30)
+        with headrace.Log(f"{DATA}/log", host=host) as log:
+            assert [message.value for message in log][-2:] == [b"999", b"last"]
+            assert log.cursors() == {"mine": 500}
+            assert log.verify().sound
+    host.close()
+    assert seen == [b"last"]
     assert changed == []
