@@ -197,8 +197,9 @@ class LoopPorts:
 class Server:
     """A broker and its gateways, on the event loop that runs."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, disk: "Disk | None" = None) -> None:
+        """A server whose data is on this disk; by default the local one, with files for its user alone."""
+        self.settings, self._disk = settings, disk
         self.addresses: list[tuple[str, int]] = []
         """Where it listens on TCP, with the real port."""
         self.socket_path = ""
@@ -266,16 +267,15 @@ class Server:
         from headrace.storage.worker import Worker
 
         self._clock = BrokerClock()
-        disk = PrivateDisk()
-        host = StorageRuntime(disk)
+        host = StorageRuntime(self._disk or PrivateDisk())
         store = Store(host, None if self.settings.in_memory else os.path.abspath(self.settings.data))
         if store.data is not None:
             store.data.check_usable()  # before anything is made there
-            self._lock = DirectoryLock(disk, store.data.path)
+            self._lock = DirectoryLock(host.disk, store.data.path)
         self._worker = Worker("headrace-background")
         ports = LoopPorts(turns, self._worker, self._wake_at)
         self._divide_descriptors(host)
-        host.quickness.wait_here(time.perf_counter)
+        host.inline_sync.allow_this_thread(time.perf_counter)
         self._broker = Broker(
             store,
             ports,
@@ -489,9 +489,9 @@ def version() -> str:
 class EmbeddedServer:
     """A server inside a program: on a thread of its own, reached through pairs of sockets."""
 
-    def __init__(self, data: str | os.PathLike[str], **settings: Any) -> None:
+    def __init__(self, data: str | os.PathLike[str], *, disk: "Disk | None" = None, **settings: Any) -> None:
         """Open the data, or make it; `:memory:` keeps all of it in memory. Settings are those of ServerSettings."""
-        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings))
+        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings), disk)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = new_event_loop()

@@ -91,7 +91,7 @@ class ActivePartition:
         shown, self.settings = self.end_offset, settings
         self._reserve_at = self._next_reserve()
         self._reserve(shown)
-        self.partition.alter(log_settings(settings), settings.memory_bytes, now_us)
+        self.partition.alter(log_settings(settings), now_us)
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
 
@@ -194,7 +194,7 @@ class ActivePartition:
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything appended so far is synced; at once for a partition in memory."""
         next_offset = self.partition.next_offset
-        if self.partition.in_files and self.partition.synced_offset < next_offset:
+        if self.partition.awaits_sync(next_offset):
 
             def synced(error: HeadraceError | None) -> None:
                 tell(error)

@@ -358,7 +358,7 @@ class Broker:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)
-        if self._ballast.dropped and active.partition.in_files:
+        if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
         return active.publish(request, batch, now_us)
 

@@ -344,7 +344,7 @@ class TopicRegistry:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
-        held = partition.in_files and not end and not self._ledger.synced
+        held = partition.durable and not end and not self._ledger.synced
         reservation = None
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
@@ -360,7 +360,7 @@ class TopicRegistry:
         begin, end = partition.survived_offset, partition.next_offset
         if begin >= end:
             return
-        if partition.in_files:
+        if partition.durable:
             logger.warning(
                 "offsets skipped; the messages that had them are lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
@@ -389,7 +389,7 @@ class TopicRegistry:
             active.partition.set_owner(owner)
         except (HeadraceError, OSError) as error:
             logger.info(
-                "settings not stored with the partition", extra={"path": active.partition.place, "error": error}
+                "settings not stored with the partition", extra={"path": active.partition.location, "error": error}
             )
 
     def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
@@ -402,7 +402,8 @@ class TopicRegistry:
             try:
                 active.partition.close()
             except HeadraceError as error:
-                logger.info("partition not closed before its removal  path=%s reason=%s", active.partition.place, error)
+                where = active.partition.location
+                logger.info("partition not closed before its removal  path=%s reason=%s", where, error)
         try:
             if self._store.data is not None:
                 self._store.data.delete_topic(topic_id, self._identity)
@@ -427,7 +428,7 @@ class TopicRegistry:
             if proof := proof_of_loss(data, state, place):
                 raise data.damaged(proof)
         for place in unknown:
-            data.set_aside(place.path, "the journal knows no such partition")
+            data.set_aside.move(place.path, "the journal knows no such partition")
         if last := max((place.topic_id for place in unknown), default=0):
             # The power may have gone before the journal had it: its id is not given out again all the same.
             self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))

@@ -1,6 +1,7 @@
 """Durable positions in a log: one for each reader that wants its own, and one that all consumers share."""
 
 import os
+import re
 import struct
 import threading
 import time
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
     from headrace.embedded.readable import Readable
 
 DIRECTORY = "cursors"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _POSITION = struct.Struct("<Q")
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.0005, 0.02
 """How long who waits for another process's lock sleeps between tries: a lock of the system's has no time-out."""
+
+
+def checked_name(name: str) -> str:
+    """The name, if a cursor can have it: it becomes the name of a file."""
+    if type(name) is not str or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{shown(name)} cannot be the name of a cursor: use 1 to 200 letters, digits, '_', '-' and '.', not "
+            "beginning with '.'"
+        )
+    return name
 
 
 def load_offset(disk: Disk, path: str) -> int | None:

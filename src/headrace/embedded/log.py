@@ -47,11 +47,12 @@ from headrace.storage.compaction import Keep
 from headrace.storage.follower import Follower
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
-from headrace.storage.offline_reader import OfflineLogReader, OfflinePartitionReader
+from headrace.storage.offline_reader import OfflinePartitionReader
 from headrace.storage.ownership import check_not_owned, is_owned
-from headrace.storage.recovery import Findings, verify
+from headrace.storage.recovery import Findings
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+from headrace.storage.stored_log import StoredLog
 
 logger = logging.getLogger("headrace.embedded")
 
@@ -80,6 +81,9 @@ class Log(Readable):
         1
         [b'hello', b'world']
     """
+
+    _written: StoredLog | None = None
+    """What is stored, if this process writes it."""
 
     def __init__(
         self,
@@ -135,14 +139,14 @@ class Log(Readable):
         self._tick_error = ""
         """Why the last tick could not write: logged once, not at every tick."""
         if host is not None and not isinstance(host, StorageRuntime):
-            raise InvalidArgument(f"host is a headrace.storage.runtime.Host, not {shown(host)}")
+            raise InvalidArgument(f"host is a headrace.storage.runtime.StorageRuntime, not {shown(host)}")
         self._host = host or process_shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
         settings = self._settings(segment_bytes, _microseconds(segment_seconds, "segment_seconds"))
         self._open(settings, create, memory_bytes)
-        self._segments_seen = len(getattr(self._stored, "segments", ()))
-        self._weight_max = self._stored.batch_bytes_max if isinstance(self._stored, MemoryLog) else BATCH_BYTES_MAX
+        self._segments_seen = len(self._stored.segments)
+        self._weight_max = BATCH_BYTES_MAX if self._written is None else self._written.batch_bytes_max
         self._buffer = Buffer(self._stored.next_offset)
         process_shared.close_at_exit(self)
         if not readonly:
@@ -159,7 +163,7 @@ class Log(Readable):
     @property
     def recovery(self) -> Findings:
         """What was found and mended when the log was opened."""
-        return self._stored.findings if isinstance(self._stored, FileLog) else Findings()
+        return Findings() if self._written is None else self._written.findings
 
     def append(
         self,
@@ -262,9 +266,9 @@ class Log(Readable):
         """
         with self._lock:
             self._check_open()
-            offset = self._write()
-        if sync and isinstance(self._stored, FileLog):
-            self._stored.wait_synced(offset)
+            offset, writer = self._write(), self._writer()
+        if sync:
+            writer.wait_synced(offset)
         return offset
 
     def truncate_before(self, offset: int) -> None:
@@ -357,11 +361,7 @@ class Log(Readable):
         if progress is not None:
             check_callable(progress, "progress")
         self._settle()
-        if isinstance(self._stored, MemoryLog):
-            return Findings()
-        assert isinstance(self._stored, FileLog | Follower | OfflinePartitionReader)
-        ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
-        return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
+        return self._stored.verify(progress)
 
     def info(self) -> dict[str, Any]:
         """Describe the log.
@@ -380,7 +380,6 @@ class Log(Readable):
             1
         """
         self._settle()
-        segments = getattr(self._stored, "segments", ())
         end = self._stored.next_offset
         return {
             "path": self.path,
@@ -388,9 +387,9 @@ class Log(Readable):
             "next_offset": self.next_offset,
             "messages": end - self.first_offset,
             "unwritten": max(self.next_offset - end, 0),
-            "bytes": getattr(self._stored, "size_bytes", 0),
-            "segments": len(segments),
-            "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
+            "bytes": self._stored.size_bytes,
+            "segments": len(self._stored.segments),
+            "writer": bool(self._stored.writer_at_work),
             "owner": "broker" if self._is_owned else None,
             "cursors": self.cursors(),
         }
@@ -433,7 +432,7 @@ class Log(Readable):
             except HeadraceError as error:
                 self._abandon(error)
         try:
-            self._stored.close()  # type: ignore[attr-defined]
+            self._stored.close()
         except HeadraceError as error:
             self._failure = self._failure or error
 
@@ -463,8 +462,7 @@ class Log(Readable):
         self._lock = threading.RLock()
         self._after_fork()
         if self.readonly:
-            if isinstance(self._stored, OfflineLogReader):
-                self._stored.after_fork()
+            self._stored.after_fork()
             if self._beacon is not None:
                 self._beacon.forget_sleepers()
             return
@@ -503,7 +501,7 @@ class Log(Readable):
         if self.path == MEMORY:
             if self.readonly:
                 raise InvalidArgument("a log in memory is its process's own: it cannot be opened readonly")
-            self._stored = MemoryLog(whole(memory_bytes, "memory_bytes"))
+            self._stored = self._written = MemoryLog(whole(memory_bytes, "memory_bytes"))
             return
         self.path = os.path.abspath(self.path)
         if self.readonly:
@@ -515,7 +513,8 @@ class Log(Readable):
             # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
             floor = committed_end(self._disk, self.path)
             stored = FileLog(self._host, self.path, settings, create=create, floor=floor)
-            self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
+            self._stored = self._written = stored
+            self._beacon = Beacon(self._disk, live, write=True)
         except BaseException:
             self._disk.unlock(live)
             raise
@@ -524,7 +523,7 @@ class Log(Readable):
 
     def _open_to_read(self) -> None:
         if is_owned(self._host, self.path):
-            self._stored = OfflinePartitionReader(self._host, self.path)
+            self._stored, self._is_owned = OfflinePartitionReader(self._host, self.path), True
             return
         follower = Follower(self._host, self.path)
         self._stored, self._beacon = follower, follower.beacon
@@ -579,7 +578,7 @@ class Log(Readable):
                 self._ticking = not isinstance(error, LogFailed)
                 if self._ticking and self._sync_every is not None:
                     self._tick_later(self._sync_every)
-            self._file_log().request_sync()
+            self._writer().request_sync()
 
     def _add(self, message: BufferedMessage | BufferPortion) -> int:
         """Add to the buffer, writing it out if it is full; the caller has the lock."""
@@ -594,7 +593,7 @@ class Log(Readable):
     def _check_weight(self, message: BufferedMessage | BufferPortion) -> None:
         """Refuse what could never be written: it would stand in the way of all that follows."""
         if message.weight > self._weight_max:
-            more = "; give the log more memory_bytes" if isinstance(self._stored, MemoryLog) else ""
+            more = "; give the log more memory_bytes" if self.path == MEMORY else ""
             raise MessageTooLarge(
                 f"a message of {message.weight} bytes, with its key and headers, is more than the {self._weight_max} "
                 f"that this log takes at once{more}"
@@ -622,21 +621,20 @@ class Log(Readable):
             now_us = _now_us()
             self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
         assert self._stored.next_offset == gathered.base_offset + len(gathered.values)
-        if isinstance(self._stored, MemoryLog):
+        if self.path == MEMORY:
             self._wake()
-        elif len(self._file_log().segments) != self._segments_seen:
+        elif len(self._stored.segments) != self._segments_seen:
             self._trim_if_asked()
 
     def _trim_if_asked(self) -> None:
         if self._retain_us is not None or self._retain_bytes is not None or self._until_consumed:
             self.trim()
-        self._segments_seen = len(getattr(self._stored, "segments", ()))
+        self._segments_seen = len(self._stored.segments)
 
     def _settle(self, timeout_s: float | None = None) -> bool:
         if self._closed:
             raise LogClosed
-        if isinstance(self._stored, OfflinePartitionReader):
-            self._stored.refresh()
+        self._stored.refresh()
         if self.readonly:
             return True
         self._check_open()
@@ -658,14 +656,10 @@ class Log(Readable):
                 "readonly=True, or another to write"
             )
 
-    def _writer(self) -> FileLog | MemoryLog:
+    def _writer(self) -> StoredLog:
         self._check_open()
-        assert isinstance(self._stored, FileLog | MemoryLog)
-        return self._stored
-
-    def _file_log(self) -> FileLog:
-        assert isinstance(self._stored, FileLog)
-        return self._stored
+        assert self._written is not None
+        return self._written
 
 
 def _by_message(keep: Callable[[Message], bool]) -> Keep:

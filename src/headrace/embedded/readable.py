@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, dropwhile, islice, takewhile
 from typing import Any, overload
 
-from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
+from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, checked_name, load_offset
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch
 from headrace.model.errors import (
@@ -25,8 +25,6 @@ from headrace.model.errors import (
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
-from headrace.storage.driver import checked_name
-from headrace.storage.offline_reader import OfflinePartitionReader
 from headrace.storage.reader import LogReader
 
 _SHARED = ".shared"
@@ -54,6 +52,8 @@ class Readable:
         self._gates: list[threading.Lock] = []
         """Locks that those who wait for a log in memory to grow try to take."""
         self._closed = False
+        self._is_owned = False
+        """Whether this is a broker's log, in which nobody else keeps anything."""
 
     def _settle(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         """Make what this process has appended readable; whether that was done in time."""
@@ -423,11 +423,6 @@ class Readable:
             offsets = {name: load_offset(self._disk, f"{directory}/{name}") for name in self._disk.names(directory)}
         return {name: offset for name, offset in offsets.items() if offset is not None}
 
-    @property
-    def _is_owned(self) -> bool:
-        """Whether this is a broker's log, in which nobody else keeps anything."""
-        return isinstance(self._stored, OfflinePartitionReader)
-
     def _position(self, name: str) -> Position | MemoryPosition:
         if self._is_owned:
             raise LogOwned(f"{self.path} is a log of a broker: read its topic in a group to have a place of your own")
@@ -451,7 +446,7 @@ class Readable:
         if self._beacon is not None:
             self._beacon.wait(seen, timeout_s)
             return
-        if isinstance(self._stored, OfflinePartitionReader):
+        if self._is_owned:
             clock.sleep(min(timeout_s, _LOOK_S))
             self._stored.refresh()
             return

@@ -120,7 +120,7 @@ class LogScanner:
             who = self._subscription.decode()
             logger.warning(
                 "batch skipped by a leased subscription  path=%s subscription=%s offsets=%s reason=%s",
-                self._partition.place,
+                self._partition.location,
                 who,
                 offsets,
                 error,
