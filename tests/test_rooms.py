@@ -39,8 +39,27 @@ CLOCKLESS = {"model", "storage", "engines", "broker"}
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter") for unit in ("", "_ns")}
 CLOCKS |= {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")} | {"datetime.date.today"}
 ENGINE_PARTS = {"pending", "statuses", "leases", "contents"}
+DISK_ROOMS = {"storage", "engines", "broker"}
+"""Rooms whose files are on the Disk that they are given: another disk, and the whole broker is somewhere else."""
 SYSTEM_DOOR = "storage/disk.py"
-SYSTEM_MODULES = {"os", "mmap", "fcntl", "ctypes", "socket"}
+SYSTEM_MODULES = {
+    "os",
+    "posix",
+    "posixpath",
+    "io",
+    "_io",
+    "pathlib",
+    "shutil",
+    "tempfile",
+    "glob",
+    "fileinput",
+    "linecache",
+}
+SYSTEM_MODULES |= {"mmap", "fcntl", "ctypes", "resource", "multiprocessing", "subprocess", "pty"}
+SYSTEM_MODULES |= {"socket", "socketserver", "ssl", "select", "selectors", "http", "urllib"}
+SYSTEM_MODULES |= {"sqlite3", "dbm", "shelve", "zipfile", "tarfile", "gzip", "bz2", "lzma"}
+LOG_CLASSES = {"LogReader", "StoredLog", "GroupCommitLog", "FileLog", "MemoryLog"}
+LOG_CLASSES |= {"OfflineLogReader", "OfflinePartitionReader", "Follower"}
 FUTEX_DOOR = "storage/beacon.py"  # ctypes only: sleeping on a word of memory is no file's business
 
 FILE_LINES_REPORTED, FILE_LINES_MAX = 400, 600
@@ -167,11 +186,24 @@ def back_patched(module: Module) -> Found:
 
 
 def second_doors_to_the_system(module: Module) -> Found:
-    if module.room == "storage" and module.path != SYSTEM_DOOR:
-        for line, name in imports(module):
-            allowed = {"ctypes"} if module.path == FUTEX_DOOR else set()
-            if name.split(".")[0] in SYSTEM_MODULES - allowed:
-                yield line, f"only {SYSTEM_DOOR} imports {name.split('.')[0]}"
+    if module.room not in DISK_ROOMS or module.path == SYSTEM_DOOR:
+        return
+    allowed = {"ctypes"} if module.path == FUTEX_DOOR else set()
+    for line, name in imports(module):
+        if name.split(".")[0] in SYSTEM_MODULES - allowed:
+            yield line, f"only {SYSTEM_DOOR} imports {name.split('.')[0]}"
+    for line, name in names_used(module):
+        if name in {"open", "builtins.open", "__import__", "importlib.import_module"}:
+            yield line, f"only {SYSTEM_DOOR} opens files: use the Disk"
+
+
+def logs_asked_for_their_kind(module: Module) -> Found:
+    """The log interface answers by what it does: see storage/stored_log.py."""
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and dotted(node.func) == "isinstance" and len(node.args) == 2:
+            for kind in ast.walk(node.args[1]):
+                if (name := dotted(kind).split(".")[-1]) in LOG_CLASSES:
+                    yield node.lineno, f"asks whether a log is a {name}; use or extend the interface"
 
 
 def swallowed_errors(module: Module) -> Found:
@@ -320,7 +352,21 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("broker/broker.py", "class B:\n    def __init__(self): self._topics.on_change = self._changed"),
         ("broker/leasing.py", "class B:\n    def __init__(self, a): self.a, a.served = a, self._serve"),
     ],
-    second_doors_to_the_system: [("storage/log.py", "import os.path"), ("storage/pool.py", "from mmap import mmap")],
+    second_doors_to_the_system: [
+        ("storage/log.py", "import os.path"),
+        ("storage/pool.py", "from mmap import mmap"),
+        ("engines/store.py", "from pathlib import Path"),
+        ("engines/leased/index.py", "import shutil"),
+        ("broker/repair.py", "def late():\n    import tempfile"),
+        ("broker/topics.py", "with open('/etc/hosts') as file: pass"),
+        ("engines/journal.py", "from builtins import open as look\nlook('journal')"),
+        ("storage/segment.py", "import ctypes"),
+        ("broker/broker.py", "import socket"),
+    ],
+    logs_asked_for_their_kind: [
+        ("engines/partition.py", "if isinstance(log, FileLog): pass"),
+        ("embedded/log.py", "assert isinstance(self._stored, log.FileLog | memory.MemoryLog)"),
+    ],
     swallowed_errors: [("cli/a.py", f"try: x\nexcept{kind}: pass") for kind in ("", " Exception", " (A, Exception)")],
     leftover_markers: [("model/topic.py", "x = 1  # TODO"), ("model/topic.py", "# FIXME: y"), ("model/a.py", "# XXX")],
     missing_docstrings: [
@@ -340,6 +386,9 @@ def test_rule_can_fail(rule: Rule, path: str, text: str) -> None:
 
 GOOD = [
     ("storage/disk.py", "import os, mmap"),
+    ("storage/beacon.py", "import ctypes"),
+    ("storage/segment.py", "file = disk.open(path)"),
+    ("gateways/http.py", "import os, socket\nopen(path)"),
     ("broker/publish.py", "from headrace.engines.api import Engine\nfrom headrace.broker import groups"),
     ("broker/leasing.py", "class _B:\n    def __init__(self, a):\n        self.a = a\n        a.ready.connect(self.a)"),
     ("broker/leasing.py", "def _due(index): return index.next_times()"),

@@ -176,9 +176,21 @@ def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0
     Parameters:
         address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`; by default $HEADRACE_URL, or else
             `headrace://127.0.0.1:7390`.
-        name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
-        timeout: how many seconds a request may take, reconnecting and repeating included.
-        wait: for how many seconds to keep trying if the broker cannot be reached yet.
+        name: the name of this client in the broker's lists and logs; by default host, process and a number.
+        timeout: how many seconds a request may take, including reconnecting and retries.
+        wait: for how many seconds to retry if the broker cannot be reached yet.
+
+    Returns:
+        The bus; close it, or use `with`.
+
+    Raises:
+        ConnectionFailed: if the broker cannot be reached.
+        InvalidArgument: if the address or another argument is wrong.
+        UnsupportedVersion: if client and broker have no version of the protocol in common.
+
+    Example:
+        >>> with headrace.connect("headrace://127.0.0.1:7390") as bus:  # doctest: +SKIP
+        ...     receipt = bus.publish("orders", b"3 apples")
     """
     from headrace.client._sync.bus import connect as connect_bus
 
@@ -195,13 +207,27 @@ async def connect_async(
 
 
 def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, **settings: Any) -> "Bus":
-    """Open a broker in this process, with its data in a directory; it is closed with the bus.
+    """Run a broker in this process, with its data in a directory; closing the bus stops it.
 
     Parameters:
-        path: the directory, made if there is none; or `:memory:`, where nothing outlives the bus.
-        name: what the bus calls itself in the broker's lists and logs; by default host, process and a number.
+        path: the directory, created if it does not exist; or `:memory:`, where nothing outlives the bus.
+        name: the name of this client in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take.
-        settings: of the broker, by the names that `headrace serve --print-config` shows.
+        settings: settings of the broker, by the names that `headrace serve --print-config` shows.
+
+    Returns:
+        The bus; close it, or use `with`.
+
+    Raises:
+        LogInUse: if another process has the directory open.
+        NotADataDirectory: if the directory has other files in it.
+        DataDirectoryDamaged: if its journal is missing or damaged.
+        InvalidArgument: if a setting is wrong.
+
+    Example:
+        >>> with headrace.open(":memory:") as bus:
+        ...     bus.publish("orders", b"3 apples").offset
+        0
     """
     from headrace.client._sync.bus import attach
     from headrace.model.arguments import check_path

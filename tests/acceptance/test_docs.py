@@ -128,7 +128,8 @@ NOT_FILES = {"script.py"}
 @pytest.mark.parametrize("page", ["docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "CONTRIBUTING.md", *ADRS])
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     for name in NAMED.findall((ROOT / page).read_text(encoding="utf-8")):
-        found = (ROOT / "src" / "headrace" / name).exists() or (ROOT / name).exists()
+        found = [folder for folder in (ROOT / "src" / "headrace", ROOT) if (folder / name).exists()]
+        found += [] if "/" in name else (ROOT / "src" / "headrace").rglob(name)
         assert found or name in NOT_FILES, f"{page} names {name}"
 
 

@@ -15,7 +15,7 @@ from headrace.cli.main import main
 from headrace.model.batch import HEADER_BYTES
 from headrace.model.errors import CorruptBatch
 from headrace.server import EmbeddedServer
-from headrace.storage.disk import Disk
+from headrace.storage.disk import LocalDisk
 from headrace.storage.log import FileLog
 from headrace.storage.runtime import StorageRuntime
 
@@ -62,7 +62,7 @@ def damage_header(data: Path) -> None:
 def damage_and_repair(data: Path) -> None:
     """Damage a message, and let a repair make it a gap."""
     damage_body(data)
-    host = StorageRuntime(Disk())
+    host = StorageRuntime(LocalDisk())
     log = FileLog(host, str(damaged_batch(data)[0].parent), create=False, owned=True, repair=True)
     assert [(lost.first_offset, lost.next_offset) for lost in log.findings.lost] == [(DAMAGED.start, DAMAGED.stop)]
     log.close()

@@ -17,7 +17,7 @@ from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import DiskFull, LogClosed, LogFailed, OffsetOutOfRange
-from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.storage.log import FileLog
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
@@ -37,7 +37,7 @@ def place() -> Iterator[Path]:
         yield path
 
 
-class SmallDisk(Disk):
+class SmallDisk(LocalDisk):
     """A disk that fills up. What counts is what was written: a file that was only made longer takes no room."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -87,7 +87,7 @@ class SmallDisk(Disk):
             self._ends.pop(os.stat(path).st_ino, None)
 
 
-class Refusing(Disk):
+class Refusing(LocalDisk):
     """A disk that has no room for some files."""
 
     refused = "nothing"
@@ -105,7 +105,7 @@ class Unyielding(Refusing):
     def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
         if self.refused in file.path and not any(self.read(file, position, len(data))):
             raise DiskFull
-        Disk.write(self, file, position, data)
+        LocalDisk.write(self, file, position, data)
 
 
 class Idle(Worker):

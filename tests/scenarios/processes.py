@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from mmap import mmap
 from random import Random
 
 from tests.faults.writer import kept
@@ -16,7 +15,7 @@ from tests.known import ENVIRONMENT, append, content, said
 
 import headrace
 from headrace.model.errors import LogNotFound, OffsetOutOfRange
-from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.storage.runtime import StorageRuntime
 
 END = b"the end"
@@ -162,10 +161,10 @@ def hold_log(path: str) -> None:
         sys.stdin.read()
 
 
-class Surprised(Disk):
+class Surprised(LocalDisk):
     """Between the moment a segment is mapped and the first look at it, a writer opens the log and closes it."""
 
-    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap:
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview:
         mapped = super().map(file, length, write=write)
         if file.path.endswith(".seg"):
             script = "import headrace, sys; headrace.Log(sys.argv[1]).close()"

@@ -17,7 +17,7 @@ from tests.scenarios.processes import END, finish, start
 import headrace
 from headrace.model.batch import parse
 from headrace.model.errors import CursorInUse, LogInUse, LogNotFound
-from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT
 
@@ -184,7 +184,7 @@ def test_four_consumers_take_each_message_once(place: Path, started: Started) ->
 
 
 def test_two_processes_make_the_same_file_at_the_same_moment(place: Path) -> None:
-    class Late(Disk):
+    class Late(LocalDisk):
         """Another process always makes the file an instant earlier."""
 
         def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:

@@ -1,6 +1,8 @@
 """How single messages come into batches, against a broker in this process."""
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.model.errors import MessageTooLarge, PartitionNotFound
+from headrace.model.errors import Closed, MessageTooLarge, PartitionNotFound
 from headrace.model.limits import MESSAGE_BYTES_MAX
 from headrace.server import EmbeddedServer
 
@@ -168,3 +170,43 @@ def test_what_had_to_wait_for_an_answer_is_sent_at_once() -> None:
                 producer.send_many([b"order"] * 300)
                 producer.flush(timeout=4)
         assert bus.offsets("orders", at="latest") == {0: 6000}
+
+
+def test_a_message_that_is_sent_while_the_producer_closes_gets_an_outcome() -> None:
+    with headrace.open(":memory:") as bus:
+        late: list[headrace.Sent] = []
+        tried = threading.Event()
+
+        def send_another(_receipt: headrace.Receipt) -> None:
+            with contextlib.suppress(Closed):  # if close was quicker
+                late.append(producer.send(b"late"))
+            tried.set()
+
+        producer = bus.producer("t", linger=60, after_ack=[send_another])
+        producer.send(b"first")
+        producer.close(20)
+        assert tried.wait(20)
+        for sent in late:
+            with contextlib.suppress(Closed):
+                sent.result(20)
+
+
+def test_every_way_to_publish_counts_the_same_bytes(tmp_path: Path) -> None:
+    headers, limit = {"größe": b"text"}, 16  # 7 bytes of UTF-8 and 4 of text
+    fits, large = b"v" * 2, b"v" * 3
+    with headrace.open(tmp_path) as bus, headrace.Log(":memory:") as log:
+        bus.create_topic("t", message_bytes_max=limit)
+        with bus.producer("t") as producer, bus.transaction("x") as transaction:
+            ways: list[Callable[[bytes], object]] = [
+                lambda value: producer.send(value, b"key", headers=headers),
+                lambda value: producer.publish(value, b"key", headers=headers),
+                lambda value: producer.send_many([b"", value], [b"", b"key"], headers=[None, headers]),
+                lambda value: transaction.publish("t", value, key=b"key", headers=headers),
+                lambda value: transaction.publish_many("t", [value], keys=[b"key"], headers=[headers]),
+            ]
+            for publish in ways:
+                publish(fits)
+                with pytest.raises(MessageTooLarge, match="has 17 bytes"):
+                    publish(large)
+        with pytest.raises(MessageTooLarge, match=f"has {MESSAGE_BYTES_MAX + 1} bytes"):
+            log.append(b"v" * (MESSAGE_BYTES_MAX - 13), b"key", headers=headers)

@@ -457,7 +457,7 @@ def test_a_partition_that_a_power_loss_took_from_the_journal_is_set_aside(
     with caplog.at_level(logging.WARNING):
         bench = Workbench(data, disk=disk)
     assert "set aside: the journal knows no such partition" in caplog.text
-    (aside,) = DataDirectory(StorageRuntime(), data).aside()
+    (aside,) = DataDirectory(StorageRuntime(), data).set_aside.entries()
     assert aside == (f"{data}/set-aside/topics-1-0.1", "the journal knows no such partition")
     assert b"never acknowledged" in segments(aside.path, "")[0].read_bytes()
     for _ in range(2):  # nor is its id given out when it is out of sight
@@ -500,4 +500,6 @@ def test_another_brokers_partition_is_not_taken_for_ones_own(data: str) -> None:
         bench.publish("orders", [b"a"], partition=1)
     assert len(bench.values("acme/bills")) == 20
     bench.ask(TopicDelete("orders"))
-    assert [aside.path for aside in DataDirectory(StorageRuntime(), data).aside()] == [f"{data}/set-aside/topics-1-1.1"]
+    assert [aside.path for aside in DataDirectory(StorageRuntime(), data).set_aside.entries()] == [
+        f"{data}/set-aside/topics-1-1.1"
+    ]

@@ -31,7 +31,7 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionStage,
 )
-from headrace.storage.disk import Disk
+from headrace.storage.disk import LocalDisk
 from headrace.storage.log import FileLog
 from headrace.storage.owner import read_owner
 from headrace.storage.runtime import StorageRuntime
@@ -49,15 +49,15 @@ def data() -> Iterator[str]:
         yield f"{directory}/data"
 
 
-def host(disk: Disk | None = None) -> StorageRuntime:
-    return StorageRuntime(disk or Disk(), flusher=InlineWorker(), preparer=InlineWorker())
+def host(disk: LocalDisk | None = None) -> StorageRuntime:
+    return StorageRuntime(disk or LocalDisk(), flusher=InlineWorker(), preparer=InlineWorker())
 
 
-def repaired(data: str, disk: Disk | None = None) -> Repaired:
+def repaired(data: str, disk: LocalDisk | None = None) -> Repaired:
     return repair(DataDirectory(host(disk), data), "new", START_US, lambda _: None)
 
 
-def verified(data: str, disk: Disk | None = None) -> Verified:
+def verified(data: str, disk: LocalDisk | None = None) -> Verified:
     return verify(DataDirectory(host(disk), data), lambda _: None, running=False)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model.errors import DiskFull, LogNotFound
-from headrace.storage.disk import Disk
+from headrace.storage.disk import Disk, LocalDisk
 from headrace.testing import FaultyDisk, Flip, PowerLoss, Unsynced
 
 SEEDS = range(200)
@@ -92,7 +92,7 @@ def test_it_does_what_the_real_disk_does(place: str) -> None:
     os.mkdir(f"{place}/faulty")
     disk = FaultyDisk()
     seen = whole_life(disk, f"{place}/faulty")
-    assert seen == whole_life(Disk(), f"{place}/real")
+    assert seen == whole_life(LocalDisk(), f"{place}/real")
     disk.power_loss(Unsynced.KEPT)
     assert [sorted(listed(f"{place}/faulty")), content(place, "faulty/a/two")] == seen[-2:]
 
@@ -233,7 +233,7 @@ def test_write_during_a_sync_is_not_synced_by_it(place: str, monkeypatch: pytest
     saved(disk, place, b"--")
     file = disk.open(f"{place}/file", write=True)
     disk.write(file, 0, b"1")
-    monkeypatch.setattr(Disk, "sync", lambda *_: disk.write(file, 1, b"2"))
+    monkeypatch.setattr(LocalDisk, "sync", lambda *_: disk.write(file, 1, b"2"))
     disk.sync(file)
     assert content(place) == b"12"
     disk.power_loss(Unsynced.LOST)
@@ -582,7 +582,7 @@ def test_full_disk_says_what_the_real_one_says(place: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     with pytest.raises(DiskFull) as real:
-        Disk().write(Disk().open("/dev/full", write=True), 0, b"x")
+        LocalDisk().write(LocalDisk().open("/dev/full", write=True), 0, b"x")
     disk = FaultyDisk(capacity_bytes=0)
     with pytest.raises(DiskFull) as faulty:
         disk.write(disk.open(f"{place}/file", create=True), 0, b"x")

@@ -31,7 +31,7 @@ class Desk:
     def __init__(self, directory: Path) -> None:
         self.disk = TimedDisk()
         self.host = StorageRuntime(self.disk)
-        self.host.quickness.wait_here(lambda: self.disk.now)
+        self.host.inline_sync.allow_this_thread(lambda: self.disk.now)
         self._directory = directory
         self.log = self.opened("log")
 

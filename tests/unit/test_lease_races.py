@@ -1,7 +1,6 @@
 """What is decided about a message holds from the decision on, though the journal is written later in the turn."""
 
 import errno
-import mmap
 import os
 from collections.abc import Iterator
 from itertools import product
@@ -31,7 +30,7 @@ from headrace.model.leasing import (
 )
 from headrace.model.request import Answer
 from headrace.model.requests import Publish, TopicCreate, TopicDelete
-from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.storage.runtime import VIEWS_MAX
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import START_US, Workbench
@@ -237,12 +236,12 @@ def test_a_dead_message_is_redriven_once(full: tuple[Workbench, FaultyDisk]) -> 
 # A partition cannot be read.
 
 
-class Unmappable(Disk):
+class Unmappable(LocalDisk):
     """A disk whose files cannot be mapped while `failing` is part of their paths."""
 
     failing = ""
 
-    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview:
         if self.failing and self.failing in file.path and not write:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), file.path)
         return super().map(file, length, write=write)

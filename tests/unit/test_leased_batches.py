@@ -317,7 +317,7 @@ def test_what_is_no_message_is_passed_over(
     for broker in (bench, Workbench(data, now_us=bench.now_us)):
         info = broker.ask(SubscriptionDescribe("jobs"))
         assert (info.ready, info.leased) == (2, 0)
-    assert caplog.text.count("default passes over offsets 1 to 40") == 2
+    assert caplog.text.count("subscription=default offsets=1 to 40") == 2
     jobs, _ = leased(broker, 100)
     assert [(job.offset, job.value) for job in jobs] == [(0, b"first"), (41, b"last")]
 

@@ -99,8 +99,14 @@ def test_arguments_of_another_kind(log: Log, name: str, bad: Any) -> None:
     assert log.read(0).value == b"x"
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "x" * 201, "ü", "a b"])
+def test_names_that_a_cursor_cannot_have(log: Log, name: str) -> None:
+    with pytest.raises(errors.InvalidArgument):
+        log.cursor(name)
+
+
 @pytest.mark.parametrize("bad", ["x" * (1 << 20), b"x" * (1 << 20)], ids=["str", "bytes"])
-@pytest.mark.parametrize("name", [name for name in WRONG if name not in ("append", "append key", "cursor")])
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in ("append", "append key")])
 def test_errors_do_not_repeat_a_large_argument(log: Log, name: str, bad: Any) -> None:
     with pytest.raises(errors.InvalidArgument) as told:
         WRONG[name](log, bad)

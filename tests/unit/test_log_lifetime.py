@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -22,7 +23,7 @@ from tests.known import ENVIRONMENT
 import headrace
 from headrace.embedded.cursor import Position
 from headrace.errors import HeadraceError, InvalidArgument, LogClosed, LogFailed, MessageTooLarge
-from headrace.storage.disk import Disk
+from headrace.storage.disk import LocalDisk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk
 
@@ -45,8 +46,10 @@ def held(path: Path) -> list[str]:
 
 
 def _held(path: Path) -> list[str]:
-    files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    found = [os.readlink(file) for file in files if os.path.islink(file)]
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # another thread has just closed it
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
     found += [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
     return [file for file in found if file.startswith(f"{path}/")]
 
@@ -181,7 +184,7 @@ def test_a_process_that_ends_closes_its_logs_and_warns_of_none(tmp_path: Path) -
 
 
 def _hold(path: str, ready: Any, done: Any) -> None:
-    position = Position(Disk(), f"{path}/cursors", ".shared")
+    position = Position(LocalDisk(), f"{path}/cursors", ".shared")
     assert position.lock(None)
     ready.set()
     done.wait(100)

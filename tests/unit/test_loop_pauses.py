@@ -24,7 +24,7 @@ from headrace.model.requests import Publish, TopicCreate
 from headrace.model.schedule_requests import CRON_HEADER, ScheduleDefinition, ScheduleList, ScheduleSet
 from headrace.runtime.loop_scheduler import LoopScheduler
 from headrace.storage import worker
-from headrace.storage.worker import Pace
+from headrace.storage.worker import CpuThrottle
 from headrace.testing.workbench import START_US, Workbench
 
 SECOND, HOUR = 1_000_000, 3_600_000_000
@@ -283,7 +283,7 @@ def test_no_dictionary_of_a_compaction_becomes_large() -> None:
     sizes = [len(shard) for shard in last._shards]
     assert sum(sizes) == 50_000
     assert max(sizes) < 50_000 / 50
-    last.clear(Pace())
+    last.clear(CpuThrottle())
     assert not any(last._shards)
 
 

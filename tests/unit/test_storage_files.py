@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from headrace.storage import index as indexes
 from headrace.storage.beacon import Beacon
-from headrace.storage.disk import Disk
+from headrace.storage.disk import LocalDisk
 from headrace.storage.index import Index, IndexSummary
 from headrace.storage.pool import Pool
 from headrace.storage.record import SlottedRecord
 from headrace.storage.worker import Worker
 
-DISK = Disk()
+DISK = LocalDisk()
 SUMMARY = IndexSummary(1, 2, 3, 4_000, 5, 6, 7)
 
 

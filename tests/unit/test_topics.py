@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.suggestions import nearest
 from headrace.model.errors import (
     DiskFull,
     InvalidArgument,
@@ -35,6 +34,7 @@ from headrace.model.requests import (
     TopicDescribe,
     TopicList,
 )
+from headrace.model.suggestions import nearest
 from headrace.model.topic import TopicSettings
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import START_US, Workbench

@@ -1,4 +1,4 @@
-"""A partition at work: gathers small batches, answers when they are safe, wakes who waits for messages."""
+"""An open partition: gathers small batches, answers publishers when batches are durable, wakes readers."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Answer = PendingAnswer[Published]
 
 
 class ActivePartition:
-    """One partition of a topic: all its publishers and readers come together here."""
+    """One open partition of a topic, with its publishers and readers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ActivePartition:
         self._hidden_from: int | None = None
         """The end of a batch: what follows may not be seen before its offsets are reserved, or it is synced."""
         self._unreserved: list[tuple[int, Callable[[HeadraceError | None], None]]] = []
-        """Who waits for offsets to be reserved."""
+        """Callbacks that wait for offsets to be reserved."""
         self._gathered: list[tuple[Batch, int, Answer]] = []
         self._gathered_bytes = 0
         self._now_us = 0
@@ -64,7 +64,7 @@ class ActivePartition:
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
-        """Why there is nothing to be had here any more."""
+        """Why the partition cannot be used any more."""
 
     @property
     def idle(self) -> bool:
@@ -87,16 +87,16 @@ class ActivePartition:
         return PartitionInfo(self.number, partition.first_offset, self.end_offset, size_bytes, damaged)
 
     def alter(self, settings: TopicSettings, now_us: int) -> None:
-        """Go on with other settings."""
+        """Apply other settings."""
         shown, self.settings = self.end_offset, settings
         self._reserve_at = self._next_reserve()
         self._reserve(shown)
-        self.partition.alter(log_settings(settings), settings.memory_bytes, now_us)
+        self.partition.alter(log_settings(settings), now_us)
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
 
     def release(self, outcome: object) -> None:
-        """The topic is safe by now, or cannot be, and then nothing in it is."""
+        """End the hold: the topic's creation is durable, or failed, and then so does everything in it."""
         if isinstance(outcome, HeadraceError):
             self.gone = self.gone or outcome
             self._syncing.fail(outcome)
@@ -105,8 +105,9 @@ class ActivePartition:
         self.wake()
 
     def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
-        """Append a batch, and answer when it is as safe as was asked for."""
-        self._check_gone()
+        """Append a batch, and answer when it has reached the requested durability."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
         settings = self.settings
         if not 0 <= request.durability <= _SYNCED:
             raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
@@ -117,14 +118,15 @@ class ActivePartition:
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
         if small and request.expected_offset is None:
             return self._gather(batch, needed, now_us)
-        self.flush()
+        if self._gathered:
+            self.flush()
         appended = self.partition.append(batch, now_us, request.expected_offset)
         if appended.next_offset > self._reserve_at and not appended.duplicate:
             self._reserve(appended.base_offset)
         return self.answer(appended, needed)
 
     def flush(self) -> None:
-        """Append what was gathered."""
+        """Append the gathered batches."""
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not gathered:
             return
@@ -133,7 +135,7 @@ class ActivePartition:
         except HeadraceError as error:
             outcomes = [error] * len(gathered)
         except Exception:  # whatever it was, everybody gets an answer
-            logger.exception("%s partition %s: gathered batches could not be appended", self.topic, self.number)
+            logger.exception("gathered batches not appended  topic=%s partition=%s", self.topic, self.number)
             outcomes = [InternalError()] * len(gathered)
         if self.partition.next_offset > self._reserve_at:
             new = [one.base_offset for one in outcomes if isinstance(one, Appended) and not one.duplicate]
@@ -152,7 +154,7 @@ class ActivePartition:
             self._syncing.wait(fresh[-1][1].next_offset, partial(self._answer_synced, fresh))
 
     def answer(self, appended: Appended, needed: int, pending_answer: Answer | None = None) -> Published | Answer:
-        """The answer to a publisher, when what was appended is safe enough."""
+        """The answer to a publisher, now or when the batch has reached the durability it needs."""
         base_offset, next_offset, append_time, duplicate = appended
         reached = self.partition.reached(next_offset)
         if self._syncing.held:
@@ -190,9 +192,9 @@ class ActivePartition:
         return appended
 
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Tell when all that there is now is on the disk, or at once when it never will be."""
+        """Call back when everything appended so far is synced; at once for a partition in memory."""
         next_offset = self.partition.next_offset
-        if self.partition.in_files and self.partition.synced_offset < next_offset:
+        if self.partition.awaits_sync(next_offset):
 
             def synced(error: HeadraceError | None) -> None:
                 tell(error)
@@ -208,7 +210,8 @@ class ActivePartition:
 
     def read(self, offset: int, bytes_max: int, now_us: int, on_ready: Callable[[], None] | None) -> Slice | None:
         """Whole batches from an offset on; None when there are none, and then `on_ready` is called once."""
-        self._check_gone()
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
         end_offset = self.end_offset
         expired_us = None
         if self.settings.validity is Validity.TTL and self.settings.ttl_seconds is not None:
@@ -239,18 +242,18 @@ class ActivePartition:
             )
 
     def forget(self, on_ready: Callable[[], None]) -> None:
-        """Do not call this any more."""
+        """Do not call this reader any more."""
         self._sleepers.pop(on_ready, None)
 
     def wake(self) -> None:
-        """Tell those who wait that there may be something to read, or that there is nothing to wait for."""
+        """Wake all waiting readers: there may be something to read, or the partition is gone."""
         if self._sleepers:
             sleepers, self._sleepers = self._sleepers, {}
             for on_ready in sleepers:
                 on_ready()
 
     def end(self) -> None:
-        """The topic is gone: nobody gets anything here any more."""
+        """Refuse all reading and publishing: the topic was deleted."""
         self.flush()
         self.gone = TopicNotFound(f"the topic {self.topic} was deleted")
         self.wake()
@@ -295,10 +298,6 @@ class ActivePartition:
         for next_offset, tell in waiting:
             if error is not None or next_offset <= reserved:
                 tell(error)
-
-    def _check_gone(self) -> None:
-        if self.gone is not None:
-            raise type(self.gone)(str(self.gone))
 
     def _gather(self, batch: Batch, needed: int, now_us: int) -> Answer:
         pending_answer: Answer = PendingAnswer()

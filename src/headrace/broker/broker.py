@@ -1,4 +1,4 @@
-"""The broker: the one place that every gateway calls."""
+"""The broker's façade: every gateway calls `Broker.ask`."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -141,7 +141,7 @@ class Broker:
         self.wall_offset_us = 0
         """How far the time of day is ahead of the broker's time: less than 0 after the system's clock was put back."""
         self.surroundings: Callable[[], dict[str, Any]] = dict
-        """Tells those fields of BrokerInfo that only the process around the broker knows."""
+        """Returns the fields of BrokerInfo that only the process around the broker knows."""
         self._handlers = self._by_request()
 
     @property
@@ -195,7 +195,7 @@ class Broker:
         return session
 
     def touch(self, session: Session, now_us: int) -> None:
-        """A sign of life."""
+        """Keep the group memberships of a session alive."""
         self._groups.touch(session, now_us)
 
     def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
@@ -225,7 +225,7 @@ class Broker:
         return handler
 
     def tick(self, now_us: int) -> int:
-        """Do what is due; returns when to come again at the latest."""
+        """Run what is due; returns when to call it again at the latest."""
         self._turns.begin(now_us)
         self._tick("groups", self._groups.tick, now_us)
         self._tick("transactions", self._transactions.tick, now_us)
@@ -242,7 +242,7 @@ class Broker:
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
-        """What goes wrong with one component keeps none of the others from doing what is due."""
+        """Run one component's tick; its failure is logged and does not stop the others."""
         try:
             tick(now_us)
         except Exception as error:  # noqa: BLE001 it is told, and tried again at the next tick
@@ -252,7 +252,7 @@ class Broker:
             self._ledger.failures.worked(("tick", component))
 
     def drain(self) -> None:
-        """Take nothing new from now on; what was begun can be ended."""
+        """Refuse new work from now on; work that was begun can be finished."""
         self._draining = True
         self._leasing.drain()
 
@@ -358,7 +358,7 @@ class Broker:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)
-        if self._ballast.dropped and active.partition.in_files:
+        if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
         return active.publish(request, batch, now_us)
 

@@ -149,7 +149,12 @@ class CommitApplier:
         try:
             batch = (work.batches[work.next] if work.batches else self._staging.batch_at(stage)).copied()
         except (CorruptBatch, OffsetOutOfRange) as error:
-            logger.error("a batch of the transaction %s for %s is lost: %s", _name(work.fact), topic, error)
+            logger.error(
+                "batch of a committed transaction lost  transaction=%s topic=%s reason=%s",
+                _name(work.fact),
+                topic,
+                error,
+            )
             return 0
         appended = active.committed(batch, mark, self._now_us)
         work.places.append(PartitionOffset(str(topic), number, appended.base_offset))

@@ -126,7 +126,7 @@ class DeadLetters:
         *,
         counted: bool,
     ) -> PendingAnswer[Done]:
-        """Send messages to the dead letter topic; settles when they are there and nowhere else.
+        """Send messages to the dead letter topic; resolves when they are there and nowhere else.
 
         `counted`: their last delivery is among those in vain already.
         """
@@ -139,7 +139,7 @@ class DeadLetters:
         return burial.pending_answer
 
     def _bury(self, burial: "_Burial", offsets: Sequence[int]) -> None:
-        """Send some after the others, as many at a time as are to be in memory at once and do not take long."""
+        """Send messages in portions, each small enough for memory and for a slice."""
         if not offsets:
             burial.pending_answer.resolve(Done())
             self._registry.serve_soon(burial.subscription)  # the next ones of their keys can be had
@@ -220,7 +220,7 @@ class DeadLetters:
     def redrive(
         self, subscription: Subscription, dead: Subscription, found: dict[int, list[int]], now_us: int
     ) -> Generator[None, int, PendingAnswer[Redriven]]:
-        """Put dead messages back, by partition of the dead letter topic; in slices. Settles with how many."""
+        """Put dead messages back, by partition of the dead letter topic, in slices; resolves with their number."""
         indexes = dict(dead.indexes)  # as they are now: it may be reset meanwhile
         for partition, offsets in found.items():
             indexes[partition].leave(offsets)
@@ -322,7 +322,7 @@ class _Origins:
 
 
 class _About(NamedTuple):
-    """What is told of a message's death."""
+    """Why a message became a dead letter."""
 
     reason: str
     holder: str
@@ -341,7 +341,7 @@ class _Burial(NamedTuple):
 
 
 def dead_topic(subscription: Subscription) -> str:
-    """Where a subscription's dead messages go."""
+    """The name of a subscription's dead letter topic."""
     return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
 
 
@@ -368,7 +368,7 @@ def _about(
 
 
 def offsets_text(offsets: range) -> str:
-    """Which messages, for people to read."""
+    """A range of offsets as text."""
     return f"message {offsets.start}" if len(offsets) == 1 else f"messages {offsets.start} to {offsets.stop - 1}"
 
 

@@ -320,14 +320,14 @@ class GroupCoordinator:
                 self._ledger.record(now_us, OffsetsCommitted(group.name, new))
         except HeadraceError as error:
             # The members begin there all the same; their commits will say where the group is.
-            logger.warning("where the group %s begins could not be written down: %s", group.name, error)
+            logger.warning("start offsets of a group not recorded  group=%s reason=%s", group.name, error)
         return places
 
     def _opened(self, topic: Topic, number: int) -> ActivePartition | None:
         try:
             return self._topics.active(topic, number)
         except HeadraceError as error:
-            logger.warning("partition %s of %s cannot be read: %s", number, topic, error)
+            logger.warning("partition unreadable  topic=%s partition=%s reason=%s", topic, number, error)
             return None  # whoever reads there is told why that does not work
 
     def _known(self, name: str) -> str:

@@ -91,7 +91,7 @@ def proof_of_loss(data: DataDirectory, state: BrokerState, place: PartitionPath)
     """
     found = data.owner(place.path)
     newer = place.topic_id in state.topics or place.topic_id > state.topic_id
-    if found.owner is None or found.owner.place != (state.broker_id, place.topic_id, place.number):
+    if found.owner is None or found.owner.key != (state.broker_id, place.topic_id, place.number):
         return None
     if not newer or not (found.owner.journaled or (found.same_boot and data.holds_messages(place.path))):
         return None

@@ -87,7 +87,7 @@ def _take(done: Salvaged, content: bytes) -> None:
         if not done.gaps:
             done.gaps.append(f"a fact cannot be applied: {error}")
         done.passed_over += 1
-        logger.info("a fact is passed over", extra={"error": repr(error)})
+        logger.info("journal fact skipped", extra={"error": repr(error)})
 
 
 def _take_topics(done: Salvaged, found: dict[int, TopicSet]) -> None:

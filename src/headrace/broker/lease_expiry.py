@@ -73,7 +73,7 @@ class LeaseExpiry:
 
     def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
-            logger.warning("expired messages not dropped; trying again in 1 s  error=%s", error)
+            logger.warning("expired messages not dropped; trying again in 1 s  reason=%s", error)
             index.expire_later(offsets, now_us + _AGAIN_US)
 
     def _come_back(

@@ -1,4 +1,4 @@
-"""Leases at work: messages are handed out, acknowledged, kept for longer, given back or rejected."""
+"""Leases messages to consumers, and takes their acknowledgements, extensions, releases and rejections."""
 
 import logging
 from bisect import bisect_left
@@ -45,19 +45,19 @@ _NEVER_US = 1 << 62
 _UNREAD_US = 1_000_000
 """A partition that could not be read is tried again after so long, if somebody waits."""
 _GRANTED_TOGETHER = 16
-"""Consumers that are served at a time."""
+"""Maximum consumers served in one slice."""
 _LOOKED_AFTER_TOGETHER = 32
-"""Subscriptions that are looked after in a tick."""
+"""Maximum subscriptions served in one tick."""
 _LATE_TOGETHER = 200
-"""Consumers that are told at a time that there was nothing."""
+"""Maximum waiting consumers answered with no message in one slice."""
 
 SettlementFact = MessagesSettled | MessagesReleased | LeaseExtended
 Undo = Callable[[], None]
-"""Takes back what was decided about messages, because it could not be written down."""
+"""Undoes a decision about messages, because the journal could not be written."""
 
 
 class LeaseDispatcher:
-    """Hands out messages of leased subscriptions, and hears what became of them."""
+    """Leases messages of all leased subscriptions, and settles them."""
 
     def __init__(
         self, registry: SubscriptionRegistry, dead_letters: DeadLetters, ledger: Ledger, ports: Ports, turns: Turns
@@ -68,14 +68,14 @@ class LeaseDispatcher:
         self._ports = ports
         self._turns = turns
         self._number = ledger.state.session << 32
-        """The last token given out."""
+        """The last lease token given out."""
         self._now_us = 0
         self._expiry = LeaseExpiry(registry, dead_letters, ledger, self.serve_soon)
         self._deadlines: Deadlines[int] = Deadlines()
-        """When there is something to do for which subscription, by id."""
+        """When each subscription is to be served next, by id."""
         self._planned: dict[int, Subscription] = {}
         self._waited_at: dict[Session, WeakSet[Subscription]] = {}
-        """At which subscriptions somebody on a connection has waited."""
+        """The subscriptions at which a session has waited."""
         for subscription in registry:
             self._plan(subscription, 0)
         registry.ready.connect(self._serve)
@@ -84,13 +84,13 @@ class LeaseDispatcher:
 
     @property
     def next_tick_us(self) -> int | None:
-        """When there is something to do; None when there is nothing."""
+        """When the next tick is due; None when nothing is planned."""
         return self._deadlines.next_us()
 
     # Handing out.
 
     def lease(self, session: Session, request: Lease, now_us: int) -> Leased | PendingLeased:
-        """Hand out messages, now or when there are some."""
+        """Lease messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
         self._registry.catch_up(subscription, now_us)
@@ -110,7 +110,7 @@ class LeaseDispatcher:
         return pending_lease.pending_answer
 
     def stop(self, session: Session, request: LeaseStop) -> Done:
-        """Whoever waits on this connection need not; what was granted is told before this is answered."""
+        """End a session's waiting lease requests with no message; leases granted before are answered first."""
         subscription = self._registry.get(request.topic, request.subscription)
         self._ledger.flush()
         for pending_lease in subscription.pending_leases.of(session):
@@ -119,13 +119,13 @@ class LeaseDispatcher:
         return Done()
 
     def disconnect(self, session: Session) -> None:
-        """A connection is gone: nothing is handed out to it any more."""
+        """Lease nothing more to a session whose connection is gone."""
         for subscription in self._waited_at.pop(session, ()):
             for pending_lease in subscription.pending_leases.of(session):
                 subscription.pending_leases.remove(pending_lease)
 
     def tick(self, now_us: int) -> None:
-        """Do what is due, for some subscriptions at a time: the others have their turn at the next tick."""
+        """Serve the subscriptions that are due, some at a time; the others follow in the next tick."""
         if now_us < self._now_us:  # the clock was put back
             for subscription in self._registry:
                 self._plan(subscription, now_us)
@@ -134,13 +134,13 @@ class LeaseDispatcher:
             self._attend(self._planned.pop(number), now_us)
 
     def drain(self) -> None:
-        """Nothing is handed out any more: whoever waits need not."""
+        """Lease nothing more, and answer all waiting consumers with no message."""
         for subscription in self._registry:
             for pending_lease in subscription.pending_leases.clear():
                 pending_lease.pending_answer.resolve(Leased([]))
 
     def _serve(self, subscription: Subscription, now_us: int) -> None:
-        """Give to those who wait, the first first, as far as there is something."""
+        """Lease messages to waiting consumers in the order of their requests, as far as there are messages."""
         tried_ms, left = -1, _GRANTED_TOGETHER
         self._expiry.end_some(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
@@ -165,7 +165,7 @@ class LeaseDispatcher:
         self._plan(subscription, self._due_us(subscription, now_us))
 
     def _grant(self, subscription: Subscription, pending_lease: PendingLease, now_us: int) -> bool:
-        """Hand out what there is; whether there was anything."""
+        """Lease the messages that are ready to a consumer; returns whether there were any."""
         if subscription.settings.paused or subscription.preparing:
             return False
         request = pending_lease.request
@@ -207,7 +207,7 @@ class LeaseDispatcher:
     # What holders say.
 
     def ack(self, request: Ack, now_us: int) -> Settlement | PendingAnswer[Settlement]:
-        """These are done."""
+        """Settle acknowledged messages."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
@@ -224,7 +224,7 @@ class LeaseDispatcher:
         return self._settle(subscription, facts, Settlement(refused), now_us, undo)
 
     def extend(self, request: Extend, now_us: int) -> Settlement | PendingAnswer[Settlement]:
-        """Keep these for longer."""
+        """Extend leases."""
         check_lease_ms(request.lease_ms)
         subscription = self._registry.get(request.topic, request.subscription)
         until_us = now_us + (request.lease_ms * 1000 or round(subscription.settings.lease_seconds * 1e6))
@@ -239,7 +239,7 @@ class LeaseDispatcher:
         return self._settle(subscription, facts, Settlement(refused, until_us), now_us, undo, durably=False)
 
     def release(self, session: Session, request: Release, now_us: int) -> Settlement | PendingAnswer[Settlement]:
-        """Take these back."""
+        """Make released messages available again, or send them to the dead letter topic after too many deliveries."""
         check_release(request)
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
@@ -268,7 +268,7 @@ class LeaseDispatcher:
         return all_of(self._settle(subscription, facts, Settlement(refused), now_us, undo), buried)
 
     def reject(self, request: Reject, now_us: int) -> Settlement | PendingAnswer[Settlement]:
-        """These go to the dead letter topic."""
+        """Send rejected messages to the dead letter topic."""
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
         reason = cut_reason(request.reason) or "rejected"
@@ -289,9 +289,9 @@ class LeaseDispatcher:
         *,
         late: bool = False,
     ) -> Iterator[tuple[LeasedPartition, Holding, Sequence[int]]]:
-        """What of it is in the hands of who says so; the rest is added to what is refused.
+        """Yield the messages that the lease really holds; adds the others to `refused`.
 
-        Each holding is checked when those before it were dealt with, so that nothing is decided twice.
+        Each holding is checked after the ones before it were settled, so that no message is settled twice.
         """
         check_holdings(holdings)
         for holding in holdings:
@@ -315,7 +315,7 @@ class LeaseDispatcher:
         *,
         durably: bool = True,
     ) -> Settlement | PendingAnswer[Settlement]:
-        """Write down what was decided, and answer when that is safe."""
+        """Write facts to the journal, and answer when they are durable."""
         if not facts:
             return answer
         pending_answer: PendingAnswer[Settlement] = PendingAnswer()
@@ -338,7 +338,7 @@ class LeaseDispatcher:
         return pending_answer
 
     def _undone(self, subscription: Subscription, now_us: int) -> None:
-        """Something could not be written down: leases may have ended, and messages be ready, that nobody looks for."""
+        """Plan the next serving after a failed journal write: leases may have ended and messages be ready meanwhile."""
         self._plan(subscription, self._due_us(subscription, now_us))
         if subscription.pending_leases:
             self._turns.call_soon(partial(self._serve, subscription))
@@ -346,7 +346,7 @@ class LeaseDispatcher:
     # Time passes.
 
     def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
-        """Leases end, messages expire, consumers have waited long enough."""
+        """End leases and messages that are over, serve consumers, and answer those that have waited long enough."""
         self._registry.catch_up(subscription, now_us, again=again)
         self._serve(subscription, now_us)
         if subscription.preparing:
@@ -362,7 +362,7 @@ class LeaseDispatcher:
         self._plan(subscription, self._due_us(subscription, now_us))
 
     def _is_behind(self, subscription: Subscription, now_us: int, *, wanted: bool) -> bool:
-        """Whether more has happened at once than was dealt with so far; what is due matters only if it is `wanted`."""
+        """Whether expirations, or due messages that are `wanted`, are left from an earlier slice."""
         schedule = subscription.schedule
         wanted = wanted and not subscription.settings.paused
         return schedule.is_over(now_us) or (wanted and schedule.is_due(now_us))
@@ -378,7 +378,7 @@ class LeaseDispatcher:
         self._attend(subscription, now_us, again=False)
 
     def _attend(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
-        """Look after a subscription, if it is there and at work; one that fails is set aside, and the others go on."""
+        """Serve a subscription, if it still exists and works; one that fails is set aside."""
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
@@ -387,7 +387,7 @@ class LeaseDispatcher:
             self._registry.fail(subscription, error)
 
     def _due_us(self, subscription: Subscription, now_us: int) -> int:
-        """When there is something to do for a subscription."""
+        """When a subscription is to be served next."""
         pending_leases = subscription.pending_leases
         wanted = bool(pending_leases) and not subscription.settings.paused
         times = [
@@ -399,7 +399,7 @@ class LeaseDispatcher:
         return min((time for time in times if time is not None), default=_NEVER_US)
 
     def _plan(self, subscription: Subscription, time_us: int) -> None:
-        """There is something to do at this time, or earlier, as was planned before."""
+        """Plan to serve a subscription at this time, unless it is planned earlier."""
         number = subscription.id
         if time_us >= _NEVER_US or time_us >= self._deadlines.get(number, _NEVER_US):
             return

@@ -1,4 +1,4 @@
-"""The broker's memory: facts are written to the journal first, then they count."""
+"""The broker's durable state: a fact is written to the journal first, then applied."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -103,23 +103,23 @@ class Ledger:
         if data is not None:
             data.check_journal(self.state.broker_id, self.state.session)
         for damage in survey.harmless:
-            logger.warning("the journal is damaged where nothing depends on it: %s", damage)
+            logger.warning("journal damaged where nothing depends on it  damage=%s", damage)
         self._snapshot_at = survey.snapshot
 
     def record(self, now_us: int, *facts: AnyFact) -> None:
-        """Write facts, all or none, and let them count; `durably` tells when they are safe."""
+        """Write facts, all or none, and apply them; `durably` waits until they are synced."""
         self.flush()  # what was decided before comes before
         self._write(facts, now_us)
 
     def gather(self, now_us: int, facts: Sequence[AnyFact], written: Written) -> None:
-        """Write facts in a moment, together with others; tells when they count, or why they never will."""
+        """Write facts soon, together with others; calls back when they are applied, or with the error."""
         if not self._gathered:
             self._ports.call_soon(self.flush)
         self._gathered.append((facts, written))
         self._gathered_us = now_us
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered facts."""
         gathered, self._gathered = self._gathered, []
         if not gathered:
             return
@@ -156,7 +156,7 @@ class Ledger:
         return pending_answer
 
     def request_sync(self) -> None:
-        """Have what was recorded synced soon, though nobody waits for it."""
+        """Sync what was recorded soon, although nobody waits for it."""
         if not self.synced and self.idle:
             self._syncing.wait(self._end, lambda _: None)
 
@@ -204,7 +204,7 @@ class Ledger:
             begin = self._journal.append_snapshot(snapshot, self.now_us)
         except (HeadraceError, OSError) as error:
             # What was recorded counts all the same, and the journal is whole; the next snapshot comes in its time.
-            logger.warning("no snapshot of the journal could be written: %s", error)
+            logger.warning("journal snapshot not written; trying again when the journal has grown  reason=%s", error)
             return
         before, self._snapshot_at = self._snapshot_at, begin
         if before is not None:

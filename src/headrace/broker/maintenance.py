@@ -136,7 +136,7 @@ class Maintenance:
     def _maintain(self, topic: Topic, active: ActivePartition, now_us: int, compacting: bool) -> int:
         """Look after a partition; returns about how much there was to do."""
         key, partition = ("maintenance", topic.id, active.number), active.partition
-        unsynced = partition.in_files and partition.synced_offset < partition.next_offset
+        unsynced = partition.awaits_sync(partition.next_offset)
         try:
             partition.request_sync()  # which may be done at once, if it is little
             active.reserve_again()
@@ -195,13 +195,11 @@ class Maintenance:
         works: list[Callable[[], object]] = []
         first_offset = 0
         if age_us is not None or settings.retain_bytes is not None:
-            first_offset = partition.kept_from(now_us, age_us, settings.retain_bytes)
+            first_offset = partition.retention_offset(now_us, age_us, settings.retain_bytes)
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, active.number))
         if first_offset > partition.first_offset:
             works.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
-        if not partition.in_files and (age_us is not None or settings.retain_bytes is not None):
-            works.append(partial(partition.retain, now_us, age_us, settings.retain_bytes))
         if settings.compact_by_key and compacting and self._worth_compacting(active):
             works.append(partial(self._compact, topic, active, partition.compact_by_key))
         if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(active):
@@ -255,7 +253,7 @@ class Maintenance:
         freed = compact()
         active.compacted_bytes = active.partition.size_bytes
         if freed:
-            logger.info("compacted %s partition %s: %s bytes freed", active.topic, active.number, freed)
+            logger.info("partition compacted  topic=%s partition=%s freed_bytes=%s", active.topic, active.number, freed)
             steps = forget_compacted(topic, active, self._subscriptions, self._ledger.state.leased)
             self._ports.call_threadsafe(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.engines.api import Content, EditRecord, StoredMessages, stored_messages
-from headrace.model.batch import Columns, check_messages, message_bytes, received
+from headrace.model.batch import check_messages, received
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -27,6 +27,7 @@ from headrace.model.errors import (
 )
 from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
+from headrace.model.message import message_size
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
@@ -217,7 +218,7 @@ def _is_too_large(edit: EditRecord, edition: MessageEdit, bytes_max: int) -> boo
     """Whether a new value is too large together with the header that names its owner."""
     if edition.content is None or edit.content is None:
         return False
-    return message_bytes(Columns([edit.content.value], headers=[edit.content.headers]), 0) > bytes_max
+    return message_size(edit.content.value, None, edit.content.headers) > bytes_max
 
 
 def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryview) -> MessageEdit:

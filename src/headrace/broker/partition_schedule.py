@@ -80,7 +80,10 @@ class PartitionSchedule:
 
     def is_over(self, now_us: int) -> bool:
         """Whether the time of a lease or of a message may be over."""
-        return self._is_due(self._ends, now_us)
+        if self.changed:
+            self._look()
+        first = self._ends.first
+        return first is not None and first[0] <= now_us
 
     def has_expired(self, now_us: int) -> bool:
         """Whether there are messages whose time is over and that nobody has dealt with."""

@@ -78,7 +78,7 @@ def verify(data: DataDirectory, progress: Callable[[int], None], *, running: boo
     found = inspect(data)
     logs = list(_each_log(data, progress, lambda path, tell: data.verify_log(path, tell, ended=not running)))
     topics = len(found.state.topics) if found.state is not None else 0
-    aside = [Problem(*one) for one in data.aside()]
+    aside = [Problem(*one) for one in data.set_aside.entries()]
     return Verified(data.path, found.identity, topics, found.problems, found.notes, logs, aside)
 
 
@@ -136,7 +136,7 @@ class _Repair:
             self._set_aside(self._data.journal_path, f"it is the journal of the data directory {self._journal_of}")
             return
         if self._lost and self._data.holds_files(self._data.journal_path):
-            kept = self._data.copy_aside(self._data.journal_path, "the journal as a repair found it")
+            kept = self._data.set_aside.copy(self._data.journal_path, "the journal as a repair found it")
             self._done.set_aside.append(Problem(kept, "the journal as it was"))
         try:
             # As the files are: whoever opens it to write cuts off what a power loss may have left behind damage.
@@ -157,7 +157,7 @@ class _Repair:
         # Without a format file nobody knows how often a broker was started after the journal's end.
         session = state.session + _AHEAD if format_ is None else max(state.session, format_.session, format_.started)
         ids = [place.topic_id for place in self._found.owners]
-        aside = [self._data.owner(one.path).owner for one in self._data.aside()]
+        aside = [self._data.owner(one.path).owner for one in self._data.set_aside.entries()]
         ids += [owner.topic_id for owner in aside if owner is not None and owner.identity == self._identity]
         topic_id, ahead = max(ids, default=0), 0
         commits = 0
@@ -197,7 +197,7 @@ class _Repair:
         if not unknown:
             return
         if state.unsettled or state.shared:
-            kept = self._data.copy_aside(path, "batches of transactions that may have been committed")
+            kept = self._data.set_aside.copy(path, "batches of transactions that may have been committed")
             self._done.set_aside.append(Problem(kept, "a copy of what transactions had staged"))
         else:
             kept = self._set_aside(path, "batches of transactions that may have been committed")
@@ -224,7 +224,7 @@ class _Repair:
             return self._data.open_journal()
 
     def _set_aside(self, path: str, why: str) -> str:
-        kept = self._data.set_aside(path, why)
+        kept = self._data.set_aside.move(path, why)
         self._done.set_aside.append(Problem(kept, why))
         return kept
 

@@ -296,7 +296,9 @@ class ScheduleRunner:
         """A schedule rests until it is set again."""
         is_ours = isinstance(error, HeadraceError)
         text = str(error) if is_ours else f"{type(error).__name__}: {error}"
-        logger.error("the schedule %s rests until it is set again: %s", name, text, exc_info=None if is_ours else error)
+        logger.error(
+            "schedule failed; set it again  schedule=%s reason=%s", name, text, exc_info=None if is_ours else error
+        )
         self._disarm(name)
         self._entries.pop(name, None)
         self._failures[name] = text
@@ -314,7 +316,9 @@ class ScheduleRunner:
                 entry.schedule = schedule_of(kept.definition, created_us)
             except HeadraceError as error:
                 logger.warning(
-                    "schedule keeps its time from before the clock was put back; name=%s: %s", entry.name, error
+                    "schedule keeps its time from before the clock was put back  schedule=%s reason=%s",
+                    entry.name,
+                    error,
                 )
         self._arm(entry)
 
@@ -372,12 +376,12 @@ class ScheduleRunner:
                 topic = self._topics.get_or_create(kept.definition.topic, now_us)
                 pending_answer = self._publish(kept, topic, times_us, due.done_us, now_us)
             except _NEVER as error:
-                logger.warning("the schedule %s cannot run this time: %s", entry.name, error)
+                logger.warning("schedule cannot run this time  schedule=%s reason=%s", entry.name, error)
         if pending_answer is None and due.done_us > kept.done_us:
             self._ledger.record(now_us, ScheduleAdvanced(entry.name, entry.id, due.done_us, 0))
         left_out = due.left_out + len(due.times_us) - (len(times_us) if pending_answer is not None else 0)
         if left_out:
-            logger.info("the schedule %s was left out %s times", entry.name, left_out)
+            logger.info("schedule runs skipped  schedule=%s runs=%s", entry.name, left_out)
             entry.skipped += left_out
         return pending_answer
 
@@ -407,7 +411,7 @@ class ScheduleRunner:
 
     def _wait(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
         if not entry.failures:
-            logger.warning("the schedule %s has to wait: %s", entry.name, error)
+            logger.warning("schedule run not published; retrying  schedule=%s reason=%s", entry.name, error)
         self._arm(entry, not_before_us=now_us + (_RETRY_US << min(entry.failures, _RETRY_DOUBLINGS)))
         entry.failures += 1
 

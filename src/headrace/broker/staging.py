@@ -139,7 +139,7 @@ class StagingLog:
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Tell when everything before an offset is on the disk, at once if it is, or will never be in files."""
-        if self._log.in_files and self._log.synced_offset < offset:
+        if self._log.awaits_sync(offset):
             self._syncing.wait(offset, tell)
         else:
             tell(None)

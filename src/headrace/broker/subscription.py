@@ -1,4 +1,4 @@
-"""A leased subscription at work."""
+"""A leased subscription: its settings, its index of each partition, and its waiting consumers."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ TIMING_BOUNDS_US = [100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100
 
 
 class Subscription:
-    """A leased subscription at work."""
+    """A leased subscription: its settings, its index of each partition, and its waiting consumers."""
 
     def __init__(self, fact: SubscriptionSet, topic: Topic, settings: SubscriptionSettings) -> None:
         self.id = fact.id
@@ -28,28 +28,28 @@ class Subscription:
         self.schedule = PartitionSchedule(self.indexes)
         self.pending_leases = LeaseWaiters()
         self.turn = 0
-        """Which partition is asked first, where none comes before the others by itself."""
+        """The partition to take from first, where the discipline does not decide."""
         self.delivered = self.acked = self.released = self.expired_leases = 0
         self.timing = Timing(TIMING_BOUNDS_US, [0] * (len(TIMING_BOUNDS_US) + 1))
         self.listeners: dict[int, Callable[[], None]] = {}
         self.stale: set[int] = set()
-        """Partitions in which more was published, or that could not be read when it was."""
+        """Partitions with published messages that were not read yet."""
         self.takes_in = False
-        """Whether what was published is going to be taken in."""
+        """Whether reading published messages is scheduled."""
         self.preparing = False
-        """Whether it is being opened or altered, in slices: nothing is handed out before that is done."""
+        """Whether it is being opened or altered in slices; no message is leased meanwhile."""
         self.closings = 0
-        """How often its partitions were closed: whoever was opening them stops."""
+        """How often its partitions were closed; an opening that notices a change stops."""
         self.goes_on = False
-        """Whether more was to be done at once than can be, and is going to be done."""
+        """Whether another slice of serving is scheduled."""
         self.failure = ""
-        """Why it could not be opened; empty when it is at work."""
+        """Why it failed; empty when it works."""
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
 
     def check(self) -> None:
-        """Refuse to do anything with one that could not be opened."""
+        """Refuse a subscription that failed."""
         if self.failure:
             raise SubscriptionFailed(
                 f"the leased subscription {self} could not be opened: {self.failure}; reset it (headrace queue reset), "
@@ -57,6 +57,6 @@ class Subscription:
             )
 
     def is_settled(self, partition: int, offset: int) -> bool:
-        """Whether it is done with a message, as far as it knows of it."""
+        """Whether it has settled a message, as far as it has read the partition."""
         index = self.indexes.get(partition)
         return index is not None and not index.status(offset)

@@ -1,4 +1,4 @@
-"""The registry of leased subscriptions: made, changed, listed and deleted while the broker runs."""
+"""The registry of leased subscriptions: finds them, opens their partitions, and follows what is published."""
 
 import logging
 from collections import deque
@@ -35,7 +35,7 @@ logger = logging.getLogger("headrace.broker")
 
 SLICE_WORK = 8
 OPENING_WORK = 4
-"""So many partitions are opened in a slice, or so many parts of them read; what takes longer counts as so many."""
+"""Units of work in a slice: reading a part of an open partition is one unit, opening a partition is several."""
 
 
 class SubscriptionRegistry:
@@ -78,11 +78,19 @@ class SubscriptionRegistry:
         return self._by_name.get((topic.id, name))
 
     def get(self, topic: str, name: str) -> Subscription:
-        """The subscription of that name, which is at work."""
-        found = self.known(topic, name)
+        """The subscription of that name; one that failed is refused."""
+        found_topic = self._topics.find(topic)
+        found = self._by_name.get((found_topic.id, name)) if found_topic is not None else None
+        if found is None:
+            return self.known(topic, name)
+        if found.topic.failure or found.failure:
+            self._check(found)
+        return found
+
+    def _check(self, found: Subscription) -> None:
+        """Refuse a subscription that failed, or whose topic did."""
         self._topics.check(found.topic)
         found.check()
-        return found
 
     def known(self, topic: str, name: str) -> Subscription:
         """The subscription of that name, whether it could be opened or not."""
@@ -92,12 +100,12 @@ class SubscriptionRegistry:
         return found
 
     def get_or_create(self, request: Lease, now_us: int) -> Subscription:
-        """The subscription that somebody wants to lease from."""
+        """The subscription of a lease request, created if the request says so."""
         topic = self._topics.find(request.topic)
-        found = self.find(topic, request.subscription) if topic is not None else None
+        found = self._by_name.get((topic.id, request.subscription)) if topic is not None else None
         if found is not None:
-            self._topics.check(found.topic)
-            found.check()
+            if found.topic.failure or found.failure:
+                self._check(found)
             return found
         if not request.create:
             return self.get(request.topic, request.subscription)
@@ -105,14 +113,14 @@ class SubscriptionRegistry:
         return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
 
     def topic_of(self, request: Lease | SubscriptionCreate, now_us: int) -> Topic:
-        """The topic of a subscription that is to be made; made as well only if the request says so."""
+        """The topic of a subscription to create; it is created as well only if the request says so."""
         topics = self._topics
         return topics.get_or_create(request.topic, now_us) if request.create_topic else topics.get(request.topic)
 
     def make(
         self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
     ) -> Subscription:
-        """Make a subscription that there is not; it may not be open yet."""
+        """Create a subscription; its partitions may not be open yet."""
         made = self.record(topic, name, settings, starts, now_us)
         self._open(made, now_us)
         return made
@@ -128,7 +136,7 @@ class SubscriptionRegistry:
         return self._add(fact, topic)
 
     def prepare(self, subscription: Subscription, steps: TimedSteps) -> TimedSteps:
-        """Open or alter a subscription; nothing is handed out meanwhile, and who waits is served then."""
+        """Open or alter a subscription; no message is leased meanwhile, and waiting consumers are served afterwards."""
         subscription.preparing = True
         try:
             yield from steps
@@ -140,7 +148,7 @@ class SubscriptionRegistry:
         self.prepared(subscription)
 
     def _topic_changed(self, topic: Topic, now_us: int) -> None:
-        """A topic has gone, or got more partitions."""
+        """Follow a topic that was deleted, or got more partitions."""
         for subscription in self.of_topic(topic):
             if subscription.topic.id not in self._topics.by_id:
                 self.remove(subscription, TopicNotFound(f"the topic {subscription.topic} was deleted"))
@@ -148,14 +156,14 @@ class SubscriptionRegistry:
                 self._open(subscription, now_us)
 
     def _topic_altered(self, topic: Topic, now_us: int) -> None:
-        """A topic has other settings: they count for what is open too."""
+        """Apply a topic's new settings to its open subscriptions."""
         for subscription in self.of_topic(topic):
             self._turns.in_slices(self._expiring_after(subscription, ttl_us(topic), now_us))
             self._open(subscription, now_us)  # of a topic that could not be opened
             self._turns.call_soon(partial(self.ready, subscription))
 
     def _expiring_after(self, subscription: Subscription, lives_us: int | None, now_us: int) -> TimedSteps:
-        """Find anew when messages expire."""
+        """Find the messages' expiry anew, in slices."""
         try:
             for number, index in list(subscription.indexes.items()):
                 for _ in index.expire_after(lives_us):
@@ -168,19 +176,19 @@ class SubscriptionRegistry:
         return Done()
 
     def refresh(self, subscription: Subscription, now_us: int) -> None:
-        """Bring a subscription up to the moment: with all that was published, and what is over is over."""
+        """Bring a subscription up to date: read what was published, and end leases and messages that are over."""
         self.catch_up(subscription, now_us)
         for number in subscription.indexes:
             self.forget_removed(subscription, number)
         self.overdue(subscription, now_us)
 
     def forget_removed(self, subscription: Subscription, partition: int) -> None:
-        """What retention has removed from a partition cannot be handed out."""
+        """Forget the messages of a partition that retention has removed."""
         first_offset = subscription.topic.active_partitions[partition].partition.first_offset
         subscription.indexes[partition].forget_before(first_offset)
 
     def catch_up(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
-        """Take in what was published since; try `again` to open partitions that could not be."""
+        """Read what was published since; with `again` also try to open partitions that could not be opened."""
         if again and len(subscription.indexes) < subscription.topic.settings.partitions:
             self._open(subscription, now_us)
         for number in list(subscription.stale):
@@ -188,24 +196,29 @@ class SubscriptionRegistry:
                 active = self._topics.active(subscription.topic, number)
                 subscription.indexes[number].catch_up(active.end_offset, now_us)
             except (HeadraceError, OSError) as error:
-                logger.warning("%s cannot see what was published to partition %s: %s", subscription, number, error)
+                logger.warning(
+                    "published messages not read; trying again  subscription=%s partition=%s reason=%s",
+                    subscription,
+                    number,
+                    error,
+                )
                 continue  # it is tried again with the next request, or tick
             subscription.stale.discard(number)
             active.listen(subscription.listeners[number])
 
     def serve_soon(self, subscription: Subscription) -> None:
-        """Something may have become free for those who wait."""
+        """Serve waiting consumers soon: messages may be available."""
         if subscription.pending_leases:
             self._turns.call_soon(partial(self.ready, subscription))
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
-        """What every leased subscription has settled; None when the topic has none."""
+        """The offset before which all leased subscriptions have settled everything; None when the topic has none."""
         leased = self._ledger.state.leased
         floors = [leased.partition(one.id, partition).floor for one in self.of_topic(topic)]
         return min(floors, default=None)
 
     def settled_rules(self, topic: Topic, partition: int) -> list[Callable[[int], bool]]:
-        """If most messages of a partition are settled by all leased subscriptions: what tells which, for each."""
+        """For each leased subscription a function that tells which messages are settled; none unless most are."""
         found = [one.indexes.get(partition) for one in self.of_topic(topic)]
         indexes = [index for index in found if index is not None]
         active = topic.active_partitions[partition]
@@ -250,17 +263,17 @@ class SubscriptionRegistry:
         subscription.stale.clear()
 
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
-        """Tell those who wait that there is nothing to wait for."""
+        """Fail all waiting lease requests with an error."""
         for pending_lease in subscription.pending_leases.clear():
             pending_lease.pending_answer.resolve(error)
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
-        """It cannot be used until it is reset; all others can."""
+        """Set a subscription aside until it is reset; all others go on."""
         logger.error("leased subscription failed; reset or delete it  subscription=%s", subscription, exc_info=error)
         self._stop(subscription, f"{type(error).__name__}: {error}")
 
     def _broken(self, number: int) -> None:
-        """What the journal says of a subscription could not be followed."""
+        """Set a subscription aside whose facts cannot be applied."""
         for subscription in self:
             if subscription.id == number:
                 self._stop(subscription, self._ledger.state.leased.broken[number])
@@ -289,7 +302,12 @@ class SubscriptionRegistry:
             try:
                 active = self._topics.active(topic, number)
             except (HeadraceError, OSError) as error:
-                logger.warning("%s cannot hand out messages of partition %s: %s", subscription, number, error)
+                logger.warning(
+                    "partition not opened for leasing; trying again  subscription=%s partition=%s reason=%s",
+                    subscription,
+                    number,
+                    error,
+                )
                 continue
             try:
                 index, steps = self._opened(subscription, number, active, now_us)
@@ -312,14 +330,14 @@ class SubscriptionRegistry:
     def _opened(
         self, subscription: Subscription, number: int, active: ActivePartition, now_us: int
     ) -> tuple[LeasedPartition, Iterator[None]]:
-        """An index, and the steps in which it learns what is there; another one when it is there at the end."""
+        """A partition's index, and the steps in which it reads the log; a last step marks the end."""
         state = self._ledger.state.leased
         settings, lives_us = subscription.settings, ttl_us(subscription.topic)
         index = state.open_partition(subscription.id, number, active.partition, settings, lives_us)
         return index, chain(index.load(active.end_offset, now_us), [None])
 
     def _more(self, subscription: Subscription, number: int) -> None:
-        """Something was published, perhaps in the middle of a request."""
+        """Read a partition soon in which something was published; a request may be under way now."""
         if not subscription.takes_in:
             subscription.takes_in = True
             self._turns.call_soon(partial(self._scan_published, subscription))
@@ -332,6 +350,6 @@ class SubscriptionRegistry:
             self.ready(subscription, now_us)
 
     def close(self) -> None:
-        """Tell those who wait that there is nothing to wait for."""
+        """Fail all waiting lease requests with an error."""
         for subscription in self:
             self._refuse(subscription, Closed("the broker is closing"))

@@ -1,4 +1,4 @@
-"""Waiting for the disk: whoever wants to know that something is synced is told on the broker's thread."""
+"""The one list of those who wait for a log's sync; they are called on the broker's thread."""
 
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +33,7 @@ class SyncWaiters:
         """Whether nobody is told anything before `release`."""
         self._ports = ports
         self._waiting: deque[tuple[int, Told]] = deque()
+        """By offset."""
         self._coming = False
         """Whether the log is going to be asked."""
         self._asked = 0
@@ -47,11 +48,14 @@ class SyncWaiters:
         return not self._waiting and not self._told
 
     def wait(self, offset: int, tell: Told) -> None:
-        """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, about."""
+        """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, mostly."""
         if self._failure is not None:
             self._ports.call_soon(partial(tell, self._failure))
             return
-        self._waiting.append((offset, tell))
+        if self._waiting and offset < self._waiting[-1][0]:
+            self._waiting = deque(sorted([*self._waiting, (offset, tell)], key=_offset))
+        else:
+            self._waiting.append((offset, tell))
         if not self._asked and not self.held:
             self._ask_soon()
 
@@ -78,20 +82,20 @@ class SyncWaiters:
         self._coming = False
         if not self._waiting or self._asked:
             return
-        self._asked = max(offset for offset, _ in self._waiting)
+        self._asked = self._waiting[-1][0]
         self._source.when_synced(self._asked, self._on_some_thread)
 
     def _on_some_thread(self, error: HeadraceError | None) -> None:
-        self._ports.call_threadsafe(lambda: self._tell(error))
+        self._ports.call_threadsafe(partial(self._tell, error))
 
     def _tell(self, error: HeadraceError | None) -> None:
         # Whatever was written when the disk began is synced now, which may be more than was asked for.
         synced, self._asked = max(self._asked, self._source.synced_offset), 0
-        told = [waiting for waiting in self._waiting if error is not None or waiting[0] <= synced]
-        self._waiting = deque(waiting for waiting in self._waiting if error is None and waiting[0] > synced)
-        if self._waiting:
+        waiting = self._waiting
+        while waiting and (error is not None or waiting[0][0] <= synced):
+            self._told.append((waiting.popleft()[1], error))
+        if waiting:
             self._ask_soon()
-        self._told.extend((tell, error) for _, tell in told)
         if not self._telling:
             self._tell_some()
 
@@ -106,3 +110,7 @@ class SyncWaiters:
             self._telling = bool(self._told)
             if self._told:
                 self._ports.call_soon(self._tell_some)
+
+
+def _offset(waiting: tuple[int, Told]) -> int:
+    return waiting[0]

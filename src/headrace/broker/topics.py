@@ -25,7 +25,6 @@ from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
-from headrace.broker.suggestions import nearest
 from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
 from headrace.model.errors import (
     HeadraceError,
@@ -38,6 +37,7 @@ from headrace.model.errors import (
 )
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
+from headrace.model.suggestions import nearest, question
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -46,6 +46,8 @@ logger = logging.getLogger("headrace.broker")
 _MATCHED_TOGETHER = 1000
 _TOLD_TOGETHER = 100
 """Topics that a list tells of in one slice."""
+_LIKENESS, _LENGTHS_APART_MAX = 0.75, 2
+"""How much a name must be like the one of a missing topic to be suggested, and how many letters longer or shorter."""
 
 
 class Topic:
@@ -116,8 +118,10 @@ class TopicRegistry:
 
     def get(self, name: str) -> Topic:
         """The topic of that name, which is at work."""
-        topic = self.known(name)
-        self.check(topic)
+        topic = self._by_text.get(name)
+        if topic is None or topic.failure:
+            topic = self.known(name)
+            self.check(topic)
         return topic
 
     def known(self, name: str) -> Topic:
@@ -130,8 +134,9 @@ class TopicRegistry:
     def _not_found(self, name: str) -> TopicNotFound:
         """The error about a topic that does not exist; it names those of the tenant that may have been meant."""
         tenant = parse_topic(name).tenant
-        near = nearest(name, (text for text, topic in self._by_text.items() if topic.name.tenant == tenant))
-        meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+        names = (text for text, topic in self._by_text.items() if topic.name.tenant == tenant)
+        near = nearest(name, names, _LIKENESS, _LENGTHS_APART_MAX)
+        meant = f"; {question(near)}" if near else ";"
         return TopicNotFound(f"there is no topic {name}{meant} `headrace topic create {name}` makes it", nearest=near)
 
     def check(self, topic: Topic) -> None:
@@ -144,6 +149,9 @@ class TopicRegistry:
 
     def get_or_create(self, name: str, now_us: int) -> Topic:
         """The topic of that name, made if the broker may do that by itself."""
+        topic = self._by_text.get(name)
+        if topic is not None and not topic.failure:
+            return topic  # every publish comes here
         topic = self.find(name)
         if topic is None and self._settings.auto_create_topics:
             return self.create(TopicCreate(name), now_us)
@@ -336,7 +344,7 @@ class TopicRegistry:
             partition.close()
             raise
         # A topic that a power loss may take back has no messages that are safe.
-        held = partition.in_files and not end and not self._ledger.synced
+        held = partition.durable and not end and not self._ledger.synced
         reservation = None
         if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
             reserve = partial(self._reserve, topic, number)
@@ -352,7 +360,7 @@ class TopicRegistry:
         begin, end = partition.survived_offset, partition.next_offset
         if begin >= end:
             return
-        if partition.in_files:
+        if partition.durable:
             logger.warning(
                 "offsets skipped; the messages that had them are lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
@@ -381,7 +389,7 @@ class TopicRegistry:
             active.partition.set_owner(owner)
         except (HeadraceError, OSError) as error:
             logger.info(
-                "settings not stored with the partition", extra={"path": active.partition.place, "error": error}
+                "settings not stored with the partition", extra={"path": active.partition.location, "error": error}
             )
 
     def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
@@ -394,7 +402,8 @@ class TopicRegistry:
             try:
                 active.partition.close()
             except HeadraceError as error:
-                logger.info("%s is removed, though it could not be closed: %s", active.partition.place, error)
+                where = active.partition.location
+                logger.info("partition not closed before its removal  path=%s reason=%s", where, error)
         try:
             if self._store.data is not None:
                 self._store.data.delete_topic(topic_id, self._identity)
@@ -406,7 +415,7 @@ class TopicRegistry:
         try:
             self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
         except HeadraceError as error:
-            logger.info("removed files of a topic are looked for again at the next start", extra={"error": error})
+            logger.info("files of a deleted topic not removed; trying again at the next start", extra={"error": error})
 
     def _check_files(self, data: DataDirectory) -> None:
         """Go on removing deleted topics' files, and set aside what the journal knows nothing of.
@@ -419,7 +428,7 @@ class TopicRegistry:
             if proof := proof_of_loss(data, state, place):
                 raise data.damaged(proof)
         for place in unknown:
-            data.set_aside(place.path, "the journal knows no such partition")
+            data.set_aside.move(place.path, "the journal knows no such partition")
         if last := max((place.topic_id for place in unknown), default=0):
             # The power may have gone before the journal had it: its id is not given out again all the same.
             self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))

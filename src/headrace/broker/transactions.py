@@ -219,7 +219,7 @@ class Transactions:
                 failures.note(("abort", name), error, text, name)
             else:
                 self._ledger.failures.worked(("abort", name))
-                logger.info("the transaction %s was aborted: nothing was heard of it for so long", name)
+                logger.info("transaction timed out; aborted  transaction=%s", name)
         self._commit_applier.tick(now_us)
         self._trim()
 
@@ -237,7 +237,9 @@ class Transactions:
         try:
             found = self._staging.find_again(now_us) if by_epoch else []
         except (HeadraceError, OSError) as error:
-            logger.warning("what shared transactions had staged cannot be used: %s", error)
+            logger.warning(
+                "staged batches of shared transactions unreadable; they cannot be committed  reason=%s", error
+            )
             found = []
         for note, staged in found:
             of = by_epoch.get(note.epoch)

@@ -1,4 +1,4 @@
-"""Consumers that wait for messages of a subscription, the first one first."""
+"""The queue of consumers that wait for messages of a subscription."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ PendingLeased = PendingAnswer[Leased | AnswerWithBody[Leased]]
 
 
 class PendingLease:
-    """A consumer that waits for messages."""
+    """A lease request that waits for messages."""
 
     __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session")
 
@@ -27,7 +27,7 @@ class PendingLease:
         self.deadline_us = deadline_us
         self.pending_answer = pending_answer
         self.serial = 0
-        """Its place among those that wait at the same subscription."""
+        """Its position in the subscription's queue."""
 
 
 class LeaseWaiters:
@@ -41,7 +41,7 @@ class LeaseWaiters:
         self._queues: dict[int, OrderedDict[int, PendingLease]] = {}
         """By `ahead_ms`, and by serial number."""
         self._deadlines: list[tuple[int, int, PendingLease]] = []
-        """A heap; has some that do not wait any more."""
+        """A heap; includes requests that do not wait any more."""
         self._sessions: dict[Session, dict[int, PendingLease]] = {}
         self._count = 0
         self._serial = 0
@@ -53,7 +53,7 @@ class LeaseWaiters:
         return iter(sorted((one for queue in self._queues.values() for one in queue.values()), key=_serial))
 
     def add(self, pending_lease: PendingLease) -> None:
-        """This one waits from now on, behind all others."""
+        """Add a request at the end of the queue."""
         self._serial += 1
         self._count += 1
         pending_lease.serial = self._serial
@@ -71,7 +71,7 @@ class LeaseWaiters:
             self.remove(pending_lease)
 
     def remove(self, pending_lease: PendingLease) -> None:
-        """This one does not wait any more."""
+        """Remove a request from the queue."""
         queue = self._queues[pending_lease.request.ahead_ms]
         del queue[pending_lease.serial]
         if not queue:
@@ -83,7 +83,7 @@ class LeaseWaiters:
         self._count -= 1
 
     def clear(self) -> list[PendingLease]:
-        """Nobody waits any more; returns those who did."""
+        """Remove and return all requests."""
         pending_leases = list(self)
         self._queues.clear()
         self._sessions.clear()
@@ -92,28 +92,28 @@ class LeaseWaiters:
         return pending_leases
 
     def first(self, beyond_ms: int) -> PendingLease | None:
-        """The first of those who take messages longer before they are due than this."""
+        """The first request that takes messages longer before they are due than this."""
         heads = [next(iter(queue.values())) for ahead_ms, queue in self._queues.items() if ahead_ms > beyond_ms]
         return min(heads, key=_serial, default=None)
 
     def of(self, session: Session) -> list[PendingLease]:
-        """Those who wait on a connection, the first one first."""
+        """The waiting requests of a session, in order."""
         return list(self._sessions.get(session, {}).values())
 
     @property
     def ahead_us(self) -> int:
-        """How long before they are due messages are taken at most."""
+        """The longest time before they are due at which a waiting request takes messages."""
         return max(self._queues, default=0) * 1000
 
     @property
     def deadline_us(self) -> int | None:
-        """When the first of them has waited long enough."""
+        """The earliest deadline."""
         while self._deadlines and not self._waits(self._deadlines[0][2]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def take_late(self, now_us: int, most: int) -> list[PendingLease]:
-        """Take out those who have waited long enough, so many at most."""
+        """Remove and return requests whose deadline is over, so many at most."""
         late: list[PendingLease] = []
         while len(late) < most and (deadline_us := self.deadline_us) is not None and deadline_us <= now_us:
             pending_lease = heappop(self._deadlines)[2]

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
 from headrace.cli.message_formats import parse_time
-from headrace.cli.nearest import did_you_mean
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
+from headrace.model.suggestions import did_you_mean
 
 Command = Callable[[argparse.Namespace, Output, Interrupts], int]
 """What does a command's work, and returns its exit code."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.cli.arguments import duration, size
+from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABLE
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.topic import TopicSettings
@@ -20,7 +21,7 @@ from headrace.server import MEMORY, ServerSettings, replaced_by_listen
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 DEFAULT = "default"
-_NOT_SETTINGS = {CONFIG_VARIABLE, "HEADRACE_URL", "HEADRACE_CONTEXT"}
+_NOT_SETTINGS = {CONFIG_VARIABLE, CONTEXT_VARIABLE, URL_VARIABLE}
 """Variables that others read."""
 _PATHS = ("data", "unix_socket")
 _NEAR, _VERY_NEAR = 0.4, 0.85

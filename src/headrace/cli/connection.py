@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import add_json, completes, duration
-from headrace.cli.contexts import URL_VARIABLE, address, resolve
+from headrace.cli.contexts import address, resolve
 from headrace.cli.terminal.output import Output
+from headrace.client.connection.environment import URL_VARIABLE
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus

@@ -9,11 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from headrace.cli.nearest import did_you_mean
+from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABLE
 from headrace.model.errors import InvalidArgument
+from headrace.model.suggestions import did_you_mean
 
-URL_VARIABLE = "HEADRACE_URL"
-CONTEXT_VARIABLE = "HEADRACE_CONTEXT"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
@@ -119,11 +118,9 @@ def address(text: str) -> str:
 
 
 def _checked(text: str, source: str) -> str:
-    """The address, if it is one; else an error that says where it comes from."""
-    try:
-        return address(text)
-    except argparse.ArgumentTypeError as error:
-        raise InvalidArgument(f"{source}: {error}") from error
+    from headrace.client.connection.addresses import checked_address
+
+    return checked_address(text, source)
 
 
 def _address_here(environ: Mapping[str, str]) -> str:

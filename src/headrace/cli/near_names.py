@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.cli.nearest import did_you_mean
 from headrace.model.errors import GroupNotFound, HeadraceError, ScheduleNotFound, SubscriptionNotFound, TopicNotFound
+from headrace.model.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus

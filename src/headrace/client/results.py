@@ -79,9 +79,19 @@ class DamagedRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceivedBatch:
-    """Messages of one partition, as they were published together; decoded when they are looked at.
+    """Messages of one partition, as they were published together; decoded when they are accessed.
 
-    Values are bytes: deserializers work on single messages. Messages that have expired are left out.
+    Values are bytes: deserializers apply to single messages. Messages that have expired are left out.
+
+    Example:
+        >>> receipts = bus.publish_many("orders", [b"3 apples", b"5 pears"])
+        >>> with bus.subscribe("orders", timeout=10) as orders:
+        ...     for batch in orders.batches():
+        ...         print(batch.values, batch.columns().values == batch.values)
+        ...         print([message.offset for message in batch.messages()])
+        ...         break
+        [b'3 apples', b'5 pears'] True
+        [0, 1]
     """
 
     __slots__ = ("_columns", "batch", "first_offset", "partition", "topic")
@@ -121,7 +131,14 @@ class ReceivedBatch:
         return f"<ReceivedBatch {self.topic}[{self.partition}] {self.first_offset} to {self.next_offset - 1}>"
 
     def columns(self) -> Columns:
-        """The messages as columns."""
+        """Decode the messages as columns.
+
+        Returns:
+            The columns.
+
+        Raises:
+            CorruptBatch: if the messages are damaged.
+        """
         columns = self._columns
         if columns is None:
             columns = self.batch.columns()
@@ -131,7 +148,14 @@ class ReceivedBatch:
         return columns
 
     def messages(self) -> Iterator[Received]:
-        """The messages, one by one."""
+        """Decode the messages one by one.
+
+        Returns:
+            The messages.
+
+        Raises:
+            CorruptBatch: if the messages are damaged.
+        """
         columns = self.columns()
         return map(
             Received,

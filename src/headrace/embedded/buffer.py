@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
-from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.errors import InvalidArgument
 from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+from headrace.model.message import check_message_bytes, message_size
 
 WEIGHT_MAX = 240 << 10
 """A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
@@ -215,11 +216,8 @@ def checked_message(
     checked_headers = _checked_headers(headers)
     if timestamp is not None:
         _check_timestamp(timestamp)
-    size = len(value or b"") + len(key or b"")
-    if checked_headers:
-        size += sum(len(name.encode()) + len(text) for name, text in checked_headers.items())
-    if size > MESSAGE_BYTES_MAX:
-        raise MessageTooLarge.of(size, MESSAGE_BYTES_MAX)
+    size = message_size(value, key, checked_headers)
+    check_message_bytes(size, MESSAGE_BYTES_MAX)
     weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
     return BufferedMessage(value, key, checked_headers, timestamp, weight)
 
@@ -243,8 +241,8 @@ def portions(values: Iterable[bytes]) -> list[BufferPortion]:
 def _divide(values: list[bytes], made: list[BufferPortion]) -> None:
     weight = sum(map(len, values)) + MESSAGE_WEIGHT * len(values)
     if weight < WEIGHT_MAX or len(values) == 1:
-        if weight > MESSAGE_BYTES_MAX + MESSAGE_WEIGHT:
-            raise MessageTooLarge.of(len(values[0]), MESSAGE_BYTES_MAX)
+        if len(values) == 1:
+            check_message_bytes(len(values[0]), MESSAGE_BYTES_MAX)
         made.append(BufferPortion(values, weight))
     else:
         _divide(values[: len(values) // 2], made)

@@ -1,6 +1,7 @@
 """Durable positions in a log: one for each reader that wants its own, and one that all consumers share."""
 
 import os
+import re
 import struct
 import threading
 import time
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
     from headrace.embedded.readable import Readable
 
 DIRECTORY = "cursors"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _POSITION = struct.Struct("<Q")
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.0005, 0.02
 """How long who waits for another process's lock sleeps between tries: a lock of the system's has no time-out."""
+
+
+def checked_name(name: str) -> str:
+    """The name, if a cursor can have it: it becomes the name of a file."""
+    if type(name) is not str or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{shown(name)} cannot be the name of a cursor: use 1 to 200 letters, digits, '_', '-' and '.', not "
+            "beginning with '.'"
+        )
+    return name
 
 
 def load_offset(disk: Disk, path: str) -> int | None:
@@ -103,16 +115,17 @@ class MemoryPosition:
 
 
 class Cursor:
-    """A named place in a log, kept across restarts. Iterating reads on from it; `commit` moves it.
+    """A named position in a log that survives restarts. Iterating reads on from it; `commit` stores it.
 
-    >>> with Log(directory) as log:
-    ...     _ = log.append_many([b"a", b"b", b"c"])
-    ...     with log.cursor("billing") as cursor:
-    ...         first = next(iter(cursor))
-    ...         cursor.commit()
-    ...     with log.cursor("billing") as cursor:
-    ...         [message.value for message in cursor]
-    [b'b', b'c']
+    Example:
+        >>> with Log(directory) as log:
+        ...     offsets = log.append_many([b"a", b"b", b"c"])
+        ...     with log.cursor("billing") as cursor:
+        ...         first = next(iter(cursor))
+        ...         cursor.commit()
+        ...     with log.cursor("billing") as cursor:
+        ...         [message.value for message in cursor]
+        [b'b', b'c']
     """
 
     def __init__(self, log: "Readable", name: str, position: Position | MemoryPosition) -> None:
@@ -161,19 +174,67 @@ class Cursor:
         return self.messages()
 
     def messages(self, *, skip_corrupt: bool = False) -> Iterator[Message]:
-        """The same, passing over damaged messages if told to."""
+        """Iterate over the messages from the position to the end of the log.
+
+        Parameters:
+            skip_corrupt: skip damaged messages.
+
+        Yields:
+            The messages.
+
+        Raises:
+            CorruptBatch: if messages are damaged; iterating again continues after them.
+
+        Example:
+            >>> with Log(directory) as log, log.cursor("billing") as cursor:
+            ...     offset = log.append(b"a")
+            ...     [message.value for message in cursor.messages(skip_corrupt=True)]
+            [b'a']
+        """
         for message in self._log.messages(self._start(), skip_corrupt=skip_corrupt):
             self._next = message.offset + 1
             yield message
 
     def tail(self, timeout: float | None = None, *, skip_corrupt: bool = False) -> Iterator[Message]:
-        """The messages from here on, waiting for new ones; ends after `timeout` seconds without one."""
+        """Iterate over the messages from the position, and wait for new ones.
+
+        Parameters:
+            timeout: end after so many seconds without a message; by default never.
+            skip_corrupt: skip damaged messages.
+
+        Yields:
+            The messages.
+
+        Raises:
+            CorruptBatch: if messages are damaged; iterating again continues after them.
+
+        Example:
+            >>> with Log(directory) as log, log.cursor("billing") as cursor:
+            ...     offset = log.append(b"a")
+            ...     [message.value for message in cursor.tail(timeout=0.1)]
+            [b'a']
+        """
         for message in self._log.tail(self._start(), timeout=timeout, skip_corrupt=skip_corrupt):
             self._next = message.offset + 1
             yield message
 
     def commit(self, offset: int | None = None) -> None:
-        """Keep the place durably: behind the last message read, or the offset given."""
+        """Store the position durably.
+
+        Parameters:
+            offset: the next offset to read; by default the one after the last message that was read.
+
+        Raises:
+            OffsetOutOfRange: if the offset is not in the log.
+            LogClosed: if the cursor or the log is closed.
+
+        Example:
+            >>> with Log(directory) as log, log.cursor("billing") as cursor:
+            ...     offset = log.append(b"a")
+            ...     cursor.commit(1)
+            ...     cursor.committed
+            1
+        """
         committed = self._next if offset is None else self._checked(offset)
         if not self._open:
             raise Closed(f"cursor {self.name} is closed")
@@ -185,13 +246,38 @@ class Cursor:
         self._committed = committed
 
     def seek(self, offset: int | None = None, *, time: int | None = None) -> None:
-        """Go to an offset, or to the first message of a time or later, without committing."""
+        """Move to an offset or a time, without committing.
+
+        Parameters:
+            offset: the next offset to read.
+            time: or the first message of this time or later, in microseconds since 1970.
+
+        Raises:
+            OffsetOutOfRange: if the offset is not in the log.
+            InvalidArgument: if neither or both are given.
+
+        Example:
+            >>> with Log(directory) as log, log.cursor("billing") as cursor:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     cursor.seek(1)
+            ...     [message.value for message in cursor]
+            [b'b']
+        """
         if (offset is None) == (time is None):
             raise InvalidArgument("seek to an offset or to a time")
         self._next = self._log.find_time(time) if time is not None else self._checked(offset or 0)
 
     def close(self) -> None:
-        """Let others open the cursor; what was not committed comes again."""
+        """Let others open the cursor; what was not committed is read again.
+
+        Raises:
+            DiskFailed: if its file cannot be closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     cursor = log.cursor("billing")
+            ...     cursor.close()
+        """
         if self._open:
             self._open = False
             if self._pid == os.getpid():  # the lock is shared with a forked child, which must not give it back

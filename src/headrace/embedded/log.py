@@ -47,11 +47,12 @@ from headrace.storage.compaction import Keep
 from headrace.storage.follower import Follower
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
-from headrace.storage.offline_reader import OfflineLogReader, OfflinePartitionReader
+from headrace.storage.offline_reader import OfflinePartitionReader
 from headrace.storage.ownership import check_not_owned, is_owned
-from headrace.storage.recovery import Findings, verify
+from headrace.storage.recovery import Findings
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+from headrace.storage.stored_log import StoredLog
 
 logger = logging.getLogger("headrace.embedded")
 
@@ -63,22 +64,26 @@ _RETENTION_SEGMENTS = 8
 class Log(Readable):
     """A durable log in a directory, or, with the path ":memory:", a bounded one in memory.
 
-    One process at a time writes; any number read, with `readonly=True`. A broker's log can only be read. Errors are
-    HeadraceErrors. Appended messages gather in a buffer:
+    One process at a time writes; any number read, with `readonly=True`. A broker's log can only be read. Appended
+    messages are collected in a buffer:
 
     - they are *written* (visible to every reader, safe from a killed process) when the buffer is full, on `flush()`,
       at the latest `sync_every` seconds after they were appended, and before this object reads anything;
-    - they are *synced* (safe from a power loss) when `flush()` or `close()` returns, leaving the `with` block
-      included, and otherwise soon after `sync_every` seconds.
+    - they are *synced* (safe from a power loss) when `flush()` or `close()` returns, including the end of the `with`
+      block, and otherwise soon after `sync_every` seconds.
 
-    >>> with Log(directory) as log:
-    ...     log.append(b"hello")
-    ...     log.append(b"world", key=b"k", headers={"lang": "en"})
-    ...     [message.value for message in log]
-    0
-    1
-    [b'hello', b'world']
+    Example:
+        >>> with Log(directory) as log:
+        ...     log.append(b"hello")
+        ...     log.append(b"world", key=b"k", headers={"lang": "en"})
+        ...     [message.value for message in log]
+        0
+        1
+        [b'hello', b'world']
     """
+
+    _written: StoredLog | None = None
+    """What is stored, if this process writes it."""
 
     def __init__(
         self,
@@ -96,19 +101,21 @@ class Log(Readable):
         memory_bytes: int = 256 << 20,
         host: StorageRuntime | None = None,
     ) -> None:
-        """Open the log, or make it.
+        """Open the log, or create it.
 
-        :param readonly: read what another process writes.
-        :param create: make the log if there is none.
-        :param sync_every: seconds after which appended messages are synced without being asked; None: never.
-        :param compression: of each batch: none, lz4 or zstd.
-        :param segment_bytes: the size of the log's files; a smaller one frees space in smaller steps.
-        :param segment_seconds: start a new file after so long.
-        :param retain_seconds: remove files whose newest message was appended longer ago.
-        :param retain_bytes: remove the oldest files while there are more bytes.
-        :param until_consumed: remove files that every cursor has passed.
-        :param memory_bytes: how much a log in memory holds before it drops the oldest messages.
-        :param host: share files and threads with these logs rather than with all of the process.
+        Parameters:
+            path: the directory of the log; `:memory:` for a log in memory.
+            readonly: read what another process writes.
+            create: create the log if there is none.
+            sync_every: seconds after which appended messages are synced automatically; None: never.
+            compression: of each batch: none, lz4 or zstd.
+            segment_bytes: the size of the log's files; a smaller one frees space in smaller steps.
+            segment_seconds: start a new file after so long.
+            retain_seconds: remove files whose newest message was appended longer ago.
+            retain_bytes: remove the oldest files while the log is larger.
+            until_consumed: remove files that every cursor has passed.
+            memory_bytes: how much a log in memory holds before it drops the oldest messages.
+            host: share files and threads with these logs rather than with all of the process.
         """
         super().__init__()
         self.path = checked_path(path)
@@ -132,14 +139,14 @@ class Log(Readable):
         self._tick_error = ""
         """Why the last tick could not write: logged once, not at every tick."""
         if host is not None and not isinstance(host, StorageRuntime):
-            raise InvalidArgument(f"host is a headrace.storage.runtime.Host, not {shown(host)}")
+            raise InvalidArgument(f"host is a headrace.storage.runtime.StorageRuntime, not {shown(host)}")
         self._host = host or process_shared.host()
         self._disk = self._host.disk
         self._beacon: Beacon | None = None
         settings = self._settings(segment_bytes, _microseconds(segment_seconds, "segment_seconds"))
         self._open(settings, create, memory_bytes)
-        self._segments_seen = len(getattr(self._stored, "segments", ()))
-        self._weight_max = self._stored.batch_bytes_max if isinstance(self._stored, MemoryLog) else BATCH_BYTES_MAX
+        self._segments_seen = len(self._stored.segments)
+        self._weight_max = BATCH_BYTES_MAX if self._written is None else self._written.batch_bytes_max
         self._buffer = Buffer(self._stored.next_offset)
         process_shared.close_at_exit(self)
         if not readonly:
@@ -156,7 +163,7 @@ class Log(Readable):
     @property
     def recovery(self) -> Findings:
         """What was found and mended when the log was opened."""
-        return self._stored.findings if isinstance(self._stored, FileLog) else Findings()
+        return Findings() if self._written is None else self._written.findings
 
     def append(
         self,
@@ -165,10 +172,28 @@ class Log(Readable):
         headers: GivenHeaders | None = None,
         timestamp: int | None = None,
     ) -> int:
-        """Append a message and return its offset. When this raises, the message was not appended.
+        """Append a message. If this raises, the message was not appended.
 
-        A message without a timestamp, in microseconds since 1970, gets the time at which it is written. A value of
-        None says that the key is deleted.
+        Parameters:
+            value: bytes; None says that the key is deleted.
+            key: the message's key.
+            headers: names mapped to text or bytes.
+            timestamp: microseconds since 1970; by default the time at which the message is written.
+
+        Returns:
+            The offset of the message.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            MessageTooLarge: if the message is too large for a batch, or for a log in memory.
+            LogReadOnly: if the log was opened for reading.
+            LogClosed: if the log is closed.
+            DiskFull: if the buffer is full and cannot be written.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     log.append(b"paid", key=b"order-7", headers={"source": "web"})
+            0
         """
         if key is None and headers is None and timestamp is None:
             try:
@@ -182,10 +207,26 @@ class Log(Readable):
             return self._add(message)
 
     def append_many(self, values: Iterable[bytes]) -> range:
-        """Append many messages that have only a value, and return their offsets.
+        """Append messages that have only a value.
 
-        Nothing is appended when a value is not bytes. When the disk fills up half-way, `next_offset` tells how far
-        it came.
+        If the disk fills up half-way, `next_offset` says how many were appended.
+
+        Parameters:
+            values: bytes each; nothing is appended if one is not.
+
+        Returns:
+            The offsets of the messages.
+
+        Raises:
+            InvalidArgument: if a value is not bytes.
+            LogReadOnly: if the log was opened for reading.
+            LogClosed: if the log is closed.
+            DiskFull: if the buffer is full and cannot be written.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     log.append_many([b"a", b"b", b"c"])
+            range(0, 3)
         """
         given = portions(values)
         for portion in given:
@@ -204,26 +245,68 @@ class Log(Readable):
             return range(first, self._stored.next_offset)
 
     def flush(self, *, sync: bool = True) -> int:
-        """Write what was appended, so that readers see it, and return when it is on the disk; unless not `sync`.
+        """Write what was appended, so that readers see it, and wait until the disk has it.
 
-        Returns the offset before which all messages are that safe.
+        Parameters:
+            sync: false to return when it is written, without waiting for the disk.
+
+        Returns:
+            The offset before which all messages are that safe.
+
+        Raises:
+            DiskFull: if the disk is full; the messages stay in the buffer.
+            LogFailed: if the disk failed to sync.
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"paid")
+            ...     log.flush()
+            1
         """
         with self._lock:
             self._check_open()
-            offset = self._write()
-        if sync and isinstance(self._stored, FileLog):
-            self._stored.wait_synced(offset)
+            offset, writer = self._write(), self._writer()
+        if sync:
+            writer.wait_synced(offset)
         return offset
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset."""
+        """Remove the messages before an offset.
+
+        Parameters:
+            offset: the first offset that stays.
+
+        Raises:
+            OffsetOutOfRange: if the offset is after the end.
+            LogReadOnly: if the log was opened for reading.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b", b"c"])
+            ...     log.truncate_before(2)
+            ...     log.first_offset
+            2
+        """
         offset = whole(offset, "an offset")
         with self._lock:
             self._write()
             self._writer().truncate_before(offset)
 
     def trim(self) -> int:
-        """Apply the retention settings now, and return the first offset left; it also happens by itself."""
+        """Apply the retention settings now; it also happens automatically.
+
+        Returns:
+            The first offset that is left.
+
+        Raises:
+            LogReadOnly: if the log was opened for reading.
+
+        Example:
+            >>> with Log(directory, retain_seconds=3600) as log:
+            ...     log.trim()
+            0
+        """
         now_us = _now_us()
         with self._lock:
             writer = self._writer()
@@ -234,32 +317,69 @@ class Log(Readable):
         return self.first_offset
 
     def compact(self, keep: Callable[[Message], bool]) -> int:
-        """Remove the messages that the rule does not keep from all but the newest file; returns the bytes freed.
+        """Remove the messages that a rule does not keep from all files but the newest.
 
-        Offsets stay as they are. Reading and appending go on meanwhile.
+        Offsets stay as they are. Reading and appending continue meanwhile.
+
+        Parameters:
+            keep: called with each message; true to keep it.
+
+        Returns:
+            How many bytes were freed.
+
+        Raises:
+            LogReadOnly: if the log was opened for reading.
+            DiskFull: if there is no space for the compacted files.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a")
+            ...     log.compact(lambda message: message.value != b"a")
+            0
         """
         check_callable(keep, "the rule of compaction")
         self.flush(sync=False)
         return self._writer().compact(_by_message(keep))
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
-        """Check every byte of the log, changing nothing."""
+        """Check every byte of the log, and change nothing.
+
+        Parameters:
+            progress: called with the number of bytes that were checked.
+
+        Returns:
+            The findings: damaged ranges and files.
+
+        Raises:
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a")
+            ...     findings = log.verify()
+        """
         if progress is not None:
             check_callable(progress, "progress")
         self._settle()
-        if isinstance(self._stored, MemoryLog):
-            return Findings()
-        assert isinstance(self._stored, FileLog | Follower | OfflinePartitionReader)
-        ended = isinstance(self._stored, Follower) and not self._stored.writer_at_work
-        return verify(self._stored.segments, self._stored.next_offset, progress, ended=ended)
+        return self._stored.verify(progress)
 
     def info(self) -> dict[str, Any]:
-        """What there is to know about the log, as it is now.
+        """Describe the log.
 
-        `messages` counts those that can be read; `unwritten` those that still wait for room on the disk.
+        Returns:
+            Its offsets, sizes, times and settings; `messages` counts the readable ones, `unwritten` those that wait for
+            space on the disk.
+
+        Raises:
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a")
+            ...     log.info()["messages"]
+            1
         """
         self._settle()
-        segments = getattr(self._stored, "segments", ())
         end = self._stored.next_offset
         return {
             "path": self.path,
@@ -267,17 +387,22 @@ class Log(Readable):
             "next_offset": self.next_offset,
             "messages": end - self.first_offset,
             "unwritten": max(self.next_offset - end, 0),
-            "bytes": getattr(self._stored, "size_bytes", 0),
-            "segments": len(segments),
-            "writer": not self.readonly or (isinstance(self._stored, Follower) and self._stored.writer_at_work),
+            "bytes": self._stored.size_bytes,
+            "segments": len(self._stored.segments),
+            "writer": bool(self._stored.writer_at_work),
             "owner": "broker" if self._is_owned else None,
             "cursors": self.cursors(),
         }
 
     def close(self) -> None:
-        """Write and sync what was appended, and let go of the log, in any case; it may be called again.
+        """Write and sync what was appended, and release the log in any case; repeated calls have no effect.
 
-        When the disk is full this raises DiskFull, and what could not be written is lost: `flush()` keeps it.
+        Raises:
+            DiskFull: if messages could not be written; they are lost (`flush()` keeps them).
+
+        Example:
+            >>> log = Log(directory)
+            >>> log.close()
         """
         with self._lock:
             if self._released:
@@ -307,7 +432,7 @@ class Log(Readable):
             except HeadraceError as error:
                 self._abandon(error)
         try:
-            self._stored.close()  # type: ignore[attr-defined]
+            self._stored.close()
         except HeadraceError as error:
             self._failure = self._failure or error
 
@@ -337,8 +462,7 @@ class Log(Readable):
         self._lock = threading.RLock()
         self._after_fork()
         if self.readonly:
-            if isinstance(self._stored, OfflineLogReader):
-                self._stored.after_fork()
+            self._stored.after_fork()
             if self._beacon is not None:
                 self._beacon.forget_sleepers()
             return
@@ -377,7 +501,7 @@ class Log(Readable):
         if self.path == MEMORY:
             if self.readonly:
                 raise InvalidArgument("a log in memory is its process's own: it cannot be opened readonly")
-            self._stored = MemoryLog(whole(memory_bytes, "memory_bytes"))
+            self._stored = self._written = MemoryLog(whole(memory_bytes, "memory_bytes"))
             return
         self.path = os.path.abspath(self.path)
         if self.readonly:
@@ -389,7 +513,8 @@ class Log(Readable):
             # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
             floor = committed_end(self._disk, self.path)
             stored = FileLog(self._host, self.path, settings, create=create, floor=floor)
-            self._stored, self._beacon = stored, Beacon(self._disk, live, write=True)
+            self._stored = self._written = stored
+            self._beacon = Beacon(self._disk, live, write=True)
         except BaseException:
             self._disk.unlock(live)
             raise
@@ -398,7 +523,7 @@ class Log(Readable):
 
     def _open_to_read(self) -> None:
         if is_owned(self._host, self.path):
-            self._stored = OfflinePartitionReader(self._host, self.path)
+            self._stored, self._is_owned = OfflinePartitionReader(self._host, self.path), True
             return
         follower = Follower(self._host, self.path)
         self._stored, self._beacon = follower, follower.beacon
@@ -453,7 +578,7 @@ class Log(Readable):
                 self._ticking = not isinstance(error, LogFailed)
                 if self._ticking and self._sync_every is not None:
                     self._tick_later(self._sync_every)
-            self._file_log().request_sync()
+            self._writer().request_sync()
 
     def _add(self, message: BufferedMessage | BufferPortion) -> int:
         """Add to the buffer, writing it out if it is full; the caller has the lock."""
@@ -468,7 +593,7 @@ class Log(Readable):
     def _check_weight(self, message: BufferedMessage | BufferPortion) -> None:
         """Refuse what could never be written: it would stand in the way of all that follows."""
         if message.weight > self._weight_max:
-            more = "; give the log more memory_bytes" if isinstance(self._stored, MemoryLog) else ""
+            more = "; give the log more memory_bytes" if self.path == MEMORY else ""
             raise MessageTooLarge(
                 f"a message of {message.weight} bytes, with its key and headers, is more than the {self._weight_max} "
                 f"that this log takes at once{more}"
@@ -496,21 +621,20 @@ class Log(Readable):
             now_us = _now_us()
             self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
         assert self._stored.next_offset == gathered.base_offset + len(gathered.values)
-        if isinstance(self._stored, MemoryLog):
+        if self.path == MEMORY:
             self._wake()
-        elif len(self._file_log().segments) != self._segments_seen:
+        elif len(self._stored.segments) != self._segments_seen:
             self._trim_if_asked()
 
     def _trim_if_asked(self) -> None:
         if self._retain_us is not None or self._retain_bytes is not None or self._until_consumed:
             self.trim()
-        self._segments_seen = len(getattr(self._stored, "segments", ()))
+        self._segments_seen = len(self._stored.segments)
 
     def _settle(self, timeout_s: float | None = None) -> bool:
         if self._closed:
             raise LogClosed
-        if isinstance(self._stored, OfflinePartitionReader):
-            self._stored.refresh()
+        self._stored.refresh()
         if self.readonly:
             return True
         self._check_open()
@@ -532,14 +656,10 @@ class Log(Readable):
                 "readonly=True, or another to write"
             )
 
-    def _writer(self) -> FileLog | MemoryLog:
+    def _writer(self) -> StoredLog:
         self._check_open()
-        assert isinstance(self._stored, FileLog | MemoryLog)
-        return self._stored
-
-    def _file_log(self) -> FileLog:
-        assert isinstance(self._stored, FileLog)
-        return self._stored
+        assert self._written is not None
+        return self._written
 
 
 def _by_message(keep: Callable[[Message], bool]) -> Keep:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import chain, dropwhile, islice, takewhile
 from typing import Any, overload
 
-from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, load_offset
+from headrace.embedded.cursor import DIRECTORY, Cursor, MemoryPosition, Position, checked_name, load_offset
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch
 from headrace.model.errors import (
@@ -25,8 +25,6 @@ from headrace.model.errors import (
 from headrace.model.message import Message
 from headrace.storage.beacon import Beacon
 from headrace.storage.disk import Disk
-from headrace.storage.driver import checked_name
-from headrace.storage.offline_reader import OfflinePartitionReader
 from headrace.storage.reader import LogReader
 
 _SHARED = ".shared"
@@ -54,6 +52,8 @@ class Readable:
         self._gates: list[threading.Lock] = []
         """Locks that those who wait for a log in memory to grow try to take."""
         self._closed = False
+        self._is_owned = False
+        """Whether this is a broker's log, in which nobody else keeps anything."""
 
     def _settle(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         """Make what this process has appended readable; whether that was done in time."""
@@ -78,7 +78,25 @@ class Readable:
         return True
 
     def read(self, offset: int) -> Message:
-        """The message at an offset."""
+        """Read the message at an offset.
+
+        Parameters:
+            offset: the offset; negative ones count from the end.
+
+        Returns:
+            The message.
+
+        Raises:
+            OffsetOutOfRange: if there is no message at the offset.
+            MessageGone: if compaction removed it.
+            CorruptBatch: if it is damaged.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     log.read(1).value
+            b'b'
+        """
         offset = whole(offset, "an offset")
         self._settle()
         if not self._stored.first_offset <= offset < self._stored.next_offset:
@@ -110,9 +128,26 @@ class Readable:
     def messages(
         self, start: int | None = None, *, time: int | None = None, until: int | None = None, skip_corrupt: bool = False
     ) -> Iterator[Message]:
-        """The messages from an offset, or from a time, to the end as it is now or before `until`.
+        """Iterate over the messages from an offset or a time to the end of the log as it is now.
 
-        Damaged messages raise CorruptBatch, which says where to go on; `skip_corrupt` passes over them.
+        Parameters:
+            start: the first offset; by default the oldest message.
+            time: or start with the first message of this time or later, in microseconds since 1970.
+            until: end before this offset.
+            skip_corrupt: skip damaged messages.
+
+        Yields:
+            The messages.
+
+        Raises:
+            CorruptBatch: if messages are damaged; it says where to continue.
+            OffsetOutOfRange: if `start` is not in the log.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b", b"c"])
+            ...     [message.value for message in log.messages(start=1)]
+            [b'b', b'c']
         """
         self._settle()
         start = self._start(start, time)
@@ -125,9 +160,28 @@ class Readable:
     def batches(
         self, start: int | None = None, *, time: int | None = None, until: int | None = None, skip_corrupt: bool = False
     ) -> Iterator[Batch]:
-        """The same as whole batches, the fastest way to read: `batch.columns().values` is a list of the values.
+        """Iterate over whole batches, the fastest way to read: `batch.columns().values` is a list of the values.
 
         The first batch may begin before `start`, and the last may end after `until`.
+
+        Parameters:
+            start: as for `messages`.
+            time: as for `messages`.
+            until: as for `messages`.
+            skip_corrupt: as for `messages`.
+
+        Yields:
+            The batches.
+
+        Raises:
+            CorruptBatch: if messages are damaged; it says where to continue.
+            OffsetOutOfRange: if `start` is not in the log.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b", b"c"])
+            ...     [batch.columns().values for batch in log.batches()]
+            [[b'a', b'b', b'c']]
         """
         self._settle()
         until = None if until is None else whole(until, "an offset")
@@ -141,9 +195,28 @@ class Readable:
         timeout: float | None = None,
         skip_corrupt: bool = False,
     ) -> Iterator[Message]:
-        """Messages as they come, from an offset, a time, or by default from now on.
+        """Iterate over messages as they arrive, from an offset, a time, or by default from now on.
 
         Ends when the log is closed, or after `timeout` seconds without a message.
+
+        Parameters:
+            start: the first offset; by default the next message.
+            time: or start with the first message of this time or later, in microseconds since 1970.
+            timeout: end after so many seconds without a message; by default never.
+            skip_corrupt: skip damaged messages.
+
+        Yields:
+            The messages.
+
+        Raises:
+            CorruptBatch: if messages are damaged; it says where to continue.
+            OffsetOutOfRange: if `start` is not in the log.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a")
+            ...     [message.value for message in log.tail(start=0, timeout=0.1)]
+            [b'a']
         """
         if timeout is not None:
             checked_timeout(timeout)  # now, not when the first message is asked for
@@ -165,9 +238,22 @@ class Readable:
             offset = max(offset, end)  # there may be nothing but gaps before the end
 
     def wait(self, offset: int, timeout: float | None = None) -> bool:
-        """Wait until there is a message at an offset or after it; whether there is one.
+        """Wait until there is a message at an offset or after it, without polling.
 
-        A process that waits costs nothing, and is woken by the writing process.
+        Parameters:
+            offset: the offset.
+            timeout: for how many seconds; by default without limit.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     log.wait(0, timeout=0.01)
+            False
         """
         deadline = _deadline(timeout)
         offset = whole(offset, "an offset")
@@ -184,24 +270,90 @@ class Readable:
         return False
 
     def find_time(self, time: int) -> int:
-        """The offset of the first message with this timestamp, in microseconds, or a later one."""
+        """Find the first message with a timestamp, or a later one.
+
+        Parameters:
+            time: microseconds since 1970.
+
+        Returns:
+            Its offset; the next offset if there is none.
+
+        Raises:
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a", timestamp=1_700_000_000_000_000)
+            ...     log.find_time(1_600_000_000_000_000)
+            0
+        """
         self._settle()
         return self._stored.find_time(whole(time, "a time in microseconds"))
 
     def cursor(self, name: str) -> Cursor:
-        """Open the durable cursor of that name; a new one begins with the oldest message."""
+        """Open the durable cursor of a name; a new one starts with the oldest message.
+
+        Parameters:
+            name: the cursor's name.
+
+        Returns:
+            The cursor.
+
+        Raises:
+            CursorInUse: if another reader has it open.
+            LogOwned: if the log is a broker's.
+            InvalidArgument: if the name is wrong.
+
+        Example:
+            >>> with Log(directory) as log, log.cursor("billing") as cursor:
+            ...     cursor.offset
+            0
+        """
         return Cursor(self, checked_name(name), self._position(name))
 
     def cursors(self) -> dict[str, int]:
-        """The names of the cursors, and the offsets at which they stand."""
+        """List the cursors.
+
+        Returns:
+            Their names, mapped to their committed offsets.
+
+        Raises:
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offset = log.append(b"a")
+            ...     with log.cursor("billing") as cursor:
+            ...         cursor.commit(1)
+            ...     log.cursors()
+            {'billing': 1}
+        """
         return {name: offset for name, offset in self._offsets().items() if name != _SHARED}
 
     def consume(self, max_messages: int = 1, *, timeout: float | None = 0.0) -> list[Message]:
-        """Take the next messages, which no other consumer of this log will get; empty when none come in time.
+        """Take the next messages, which no other consumer of this log gets.
 
-        All who call this, in any process, share one durable place. It has moved on when this returns: a consumer
-        that fails then has consumed them. Use a cursor to have messages again until they are committed. Damaged
-        messages raise CorruptBatch once, to one consumer.
+        All consumers, in any process, share one durable position. It has moved when this returns: a consumer that fails
+        then has consumed the messages. Use a cursor to read messages again until they are committed. Damaged messages
+        raise CorruptBatch once, to one consumer.
+
+        Parameters:
+            max_messages: how many at most.
+            timeout: how many seconds to wait for a message; None waits without limit.
+
+        Returns:
+            The messages; none if none arrive in time.
+
+        Raises:
+            CorruptBatch: if the next messages are damaged; they count as consumed.
+            LogOwned: if the log is a broker's.
+            LogClosed: if the log is closed.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b", b"c"])
+            ...     [message.value for message in log.consume(2)]
+            [b'a', b'b']
         """
         if whole(max_messages, "max_messages") < 1:
             raise InvalidArgument(f"max_messages must be 1 at least, not {shown(max_messages)}")
@@ -271,11 +423,6 @@ class Readable:
             offsets = {name: load_offset(self._disk, f"{directory}/{name}") for name in self._disk.names(directory)}
         return {name: offset for name, offset in offsets.items() if offset is not None}
 
-    @property
-    def _is_owned(self) -> bool:
-        """Whether this is a broker's log, in which nobody else keeps anything."""
-        return isinstance(self._stored, OfflinePartitionReader)
-
     def _position(self, name: str) -> Position | MemoryPosition:
         if self._is_owned:
             raise LogOwned(f"{self.path} is a log of a broker: read its topic in a group to have a place of your own")
@@ -299,7 +446,7 @@ class Readable:
         if self._beacon is not None:
             self._beacon.wait(seen, timeout_s)
             return
-        if isinstance(self._stored, OfflinePartitionReader):
+        if self._is_owned:
             clock.sleep(min(timeout_s, _LOOK_S))
             self._stored.refresh()
             return

@@ -22,9 +22,23 @@ _LOCK_PAUSE_S = 0.005
 
 
 def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Findings:
-    """Look at every byte of a log that nobody writes, set damage aside and make the log whole again.
+    """Check every byte of a log that nobody writes to, quarantine damage, and make the log consistent again.
 
-    Progress is told in bytes looked at.
+    Parameters:
+        path: the directory of the log.
+        progress: called with the number of bytes that were checked.
+
+    Returns:
+        The findings: damaged ranges, and what was done.
+
+    Raises:
+        LogNotFound: if there is no log in the directory.
+        LogInUse: if a process writes to the log, or a broker runs on it.
+
+    Example:
+        >>> with Log(directory) as log:
+        ...     offset = log.append(b"a")
+        >>> findings = headrace.repair(directory)
     """
     if progress is not None:
         check_callable(progress, "progress")

@@ -1,4 +1,4 @@
-"""Ballast: a file that is good for nothing but to be removed when the disk is full, so that room can be made."""
+"""Ballast: a file whose only use is to be deleted when the disk is full, so that removing messages has space."""
 
 import threading
 from collections.abc import Callable
@@ -11,20 +11,20 @@ BALLAST_BYTES = 1 << 20
 
 
 class Ballast:
-    """The ballast of a data directory. Removing messages takes a little room first, and gets it here."""
+    """The ballast of a data directory. Removing messages first writes a few bytes, for which it makes space."""
 
     def __init__(self, disk: Disk, path: str | None) -> None:
-        """Ballast at a path; without one, there is never any."""
+        """Ballast at a path; without a path there is never any."""
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()
         self._there: bool | None = None
         """Unknown before the first look."""
         self.dropped = False
-        """Whether it was needed and could not be put back yet: what room there is now is for who makes more."""
+        """Whether it was deleted and not written again yet: the space it left is for work that frees more."""
 
     def use(self, work: Callable[[], object]) -> None:
-        """Do some work that makes room; drops the ballast and does it once more if there is no room for it."""
+        """Run work that frees space; if the disk is full, drop the ballast and run it once more."""
         try:
             work()
         except DiskFull:
@@ -33,7 +33,7 @@ class Ballast:
             work()
 
     def drop(self) -> bool:
-        """Remove it; whether that has made room."""
+        """Delete the ballast; returns whether there was any."""
         with self._lock:
             if self._path is None or self._there is False or not self._disk.exists(self._path):
                 return False
@@ -42,7 +42,7 @@ class Ballast:
             return True
 
     def restore(self) -> None:
-        """Put it there, or raise DiskFull; takes a while, on any thread."""
+        """Write the ballast, or raise DiskFull; slow, and allowed on any thread."""
         with self._lock:
             if self._path is None or self._there:
                 return
@@ -57,7 +57,7 @@ class Ballast:
     def _write(self, path: str) -> None:
         file = self._disk.open(path, create=True)
         try:
-            # Not zeros, for which some file systems take no room.
+            # Not zeros, for which some file systems allocate no blocks.
             self._disk.write(file, 0, Random(0).randbytes(BALLAST_BYTES))
         except (DiskFull, DiskFailed):
             self._disk.remove(path, sync=False)

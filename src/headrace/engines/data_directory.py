@@ -1,4 +1,4 @@
-"""A broker's data directory: its format and identity, the partitions in it, and what was set aside."""
+"""A broker's data directory: its format and identity, its partitions, and its logs while no broker runs."""
 
 import logging
 import re
@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.engines.journal import Journal
+from headrace.engines.journal import Journal, JournalReader
 from headrace.engines.producers import TRANSACTIONS, mark_of
+from headrace.engines.set_aside import SetAsideFiles
 from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
 from headrace.storage.log import FileLog
 from headrace.storage.offline_reader import OfflineLogReader
@@ -26,34 +27,32 @@ OWN = "broker"
 JOURNAL = f"{OWN}/journal"
 STAGING = f"{OWN}/staging"
 FORMAT_NAME = "format"
-SET_ASIDE = "set-aside"
 
 FORMAT = 1
-"""The number of the format that this Headrace writes, and the highest that it reads."""
+"""The number of the format that this Headrace writes and reads."""
 REQUIRED_KNOWN = 0
 """The required features that this Headrace knows, as bits: a directory that needs another is refused."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TOLERATED = {"lock", "headrace.sock", "lost+found"}
-"""Beside files whose names begin with a dot: what may lie in a directory before a broker uses it."""
-_COPY_BYTES = 1 << 20
+"""Besides files whose names begin with a dot: what a directory may hold before a broker uses it."""
 _SHOWN = 3
 
 
 class DataFormat(msgspec.Struct, array_like=True, frozen=True):
-    """What the format file says."""
+    """The content of the format file."""
 
     number: int
     required: int
-    """Features, as bits, that one must know to use the directory at all."""
+    """Features, as bits, that a Headrace must know to use the directory."""
     optional: int
-    """Features, as bits, that one may pass over."""
+    """Features, as bits, that a Headrace may ignore."""
     identity: str
     """The broker's id: its journal and its partitions carry the same."""
     session: int
-    """How often a broker was started here; 0 when none has come so far that it could keep anything."""
+    """How often a broker was started here, according to the journal; 0 if none got so far as to store anything."""
     started: int = 0
-    """The same, with starts that the journal had no room for; 0 when there were none."""
+    """The same, with starts that a full disk kept from the journal; 0 if there were none."""
 
 
 class PartitionPath(NamedTuple):
@@ -64,22 +63,17 @@ class PartitionPath(NamedTuple):
     path: str
 
 
-class SetAside(NamedTuple):
-    """Something that was set aside."""
-
-    path: str
-    reason: str
-
-
 class DataDirectory:
-    """A data directory, in use or looked at. Who changes it holds its lock."""
+    """A data directory, in use or inspected. Whoever changes it must hold its lock."""
 
     def __init__(self, host: StorageRuntime, path: str) -> None:
         self.host = host
         self.path = path
         self._disk = host.disk
+        self.set_aside = SetAsideFiles(host.disk, path)
+        """What the broker or a repair has moved out of use."""
         self.format: DataFormat | None = None
-        """As it is on the disk, once it was read or made."""
+        """The content of the format file, once it was read or written."""
         self.format_path = f"{path}/{FORMAT_NAME}"
         self.journal_path = f"{path}/{JOURNAL}"
         self.staging_path = f"{path}/{STAGING}"
@@ -87,9 +81,9 @@ class DataDirectory:
     # Format and identity.
 
     def begin(self, new_id: str) -> DataFormat:
-        """Read the format file, or make it in a directory that is new: the first of all files.
+        """Read the format file, or create it in a new directory, before any other file.
 
-        Raises when the directory cannot be used.
+        Raises if the directory cannot be used.
         """
         self.check_usable()
         found = self.format
@@ -97,12 +91,12 @@ class DataDirectory:
             found = self.store_identity(new_id, 0)
         for name in (TOPICS, OWN):
             self._disk.make_directory(f"{self.path}/{name}", private=True)
-        # Always: whoever made them may have been killed before their names were on the disk.
+        # Always: the broker that created them may have been killed before their names were on the disk.
         self._disk.sync_directory(self.path)
         return found
 
     def read_format(self) -> DataFormat | None:
-        """What the format file says; None when it is missing or damaged. Raises when a newer Headrace wrote it."""
+        """The content of the format file; None if it is missing or damaged. Raises if a newer Headrace wrote it."""
         path = self.format_path
         content = SlottedRecord(self._disk, path, write=False).load() if self._disk.exists(path) else None
         if content is None:
@@ -111,7 +105,7 @@ class DataDirectory:
         return self.format
 
     def write_format(self, content: DataFormat) -> None:
-        """Put it on the disk."""
+        """Write the format file and sync it."""
         self._disk.make_directory(self.path, private=True)
         record = SlottedRecord(self._disk, self.format_path, write=True, create=True)
         record.store(msgspec.msgpack.encode(content))
@@ -119,21 +113,21 @@ class DataDirectory:
         self.format = content
 
     def check_whole(self, lost: list[str]) -> None:
-        """Raise when facts of the journal are lost."""
+        """Raise if facts of the journal are lost."""
         if lost:
             raise self.damaged(self.lost_text(lost))
 
     def lost_text(self, lost: list[str]) -> str:
-        """What is wrong with a journal that has lost something."""
+        """The text of an error for a journal that has lost facts."""
         return f"the journal in {self.journal_path} is damaged, and facts are lost: {'; '.join(lost)}"
 
     def check_journal(self, identity: str, session: int) -> None:
-        """Raise unless the journal is this directory's and ends where it should, as far as one can know."""
+        """Raise if the journal is another directory's, or is known to be incomplete."""
         if trouble := self.journal_trouble(identity, session):
             raise self.damaged(trouble)
 
     def journal_trouble(self, identity: str, session: int) -> str | None:
-        """What is wrong with a journal that tells who wrote it and at which start last, if anything is."""
+        """What is wrong with a journal that names this identity and this last start; None if nothing is."""
         known, path = self.format, self.journal_path
         if not identity:
             used = (known is not None and known.session) or next(self.partitions(), None) is not None
@@ -149,13 +143,14 @@ class DataDirectory:
 
     @property
     def started(self) -> int:
-        """The number of the last start, as far as the format file tells."""
+        """The number of the last start, according to the format file."""
         return max(self.format.session, self.format.started) if self.format is not None else 0
 
     def note_start(self, session: int, *, journaled: bool = True) -> None:
-        """Remember that the journal has this start on the disk: one that has not is not the whole journal.
+        """Record in the format file that the journal has this start on the disk: a journal without it is incomplete.
 
-        Or that it has no room for it. The format file needs none, once it is there.
+        Without `journaled`, record the start alone, as a full disk kept it from the journal; the format file is
+        overwritten in place, which needs no space.
         """
         assert self.format is not None
         if journaled:
@@ -164,14 +159,14 @@ class DataDirectory:
             self.write_format(msgspec.structs.replace(self.format, started=session))
 
     def store_identity(self, identity: str, session: int) -> DataFormat:
-        """Write the format file; features that it has stay."""
+        """Write the format file with this identity and session; its features stay."""
         found = self.format or DataFormat(FORMAT, 0, 0, identity, session)
         found = msgspec.structs.replace(found, identity=identity, session=session)
         self.write_format(found)
         return found
 
     def damaged(self, found: str) -> DataDirectoryDamaged:
-        """The error that says what was found and what to do."""
+        """An error that says what was found and what to do."""
         return DataDirectoryDamaged(
             f"{found}; {self._holds()}, which were not touched. `headrace verify {self.path}` shows what there is, "
             f"`headrace repair {self.path}` puts it in order",
@@ -183,7 +178,7 @@ class DataDirectory:
         return f"{self.path} holds {count} partition{'' if count == 1 else 's'} of topics"
 
     def check_usable(self) -> None:
-        """Raise when a broker may not begin or go on in the directory; changes nothing."""
+        """Raise if a broker may not use the directory; changes nothing."""
         if self.read_format() is not None:
             return
         if self.was_used():
@@ -197,19 +192,19 @@ class DataDirectory:
             )
 
     def check_used(self) -> None:
-        """Raise when no broker was ever at work in the directory."""
+        """Raise if no broker has ever used the directory."""
         if self.read_format() is None and not self.was_used():
             raise NotADataDirectory(
                 f"{self.path} is not a broker's data directory: there is nothing of a broker's in it"
             )
 
     def was_used(self) -> bool:
-        """Whether there is something in the directory that only a broker makes, beside the format file."""
+        """Whether the directory holds something that only a broker creates, besides the format file."""
         own = any(self._disk.names(f"{self.path}/{name}") for name in (JOURNAL, STAGING))
         return own or next(self.partitions(), None) is not None
 
     def _foreign(self) -> list[str]:
-        """Names in the directory that are nothing of a broker's, if it is none."""
+        """Names in the directory that do not belong to a broker."""
         foreign = []
         for name in self._disk.names(self.path):
             path = f"{self.path}/{name}"
@@ -234,7 +229,7 @@ class DataDirectory:
                 yield PartitionPath(int(topic), int(number), f"{topics}/{topic}/{number}")
 
     def unknown_names(self) -> list[str]:
-        """Paths below `topics` that no partition of any broker has."""
+        """Paths below `topics` that cannot be partitions."""
         topics = f"{self.path}/{TOPICS}"
         found = []
         for topic in self._disk.names(topics):
@@ -246,28 +241,28 @@ class DataDirectory:
         return [path for path in found if "/." not in path.removeprefix(topics)]
 
     def owner(self, path: str) -> FoundOwner:
-        """What a partition's directory tells of itself."""
+        """The owner that a partition's directory names."""
         return read_owner(self.host, path)
 
     def holds_messages(self, path: str) -> bool:
-        """Whether a partition's files are more than headers; zeros count, for nobody knows what they were."""
-        with suppress(LogNotFound):  # it is removed this moment
+        """Whether a partition's files hold more than headers; zeros count, as nobody knows what they were."""
+        with suppress(LogNotFound):  # it is being removed
             for base in segment_bases(self.host, path):
                 if base or self._disk.size(self._disk.open(segment_path(path, base))) > DATA_AT:
                     return True
         return False
 
     def checked_owner(self, path: str, owner: PartitionOwner) -> PartitionOwner:
-        """The owner that a partition's files should have; raises when they say that they are another's."""
+        """The owner to store in a partition's files; raises if they name another partition."""
         found = self.owner(path).owner
-        if found is not None and found.place != owner.place:
+        if found is not None and found.key != owner.key:
             raise self.damaged(f"{path} holds {found}, not {owner}")
         return owner.after(found)
 
     def delete_topic(self, topic_id: int, identity: str) -> None:
-        """Remove the files of a topic that is deleted for certain, and closed. Takes a while; on any thread.
+        """Remove the files of a closed topic whose deletion is on the disk; slow, and allowed on any thread.
 
-        Another data directory's partitions, which somebody has put there, are set aside.
+        Partitions of another data directory, which somebody has put there, are set aside.
         """
         root = f"{self.path}/{TOPICS}/{topic_id}"
         for number in filter(_NUMBER.fullmatch, self._disk.names(root)):
@@ -275,31 +270,31 @@ class DataDirectory:
             if owner is None or (owner.identity, owner.topic_id) == (identity, topic_id):
                 self._disk.remove_directory(f"{root}/{number}")
             else:
-                self.set_aside(f"{root}/{number}", f"it holds {owner}, not what was deleted")
+                self.set_aside.move(f"{root}/{number}", f"it holds {owner}, not what was deleted")
         if self._disk.exists(root) and not self._disk.names(root):
             self._disk.remove_directory(root)
 
-    # Its logs, while no broker is at work.
+    # Its logs, while no broker runs.
 
-    def read_journal(self) -> Journal:
-        """The journal, to be read as it is."""
-        return Journal(OfflineLogReader(self.host, self.journal_path))
+    def read_journal(self) -> JournalReader:
+        """The journal, for reading its files as they are."""
+        return JournalReader(OfflineLogReader(self.host, self.journal_path))
 
     def open_journal(self) -> Journal:
-        """The journal, to be written."""
+        """The journal, for writing."""
         return Journal(FileLog(self.host, self.journal_path, owned=True))
 
     def holds_files(self, path: str) -> bool:
-        """Whether there is anything in a directory."""
+        """Whether a directory has any entries."""
         return bool(self._disk.names(path))
 
     def logs(self) -> list[str]:
-        """The directories of all logs there are."""
+        """The directories of all logs."""
         own = [f"{self.path}/{name}" for name in (JOURNAL, STAGING)]
-        return [path for path in own if self._disk.names(path)] + [place.path for place in self.partitions()]
+        return [path for path in own if self._disk.names(path)] + [partition.path for partition in self.partitions()]
 
     def size_bytes(self) -> int:
-        """How large the segments of all logs are together."""
+        """The total size of the segments of all logs."""
         return sum(
             self._disk.size(self._disk.open(segment_path(path, base)))
             for path in self.logs()
@@ -307,7 +302,7 @@ class DataDirectory:
         )
 
     def verify_log(self, path: str, progress: Callable[[int], None], *, ended: bool) -> Findings:
-        """Check every byte of a log; `ended` if no broker is at work."""
+        """Check every byte of a log; `ended` if no broker runs."""
         reader = OfflineLogReader(self.host, path)
         try:
             return verify(reader.segments, reader.next_offset, progress, ended=ended)
@@ -315,13 +310,13 @@ class DataDirectory:
             reader.close()
 
     def repair_log(self, path: str, progress: Callable[[int], None]) -> Findings:
-        """Set damage in a log aside and make it whole; everything good stays where it is."""
+        """Repair a log: copy damage to its quarantine and replace it by gaps; good batches stay where they are."""
         log = FileLog(self.host, path, create=False, owned=True, repair=True, progress=progress)
         log.close()
         return log.findings
 
     def last_mark(self, path: str) -> int:
-        """The highest mark of a transaction's batch in a log."""
+        """The highest mark of a transaction's batches in a log."""
         reader = OfflineLogReader(self.host, path)
         try:
             batches = reader.batches(reader.first_offset, skip_corrupt=True)
@@ -330,7 +325,7 @@ class DataDirectory:
             reader.close()
 
     def staged(self) -> dict[int, int]:
-        """What waits in the staging log: offsets of batches to how many messages they have."""
+        """The batches in the staging log: offsets to numbers of messages."""
         if not self._disk.names(self.staging_path):
             return {}
         reader = OfflineLogReader(self.host, self.staging_path)
@@ -339,67 +334,6 @@ class DataDirectory:
             return {batch.base_offset: batch.count for batch in batches if not batch.producer_id}
         finally:
             reader.close()
-
-    # What is set aside.
-
-    def set_aside(self, path: str, reason: str) -> str:
-        """Move something out of the way, for good; returns where it is."""
-        target = self._free_name(path)
-        self._note(target, reason)
-        self._disk.rename(path, target)
-        self._disk.sync_directory(path.rpartition("/")[0])
-        logger.warning("set aside: %s", reason, extra={"path": path, "moved_to": target})
-        return target
-
-    def copy_aside(self, path: str, reason: str) -> str:
-        """Copy a directory of files out of the way, whole or not at all; returns where the copy is."""
-        target = self._free_name(path)
-        if self._disk.exists(f"{target}.tmp"):
-            self._disk.remove_directory(f"{target}.tmp")  # of one that was killed in the middle
-        self._copy(path, f"{target}.tmp")
-        self._note(target, reason)
-        self._disk.rename(f"{target}.tmp", target)
-        return target
-
-    def aside(self) -> list[SetAside]:
-        """What was set aside so far, and why."""
-        root = f"{self.path}/{SET_ASIDE}"
-        found = []
-        for name in self._disk.names(root):
-            if not name.endswith((".reason", ".tmp")):
-                note = f"{root}/{name}.reason"
-                reason = self._disk.read(self._disk.open(note), 0, 4096) if self._disk.exists(note) else b""
-                found.append(SetAside(f"{root}/{name}", reason.decode("utf-8", "replace")))
-        return found
-
-    def _free_name(self, path: str) -> str:
-        """Where something can be set aside: its path below the directory, and a number."""
-        self._disk.make_directory(f"{self.path}/{SET_ASIDE}", private=True)
-        name = path.removeprefix(f"{self.path}/").replace("/", "-")
-        number = 1
-        while self._disk.exists(f"{self.path}/{SET_ASIDE}/{name}.{number}"):
-            number += 1
-        return f"{self.path}/{SET_ASIDE}/{name}.{number}"
-
-    def _note(self, target: str, reason: str) -> None:
-        self._disk.remove(f"{target}.reason")
-        file = self._disk.open(f"{target}.reason", create=True)
-        self._disk.write(file, 0, reason.encode()[:4096])
-        self._disk.sync(file)
-
-    def _copy(self, source: str, target: str) -> None:
-        self._disk.make_directory(target)
-        for name in self._disk.names(source):
-            if self._disk.is_directory(f"{source}/{name}"):
-                self._copy(f"{source}/{name}", f"{target}/{name}")
-                continue
-            original, copy = self._disk.open(f"{source}/{name}"), self._disk.open(f"{target}/{name}", create=True)
-            position = 0
-            while chunk := self._disk.read(original, position, _COPY_BYTES):
-                self._disk.write(copy, position, chunk)
-                position += len(chunk)
-            self._disk.sync(copy)
-        self._disk.sync_directory(target)
 
 
 def _decoded(content: bytes, path: str) -> DataFormat | None:

@@ -1,14 +1,12 @@
-"""A journal: facts in the order in which they were decided, on a log; a snapshot bounds what has to be replayed."""
+"""A journal: facts in the order in which they were decided, on a log; snapshots bound what is replayed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from headrace.model.batch import Batch, Columns, encode
-from headrace.model.durability import Durability
-from headrace.model.errors import CorruptBatch, HeadraceError
-from headrace.storage.driver import StoredLog
-from headrace.storage.log import FileLog
-from headrace.storage.offline_reader import OfflineLogReader
+from headrace.model.errors import CorruptBatch
+from headrace.storage.reader import LogReader
+from headrace.storage.stored_log import StoredLog, SyncCallback
 
 _FACT, _SNAPSHOT_BEGIN, _SNAPSHOT, _SNAPSHOT_END = range(4)  # a record's kind, in the column of priorities
 _SNAPSHOT_RECORDS = 1000
@@ -17,48 +15,31 @@ _SNAPSHOT_BYTES = 256 << 10
 
 
 class Gap(NamedTuple):
-    """Stands among the facts where some may be missing."""
+    """A point in the journal where facts may be missing."""
 
     reason: str
 
 
 class Survey(NamedTuple):
-    """What a look at the whole journal tells."""
+    """What reading the whole journal found."""
 
     start: int
-    """Where the facts begin that count: the last whole snapshot, or the beginning."""
+    """Where replay begins: the last whole snapshot, or the beginning."""
     snapshot: int | None
     """Where that snapshot begins, if there is one."""
     lost: list[str]
-    """Damage that may have taken facts."""
+    """Damage that may have destroyed facts."""
     harmless: list[str]
-    """Damage that took none: a whole snapshot follows it, or it is inside a snapshot of facts that are all there."""
+    """Damage that destroyed none: a whole snapshot follows it, or it is inside a snapshot whose facts are all there."""
 
 
-class Journal:
-    """Facts, each a few bytes. One thread writes; after a crash there is a prefix of what was written."""
+class JournalReader:
+    """The facts of a journal, as they are stored: a prefix of what was written, if the writer crashed."""
 
-    def __init__(self, log: StoredLog | OfflineLogReader) -> None:
-        """A journal on a log; on one that can only be read, only what reads can be used."""
-        self._log: StoredLog = log  # type: ignore[assignment]
-        self._in_files = isinstance(log, FileLog)
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
         self.last_us = 0
         """When the last of the facts that were read was written."""
-
-    @property
-    def synced_offset(self) -> int:
-        """All facts before this offset are on the disk."""
-        return self._log.synced_offset
-
-    @property
-    def is_small_backlog(self) -> bool:
-        """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.is_small_backlog
-
-    @property
-    def synced(self) -> bool:
-        """Whether all that was written is as safe as it will ever be."""
-        return not self._in_files or self._log.synced_offset >= self._log.next_offset
 
     def survey(self) -> Survey:
         """Find the last whole snapshot, and what is damaged; changes nothing and raises for no damage."""
@@ -81,7 +62,7 @@ class Journal:
             if kind == _SNAPSHOT_BEGIN:
                 begun = item.base_offset
             elif kind == _FACT:
-                begun = None  # of a snapshot that a crash cut short nothing counts
+                begun = None  # a snapshot that a crash cut short is ignored
             elif kind == _SNAPSHOT_END and begun is not None:
                 snapshot, begun = begun, None
                 harmless, lost = harmless + lost, []
@@ -92,14 +73,14 @@ class Journal:
         return Survey(self._log.first_offset if snapshot is None else snapshot, snapshot, lost, harmless)
 
     def facts(self, start: int | None = None) -> Iterator[bytes | None]:
-        """What was written from an offset on, in order; None says: forget all that came before. Damage is passed over.
+        """The facts from an offset on, in order, without damaged ones; None means: discard all facts before this point.
 
-        Without an offset it begins where the last whole snapshot does; `survey` tells what is damaged behind that.
+        Without an offset it begins at the last whole snapshot; `survey` lists what is damaged after that.
         """
         return (fact for fact in self.salvage(start) if not isinstance(fact, Gap))
 
     def salvage(self, start: int | None = None) -> Iterator[bytes | Gap | None]:
-        """The same, with a gap where facts may be missing."""
+        """The same as `facts`, with a Gap where facts may be missing."""
         start = self.survey().start if start is None else start
         snapshot: list[bytes] | None = None
         for item in self._items(start):
@@ -112,7 +93,7 @@ class Journal:
             for kind, value in zip(columns.priorities or (), columns.values, strict=True):
                 content = value or b""
                 if kind == _FACT:
-                    snapshot = None  # of one that a crash cut short nothing counts
+                    snapshot = None  # a snapshot that a crash cut short is ignored
                     yield content
                 elif kind == _SNAPSHOT_BEGIN:
                     snapshot = []
@@ -136,19 +117,43 @@ class Journal:
             else:
                 return
 
+
+class Journal(JournalReader):
+    """A journal that one thread writes: facts, each a few bytes."""
+
+    _log: StoredLog
+
+    def __init__(self, log: StoredLog) -> None:
+        super().__init__(log)
+
+    @property
+    def synced_offset(self) -> int:
+        """All facts before this offset are on the disk."""
+        return self._log.synced_offset
+
+    @property
+    def is_small_backlog(self) -> bool:
+        """Whether there is something to sync, but only a few bytes."""
+        return self._log.is_small_backlog
+
+    @property
+    def synced(self) -> bool:
+        """Whether no sync could make what was written more durable."""
+        return not self._log.awaits_sync(self._log.next_offset)
+
     def write(self, facts: list[bytes], now_us: int) -> int:
         """Write facts, all or none; returns the offset behind them."""
         return self._append(facts, _FACT, now_us)
 
     def write_snapshot(self, facts: Iterable[bytes], now_us: int) -> int:
-        """Write all that counts; returns an offset for `forget_before`, which ends what came before."""
+        """Write a snapshot of these facts; returns its offset, for `forget_before`."""
         snapshot = Snapshot(now_us)
         for fact in facts:
             snapshot.add(fact)
         return self.append_snapshot(snapshot, now_us)
 
     def append_snapshot(self, snapshot: "Snapshot", now_us: int) -> int:
-        """Write a snapshot that was prepared, so that nothing comes between its parts; returns the same."""
+        """Write a snapshot that was encoded before, with nothing between its parts; returns its offset."""
         begin = self._append([b""], _SNAPSHOT_BEGIN, now_us) - 1
         for batch in snapshot.finish():
             self._append_batch(batch, now_us)
@@ -156,20 +161,16 @@ class Journal:
         return begin
 
     def forget_before(self, offset: int) -> None:
-        """Remove what a snapshot has replaced, once that is on the disk. Takes a while; on any thread."""
+        """Remove what a synced snapshot has replaced; slow, and allowed on any thread."""
         self._log.truncate_before(offset)
 
-    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Have everything before an offset synced, and be told, possibly on another thread."""
-        if isinstance(self._log, FileLog):
-            self._log.when_synced(offset, tell)
-        else:
-            tell(None)
+    def when_synced(self, offset: int, callback: SyncCallback) -> None:
+        """Have everything before an offset synced, and be called back, possibly on another thread."""
+        self._log.when_synced(offset, callback)
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""
-        if isinstance(self._log, FileLog):
-            self._log.wait_synced(self._log.next_offset)
+        self._log.wait_synced(self._log.next_offset)
 
     def close(self) -> None:
         """Sync and close."""
@@ -179,12 +180,11 @@ class Journal:
         return self._append_batch(_encoded(records, kind, now_us), now_us)
 
     def _append_batch(self, batch: Batch, now_us: int) -> int:
-        at_once = Durability.WRITTEN if self._in_files else Durability.MEMORY
-        return self._log.append(batch, now_us, at_once).next_offset
+        return self._log.append(batch, now_us).next_offset
 
 
 class Snapshot:
-    """All that counts, encoded little by little; to be written in one go."""
+    """A snapshot that is encoded fact by fact, and written at once."""
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
@@ -194,7 +194,7 @@ class Snapshot:
         self.bytes = 0
 
     def add(self, fact: bytes) -> None:
-        """Add a fact behind the others."""
+        """Add a fact."""
         self._some.append(fact)
         self._some_bytes += len(fact)
         self.bytes += len(fact)
@@ -202,7 +202,7 @@ class Snapshot:
             self._encode()
 
     def finish(self) -> list[Batch]:
-        """The whole of it."""
+        """All batches of the snapshot."""
         if self._some:
             self._encode()
         return self._batches

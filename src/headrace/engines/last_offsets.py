@@ -1,25 +1,25 @@
-"""The last offset of each key of a partition, for compaction; however many there are, without a long pause."""
+"""The last offset of each key of a partition, for compaction; no operation on it takes long, however many keys."""
 
 from headrace.model.batch import Batch
-from headrace.storage.worker import Pace
+from headrace.storage.worker import CpuThrottle
 
 _SHARDS = 1 << 8
-"""With two million keys each has 8,000, which takes less than a millisecond; more of them would be slower to use."""
+"""With two million keys each has 8,000, and growing takes less than a millisecond; more shards would be slower."""
 _MASK = _SHARDS - 1
 
 
 class LastOffsets:
-    """Where each key was seen last.
+    """The offset of the last message of each key.
 
-    A dictionary that grows copies all of its entries in one call, which no other thread can interrupt, and one that is
-    freed visits all of them: with two million keys everybody else waits for a tenth of a second. So there are many.
+    A dictionary that grows copies all of its entries in one call, during which no other thread runs, and one that is
+    freed visits all of them: with two million keys that takes a tenth of a second. Hence many small dictionaries.
     """
 
     def __init__(self) -> None:
         self._shards: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
 
     def note(self, batch: Batch) -> None:
-        """Note the keys of a batch that follows all those before."""
+        """Record the keys of a batch that follows all batches recorded before."""
         shards, base, columns = self._shards, batch.base_offset, batch.columns()
         for place, key in zip(batch.places(columns), columns.keys or (), strict=columns.keys is not None):
             if key is not None:
@@ -37,8 +37,8 @@ class LastOffsets:
         ]
         return None if len(kept) == batch.count else kept
 
-    def clear(self, pace: Pace) -> None:
-        """Forget all of them, in portions."""
+    def clear(self, throttle: CpuThrottle) -> None:
+        """Forget all keys, in portions."""
         for shard in self._shards:
-            pace.step(len(shard), 0)
+            throttle.step(len(shard), 0)
             shard.clear()

@@ -1,4 +1,4 @@
-"""A partition: a log that knows its producers."""
+"""A partition: a log that recognises batches which its producers send again."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -19,27 +19,24 @@ from headrace.model.errors import (
     UnexpectedOffset,
 )
 from headrace.storage.compaction import Keep
-from headrace.storage.driver import StoredLog
-from headrace.storage.log import FileLog
-from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner, decode_owner
-from headrace.storage.reader import retention_offset
 from headrace.storage.settings import LogSettings
-from headrace.storage.worker import Pace
+from headrace.storage.stored_log import StoredLog, SyncCallback
+from headrace.storage.worker import CpuThrottle
 
 logger = logging.getLogger("headrace.broker")
 
 _CHECKPOINT_WORK = 10_000
-"""Batches, and as many more for large ones, that opening a partition may have to read."""
+"""How many batches, large ones counted several times, opening a partition may have to read."""
 
 
 class Appended(NamedTuple):
-    """Where a batch stands."""
+    """The offsets of a batch in its partition."""
 
     base_offset: int
     next_offset: int
     append_time: int
-    """0 when it is not known any more."""
+    """0 for a duplicate, whose time is not known any more."""
     duplicate: bool = False
 
 
@@ -47,10 +44,10 @@ class Slice(NamedTuple):
     """Whole batches of a partition, ready for a socket."""
 
     view: memoryview
-    """Of a mapping; good as long as it is held."""
+    """Of a mapping, which lasts as long as the view."""
     next_offset: int
     end_offset: int
-    """Behind the last message that could be read."""
+    """The offset after the last message that can be read."""
 
 
 class Partition:
@@ -58,19 +55,18 @@ class Partition:
 
     def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
         self._log = log
-        self.in_files = isinstance(log, FileLog)
-        """Whether it can be written and synced at all."""
-        self._at_once = Durability.WRITTEN if self.in_files else Durability.MEMORY
+        self.durable = log.durable
+        """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
         self._unsaved = self._saved = 0
         self._expired = 0, 0
-        """What comes before this offset was appended before this time: nobody has to look at it again."""
+        """All messages before this offset were appended before this time: retention by age need not read them again."""
         self._damaged: dict[int, int] = {}
         """Ranges of offsets whose messages were found damaged: first to next."""
-        for lost in log.findings.lost if isinstance(log, FileLog) else ():
+        for lost in log.findings.lost:
             self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
-        self.survived_offset = log.survived_offset if isinstance(log, FileLog) else 0
-        """The end of what there was when it was opened: a gap from there to the first new message may follow."""
+        self.survived_offset = log.survived_offset
+        """The end of the messages found when it was opened; a gap may lie between it and the first new message."""
         start = self.producers.load(saved, self.survived_offset) if saved is not None else 0
         for batch in self.batches(min(max(start, log.first_offset), log.next_offset), log.next_offset):
             if batch.base_offset >= start:
@@ -93,14 +89,14 @@ class Partition:
         return self._log.synced_offset
 
     @property
-    def place(self) -> str:
-        """Where it is, for people to read."""
-        return self._log.directory if isinstance(self._log, FileLog) else "memory"
+    def location(self) -> str:
+        """Where its messages are, for people to read."""
+        return self._log.location
 
     @property
     def is_small_backlog(self) -> bool:
-        """Whether only a few bytes are to be synced."""
-        return isinstance(self._log, FileLog) and self._log.is_small_backlog
+        """Whether there is something to sync, but only a few bytes."""
+        return self._log.is_small_backlog
 
     @property
     def size_bytes(self) -> int:
@@ -108,16 +104,20 @@ class Partition:
         return self._log.size_bytes
 
     def check_durability(self, wanted: int) -> None:
-        """Refuse what cannot be had."""
-        if wanted > self._at_once and not self.in_files:
+        """Raise if messages can never have this durability."""
+        if not self.durable and wanted > self._log.append_durability:
             raise DurabilityUnavailable("a topic in memory cannot be written or synced; ask for durability memory")
 
     def reached(self, next_offset: int) -> Durability:
-        """How safe the messages before an offset are."""
-        return Durability.SYNCED if self.in_files and self.synced_offset >= next_offset else self._at_once
+        """The durability that all messages before an offset have now."""
+        return self._log.reached(next_offset)
+
+    def awaits_sync(self, next_offset: int) -> bool:
+        """Whether a sync would make messages before an offset more durable than they are."""
+        return self._log.awaits_sync(next_offset)
 
     def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:
-        """Append a batch, unless it stands there already."""
+        """Append a batch, unless it was appended before."""
         producer = batch.producer
         if producer.id:
             base = self.producers.admit(producer)
@@ -128,14 +128,14 @@ class Partition:
                 f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
                 next_offset=self._log.next_offset,
             )
-        receipt = self._log.append(batch, now_us, self._at_once)
+        receipt = self._log.append(batch, now_us)
         if producer.id:
             self.producers.note(producer, receipt.base_offset)
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def append_gathered(self, batches: Sequence[Batch], codec: Codec, now_us: int) -> list[Appended | HeadraceError]:
-        """Append small batches of many producers as one; tells of each where it stands, or why not."""
+        """Append small batches of many producers as one; returns the offsets, or the error, of each."""
         gathered = _BatchJoiner(self._log.next_offset, now_us)
         notes: list[Note] = []
         outcomes: list[Appended | HeadraceError] = []
@@ -146,7 +146,7 @@ class Partition:
                 except HeadraceError as error:
                     outcomes.append(error)
             if gathered.values:
-                self._log.append(gathered.encoded(codec), now_us, self._at_once)
+                self._log.append(gathered.encoded(codec), now_us)
                 self._unsaved += len(batches)
         except BaseException:
             self.producers.take_back(notes)
@@ -165,24 +165,24 @@ class Partition:
         return appended
 
     def _repeated(self, base: int, batch: Batch) -> Appended:
-        # One that stands nobody knows where is somewhere before the end.
+        # A batch whose offset is forgotten is somewhere before the end.
         next_offset = self._log.next_offset if base == FORGOTTEN else base + batch.count
         return Appended(base, next_offset, 0, duplicate=True)
 
     def has_committed(self, mark: int) -> bool:
-        """Whether a batch of a committed transaction stands there already."""
+        """Whether a batch of a committed transaction was appended already."""
         return mark <= self.producers.mark
 
     def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
-        """Append a batch of a committed transaction; its bytes must be its own."""
+        """Append a batch of a committed transaction; it is stamped, so nobody else may use its bytes."""
         batch.stamp(marked(mark))
-        receipt = self._log.append(batch, now_us, self._at_once)
+        receipt = self._log.append(batch, now_us)
         self.producers.mark = mark
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
     def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
-        """Whole batches from an offset on, before the end given; without those appended before `expired_us`."""
+        """Whole batches from an offset on and before `end_offset`, without those appended before `expired_us`."""
         try:
             if expired_us is not None:
                 offset = self._unexpired(offset, end_offset, expired_us)
@@ -207,7 +207,7 @@ class Partition:
         raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
     def batches(self, offset: int, end_offset: int) -> Iterator[Batch]:
-        """The batches from an offset on, the first perhaps from before it; damaged ones are noted and passed over."""
+        """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped."""
         while True:
             try:
                 for batch in self._log.batches(offset, until=end_offset):
@@ -220,82 +220,75 @@ class Partition:
                 return
 
     def damaged_within(self, offsets: range) -> list[range]:
-        """Those of these offsets whose messages were found damaged."""
+        """The parts of a range of offsets whose messages were found damaged."""
         found = (range(max(first, offsets.start), min(end, offsets.stop)) for first, end in self._damaged.items())
         return sorted((part for part in found if part), key=lambda part: part.start) if self._damaged else []
 
     def damaged_ranges(self) -> list[tuple[int, int]]:
-        """The ranges of offsets whose messages were found damaged, and that retention has not removed."""
+        """All ranges of offsets whose messages were found damaged and are not removed yet."""
         return sorted(found for found in self._damaged.items() if found[1] > self.first_offset)
 
-    def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Have everything before an offset synced, and be told on another thread."""
-        assert isinstance(self._log, FileLog)
-        self._log.when_synced(offset, tell)
+    def when_synced(self, offset: int, callback: SyncCallback) -> None:
+        """Have everything before an offset synced, and be called back, possibly on another thread."""
+        self._log.when_synced(offset, callback)
 
     def request_sync(self) -> None:
-        """Have what was appended synced soon, if there is anything."""
-        if isinstance(self._log, FileLog) and self._log.synced_offset < self._log.next_offset:
+        """Have what was appended synced soon, if a sync makes it more durable."""
+        if self._log.awaits_sync(self._log.next_offset):
             self._log.request_sync()
 
     def save_producers(self, *, at_once: bool = False) -> bytes | None:
-        """What is known of the producers, if much was appended since, or anything; to be kept once that is synced."""
-        if not self.in_files or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
+        """A checkpoint of the producers, if much was appended since the last one, or `at_once`; None otherwise.
+
+        The caller stores it once all that was appended is synced.
+        """
+        if not self.durable or not self._unsaved or not (at_once or self._unsaved >= _CHECKPOINT_WORK):
             return None
         self._saved, self._unsaved = self._unsaved, 0
         return self.producers.save(self._log.next_offset)
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether something about producers is known only from the log."""
-        return self.in_files and self._unsaved > 0
+        """Whether batches were appended since the last checkpoint of the producers."""
+        return self.durable and self._unsaved > 0
 
     def save_again(self) -> None:
-        """What was saved last could not be kept: it is as if it had not been saved."""
+        """Undo `save_producers`, as the checkpoint could not be stored."""
         self._unsaved += self._saved
         self._saved = 0
 
-    def kept_from(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
-        """The first offset that retention would keep in files."""
-        segments = self._log.segments if isinstance(self._log, FileLog) else ()
-        return retention_offset(segments, now_us, age_us, bytes_max)
+    def retention_offset(self, now_us: int, age_us: int | None, bytes_max: int | None) -> int:
+        """The first offset that retention keeps; 0 if it keeps all segments."""
+        return self._log.retention_offset(now_us, age_us=age_us, bytes_max=bytes_max)
 
     # Maintenance: on any thread.
 
-    def alter(self, settings: LogSettings, memory_bytes: int, now_us: int) -> None:
-        """Use files, or memory, in another way from now on."""
-        if isinstance(self._log, FileLog):
-            self._log.settings = settings
-        elif isinstance(self._log, MemoryLog):
-            self._log.alter(memory_bytes, settings, now_us)
+    def alter(self, settings: LogSettings, now_us: int) -> None:
+        """Use other settings of the log from now on."""
+        self._log.alter(settings, now_us)
 
     def set_owner(self, owner: PartitionOwner) -> None:
-        """Let the files say whose they are."""
-        if isinstance(self._log, FileLog):
-            self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
+        """Store with the log whose it is."""
+        self._log.set_owner(owner.after(decode_owner(self._log.owner)).encoded())
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset."""
+        """Remove the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
 
-    def retain(self, now_us: int, age_us: int | None, bytes_max: int | None) -> None:
-        """Forget segments that are too old or too many."""
-        self._log.retain(now_us, age_us=age_us, bytes_max=bytes_max)
-
     def compact_by_key(self) -> int:
-        """Keep only the last message of each key, and those without one; returns the bytes freed."""
-        last, pace = LastOffsets(), Pace()
+        """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
+        last, throttle = LastOffsets(), CpuThrottle()
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
-                with suppress(InvalidBatch):  # which stays as it is, and is reported below
+                with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that
                     last.note(batch)
-                pace.step(batch.count, batch.length)
+                throttle.step(batch.count, batch.length)
             return self._log.compact(self._if_readable(last.kept))
         finally:
-            last.clear(pace)
+            last.clear(throttle)
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
-        """Remove the messages that all of these say are settled; returns the bytes freed."""
+        """Remove the messages that all of these predicates call settled; returns the bytes freed."""
 
         def keep(batch: Batch) -> list[int] | None:
             places = batch.places(batch.columns())
@@ -306,14 +299,16 @@ class Partition:
         return self._log.compact(self._if_readable(keep))
 
     def _if_readable(self, keep: Keep) -> Keep:
-        """The same rule, which keeps the whole of a batch that cannot be decoded."""
+        """The rule, extended to keep all of a batch that cannot be decoded."""
 
         def checked(batch: Batch) -> Sequence[int] | None:
             try:
                 return keep(batch)
             except InvalidBatch as error:
                 offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
-                logger.warning("%s: compaction keeps offsets %s as they are: %s", self.place, offsets, error)
+                logger.warning(
+                    "compaction keeps an invalid batch  path=%s offsets=%s reason=%s", self.location, offsets, error
+                )
                 return None
 
         return checked
@@ -323,7 +318,7 @@ class Partition:
         self._log.close()
 
     def _note_damage(self, error: CorruptBatch) -> None:
-        """Remember a damaged range, and log it when it is found."""
+        """Record a damaged range, and log it the first time."""
         known = self._damaged.get(error.first_offset, 0)
         if error.next_offset > known:
             self._damaged[error.first_offset] = error.next_offset
@@ -337,7 +332,7 @@ class Partition:
             )
 
     def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
-        """The first offset from this one on whose batch was not appended before a time."""
+        """The first offset, from this one on, whose batch was appended at a time or later."""
         known_offset, known_us = self._expired
         if known_us <= expired_us:
             offset = max(offset, min(known_offset, end_offset))
@@ -353,7 +348,7 @@ class Partition:
 
 
 class _BatchJoiner:
-    """Messages of several batches on their way into one."""
+    """Joins the messages of several batches into one batch."""
 
     def __init__(self, base_offset: int, now_us: int) -> None:
         self._base_offset = base_offset
@@ -364,27 +359,27 @@ class _BatchJoiner:
         self._origins: list[tuple[int, int, int, int]] = []
 
     def add(self, batch: Batch) -> Appended:
-        """Put a batch's messages behind the others; tells where they will stand."""
+        """Add a batch's messages behind the others; returns the offsets that they will have."""
         columns = batch.columns()
-        place, count = len(self.values), batch.count
+        first, count = len(self.values), batch.count
         self.values += columns.values
         self._timestamps += columns.timestamps or [batch.time_max] * count
         if columns.keys or columns.headers or columns.dues or columns.priorities or columns.expires:
-            self._add_others(columns, place)
+            self._add_others(columns, first)
         if batch.producer_id:
-            self._origins.append((place, batch.producer_id, batch.producer_epoch, batch.sequence))
-        base = self._base_offset + place
+            self._origins.append((first, batch.producer_id, batch.producer_epoch, batch.sequence))
+        base = self._base_offset + first
         return Appended(base, base + count, self._now_us)
 
-    def _add_others(self, columns: Columns, place: int) -> None:
+    def _add_others(self, columns: Columns, first: int) -> None:
         for name in _OTHERS:
             if (column := getattr(columns, name)) is not None:
                 others = self._others.setdefault(name, [])
-                others += [None] * (place - len(others))
+                others += [None] * (first - len(others))
                 others += column
 
     def encoded(self, codec: Codec) -> Batch:
-        """All of them as one batch."""
+        """The joined batch."""
         count = len(self.values)
         others = {name: column + [None] * (count - len(column)) for name, column in self._others.items()}
         columns = Columns(self.values, timestamps=self._timestamps, origins=self._origins or None, **others)

@@ -1,4 +1,4 @@
-"""Which batches of which producers a partition has: a repeated one is recognised and gets its first place."""
+"""The idempotence table of a partition: recognises batches that producers send again, and their first offsets."""
 
 import logging
 from collections import deque
@@ -16,13 +16,13 @@ TRANSACTIONS = 1
 """The producer of batches that a transaction committed; ids below 16 are the broker's own."""
 PRODUCER_MIN = 16
 FORGOTTEN = -1
-"""The place of a batch that was appended so long ago that nobody knows where."""
+"""Instead of the offset of a batch that was appended so long ago that it is forgotten."""
 PRODUCERS_MAX = 10_000
-"""Producers that a partition remembers; the one silent for longest is forgotten first."""
+"""Producers that a partition remembers; the least recently active one is forgotten first."""
 
 
 class _Known:
-    """A producer: its epoch, the sequence of its last batch, and where the last ones begin."""
+    """A producer: its epoch, the sequence of its last batch, and the offsets of its last batches."""
 
     __slots__ = ("bases", "epoch", "last")
 
@@ -33,7 +33,7 @@ class _Known:
 
 
 Note = tuple[int, _Known | None, int, int | None]
-"""Whose batch was noted, what was known of that producer, the sequence before, and the place that had to go for it."""
+"""How to undo the record of a batch: producer, its entry before, its sequence before, and the offset it evicted."""
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -47,18 +47,18 @@ class _SavedOffset(msgspec.Struct, array_like=True):
 
 
 class Producers:
-    """The producers of one partition, as of an offset: what the log before it tells."""
+    """The producers of one partition, as of an offset of its log."""
 
     def __init__(self) -> None:
         self.mark = 0
-        """The last batch of a transaction that was appended; they are numbered in the order of their commits."""
+        """The number of the last batch of a transaction that was appended; commits number them in order."""
         self._known: dict[int, _Known] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def admit(self, producer: Producer) -> int | None:
-        """None when it is the producer's next batch, the first place of a repeated one, or an error."""
+        """None for the producer's next batch, the first offset of a repeated one; raises for any other."""
         by, epoch, sequence = producer
         known = self._known.get(by)
         if known is None or epoch > known.epoch:
@@ -78,7 +78,7 @@ class Producers:
         return known.bases[ahead - 1] if -ahead < len(known.bases) else FORGOTTEN
 
     def note(self, producer: Producer, base_offset: int) -> Note:
-        """A batch was appended. Returns what `take_back` wants."""
+        """Record a batch that was appended; returns an argument for `take_back`."""
         by, epoch, sequence = producer
         before = self._known.pop(by, None)
         if before is None or before.epoch != epoch:
@@ -89,13 +89,13 @@ class Producers:
             note = (by, before, before.last, bases[0] if len(bases) == IN_FLIGHT_MAX else None)
         known.last = sequence
         known.bases.append(base_offset)
-        self._known[by] = known  # at the end: the others have been silent for longer
+        self._known[by] = known  # at the end: the most recently active
         if len(self._known) > PRODUCERS_MAX:
             del self._known[next(iter(self._known))]
         return note
 
     def take_back(self, notes: Sequence[Note]) -> None:
-        """These, the last that were taken, are not true: nothing was appended after all."""
+        """Undo the last records, as nothing was appended after all."""
         for by, before, last, forgotten in reversed(notes):
             known = self._known.pop(by, None)
             if before is None:
@@ -108,7 +108,7 @@ class Producers:
             self._known[by] = before
 
     def note_batch(self, batch: Batch) -> None:
-        """A batch stands in the log."""
+        """Record a batch that is read from the log."""
         if batch.producer_id == TRANSACTIONS:
             self.mark = mark_of(batch.producer)
         elif batch.producer_id:
@@ -118,12 +118,12 @@ class Producers:
                 self.note(Producer(*producer), batch.base_offset + place)
 
     def save(self, offset: int) -> bytes:
-        """All of it, as bytes: what the log before the offset tells."""
+        """A checkpoint, encoded, of the log before an offset."""
         producers = [(by, known.epoch, known.last, list(known.bases)) for by, known in self._known.items()]
         return msgspec.msgpack.encode(_Saved(offset, self.mark, producers))
 
     def load(self, saved: bytes, survived_offset: int) -> int:
-        """Take up what was saved, without what the log has not kept; returns the offset it goes up to."""
+        """Load a checkpoint, without batches that the log has lost; returns the offset of the checkpoint."""
         content = msgspec.msgpack.decode(saved, type=_Saved)
         self.mark = content.mark
         for by, epoch, last, bases in content.producers:
@@ -134,7 +134,7 @@ class Producers:
 
 
 def saved_offset(saved: bytes) -> int:
-    """The offset up to which something that was saved goes."""
+    """The offset of a checkpoint."""
     return msgspec.msgpack.decode(saved, type=_SavedOffset).offset
 
 
@@ -144,7 +144,7 @@ def mark_of(producer: Producer) -> int:
 
 
 def marked(mark: int) -> Producer:
-    """The producer that a transaction's batch of that number has."""
+    """The producer stamp of a transaction's batch with that number."""
     return Producer(TRANSACTIONS, mark >> 32, mark & 0xFFFFFFFF)
 
 
@@ -153,5 +153,5 @@ def _origins(batch: Batch) -> Sequence[tuple[int, int, int, int]]:
         return batch.columns().origins or ()
     except InvalidBatch as error:
         offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
-        logger.warning("the producers of offsets %s are not known: %s", offsets, error)
+        logger.warning("producers unknown  offsets=%s reason=%s", offsets, error)
         return ()

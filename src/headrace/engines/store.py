@@ -1,4 +1,4 @@
-"""Where a broker's logs are: partitions and journals by name, below one directory or all in memory."""
+"""Opens a broker's logs, partitions and journals by name, below one directory or all in memory."""
 
 from copy import copy
 
@@ -10,15 +10,15 @@ from headrace.engines.producers import Producers, saved_offset
 from headrace.model.durability import Durability
 from headrace.model.errors import CorruptFile, HeadraceError, LogFailed
 from headrace.model.topic import Storage, TopicSettings
-from headrace.storage.driver import FileDriver, StoredLog
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
 from headrace.storage.owner import PartitionOwner
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+from headrace.storage.stored_log import StoredLog
 
 _PARTS = 8
-"""Retention removes whole segments: a log of fewer would be trimmed coarsely."""
+"""Segments per retention limit: retention removes whole segments, so fewer would make it coarse."""
 _JOURNAL_SETTINGS = LogSettings(segment_bytes=4 << 20)
 _STAGING_SETTINGS = LogSettings(segment_bytes=256 << 20)
 _MEMORY_JOURNAL_BYTES = 1 << 30
@@ -31,14 +31,13 @@ class Store:
     def __init__(self, host: StorageRuntime, directory: str | None) -> None:
         self._host = host
         self.directory = directory
-        self._own = FileDriver(host, f"{directory}/{OWN}", owned=True) if directory else None
         self.data = DataDirectory(host, directory) if directory else None
-        """What else is in the directory, if there is one."""
+        """The data directory, if there is one."""
         self.ballast = Ballast(host.disk, f"{directory}/{OWN}/ballast" if directory else None)
 
     @property
     def boot_id(self) -> bytes:
-        """Another one after each start of the machine, which loses what was not synced; empty: nobody knows."""
+        """Differs after each start of the machine, which loses what was not synced; empty if that cannot be known."""
         return self._host.disk.boot_id()
 
     def open_partition(
@@ -49,12 +48,12 @@ class Store:
         floor: int = 0,
         owner: PartitionOwner | None = None,
     ) -> Partition:
-        """A topic's partition, with what was saved of its producers; its files are, or become, the owner's.
+        """A topic's partition, with the last checkpoint of its producers; the owner is stored in its files.
 
-        No new message has an offset below the floor.
+        No new message gets an offset below the floor.
         """
         known = 0 if saved is None else saved_offset(saved)
-        # What is saved of producers was synced before: in a synced topic, messages that it tells of cannot be missing.
+        # A checkpoint is stored after what it covers was synced: in a synced topic those messages cannot be missing.
         lost_floor = known if settings.durability is Durability.SYNCED else 0
         try:
             return Partition(self._open(name, settings, max(floor, known), lost_floor, owner), saved)
@@ -70,9 +69,9 @@ class Store:
             raise self.data.damaged(f"the journal cannot be opened: {error}") from error
 
     def open_staging(self, name: str) -> Partition:
-        """A log of the broker's own, for messages on their way."""
+        """A log of the broker's own, for the messages of open transactions."""
         log = self._open_own(name, _STAGING_SETTINGS)
-        return Partition(log, Producers().save(log.next_offset))  # nobody's: there is nothing to look for in the log
+        return Partition(log, Producers().save(log.next_offset))  # no producers: there is nothing to read from the log
 
     def close(self) -> None:
         """End the threads that sync."""
@@ -103,7 +102,7 @@ class Store:
 
         log = opened()
         if log.segments and log.segments[-1].checkpoint != log.segments[-1].end:
-            # A crash left it: the names of its files may not be on the disk yet, which closing sees to.
+            # After a crash the names of its files may not be on the disk yet; closing syncs them.
             survived_offset = log.survived_offset
             log.close()
             log = opened()
@@ -111,11 +110,13 @@ class Store:
         return log if settings.storage is Storage.DISK else MemoryLog(settings.memory_bytes, log)
 
     def _open_own(self, name: str, settings: LogSettings) -> StoredLog:
-        return self._own.open(name, settings) if self._own is not None else MemoryLog(_MEMORY_JOURNAL_BYTES)
+        if self.directory is None:
+            return MemoryLog(_MEMORY_JOURNAL_BYTES)
+        return FileLog(self._host, f"{self.directory}/{OWN}/{name}", settings, owned=True)
 
 
 def as_headrace_error(error: OSError) -> HeadraceError:
-    """What the disk says, as an error of ours; some are that already, and are copied, for none is its own cause."""
+    """An error of the disk as a HeadraceError; one that is that already is copied, as no error is its own cause."""
     return copy(error) if isinstance(error, HeadraceError) else LogFailed(f"the disk failed: {error}")
 
 
@@ -131,4 +132,5 @@ def log_settings(settings: TopicSettings) -> LogSettings:
     return LogSettings(
         segment_bytes=segment_bytes,
         segment_age_us=None if seconds is None else max(round(seconds * _SECOND_US), 1),
+        memory_bytes=settings.memory_bytes,
     )

@@ -9,7 +9,7 @@ import msgspec
 from crc32c import crc32c
 
 from headrace.model.codec import Codec, compress, decompress, expands_too_far
-from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, MessageTooLarge, UnsupportedFormat
+from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, UnsupportedFormat
 from headrace.model.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -19,7 +19,7 @@ from headrace.model.limits import (
     TIMESTAMP_US_MAX,
     TIMESTAMP_US_MIN,
 )
-from headrace.model.message import Message
+from headrace.model.message import Message, check_message_bytes, header_bytes, message_size
 from headrace.model.packed_column import column_end
 
 MAGIC = b"\xa7HRB"
@@ -219,7 +219,20 @@ class Batch(msgspec.Struct, gc=False):
         _U32.pack_into(data, _CRC_AT, self.crc)
 
     def columns(self) -> Columns:
-        """The messages as columns."""
+        """Decode the messages as columns: one list per field.
+
+        Returns:
+            The columns; `values`, and None for a field that no message has.
+
+        Raises:
+            InvalidBatch: if the batch cannot be decoded.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     [batch.columns().values for batch in log.batches()]
+            [[b'a', b'b']]
+        """
         if self.decoded is not None:
             return self.decoded
         return self._decoded_columns(self.body()) if self.count else Columns([])
@@ -258,7 +271,20 @@ class Batch(msgspec.Struct, gc=False):
         return decompress(self.codec, body) if self.codec else body
 
     def messages(self) -> Iterator[Message]:
-        """The messages, one by one."""
+        """Decode the messages one by one.
+
+        Returns:
+            An iterator over the messages.
+
+        Raises:
+            InvalidBatch: if the batch cannot be decoded.
+
+        Example:
+            >>> with Log(directory) as log:
+            ...     offsets = log.append_many([b"a", b"b"])
+            ...     [message.value for batch in log.batches() for message in batch.messages()]
+            [b'a', b'b']
+        """
         columns = self.columns()
         base = self.base_offset
         return map(
@@ -475,17 +501,22 @@ def _check_sizes(columns: Columns, batch_bytes: int, message_bytes_max: int) -> 
 
 def check_messages(columns: Columns, bytes_max: int, topic: str = "") -> None:
     """Refuse messages that are larger than this limit, which is the topic's if one is named."""
-    for index in range(len(columns.values)):
-        size = message_bytes(columns, index)
-        if size > bytes_max:
-            raise MessageTooLarge.of(size, bytes_max, topic)
+    check_message_bytes(max(message_sizes(columns), default=0), bytes_max, topic)
+
+
+def message_sizes(columns: Columns) -> list[int]:
+    """Return the size of each message, as `message_size` counts it for one."""
+    values = columns.values
+    sizes = [len(value or b"") for value in values] if None in values else [*map(len, values)]  # type: ignore[arg-type]
+    if columns.keys is not None:
+        sizes = [size + len(key or b"") for size, key in zip(sizes, columns.keys, strict=True)]
+    if columns.headers is not None:
+        sizes = [size + header_bytes(headers) for size, headers in zip(sizes, columns.headers, strict=True)]
+    return sizes
 
 
 def message_bytes(columns: Columns, index: int) -> int:
-    """How many bytes a message's value, key and headers have."""
-    size = len(columns.values[index] or b"")
-    if columns.keys is not None:
-        size += len(columns.keys[index] or b"")
-    if columns.headers is not None:
-        size += sum(len(name) + len(text) for name, text in (columns.headers[index] or {}).items())
-    return size
+    """Return the size of one message."""
+    key = None if columns.keys is None else columns.keys[index]
+    headers = None if columns.headers is None else columns.headers[index]
+    return message_size(columns.values[index], key, headers)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.model.errors import MessageTooLarge
 from headrace.model.representation import described_fields
 
 Headers = Mapping[str, bytes]
@@ -27,3 +28,24 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         return described_fields(self)
+
+
+def message_size(value: bytes | None, key: bytes | None = None, headers: Headers | None = None) -> int:
+    """Return the size of a message: how many bytes its value, key and headers have.
+
+    >>> message_size(b"value", b"key", {"name": b"text"})
+    16
+    """
+    size = len(value or b"") + len(key or b"")
+    return size + header_bytes(headers) if headers else size
+
+
+def header_bytes(headers: Headers | None) -> int:
+    """Return how many bytes the names and values of headers have."""
+    return sum(len(name.encode()) + len(text) for name, text in (headers or {}).items())
+
+
+def check_message_bytes(size: int, bytes_max: int, topic: str = "") -> None:
+    """Refuse a message that is larger than the limit, which is the topic's if one is named."""
+    if size > bytes_max:
+        raise MessageTooLarge.of(size, bytes_max, topic)

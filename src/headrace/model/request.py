@@ -18,7 +18,7 @@ class WireStruct(msgspec.Struct, omit_defaults=True):
 
 
 class Answer(WireStruct):
-    """What the broker answers."""
+    """An answer of the broker."""
 
 
 AnswerType = TypeVar("AnswerType", bound=Answer)
@@ -73,7 +73,7 @@ class Permission(NamedTuple):
 
 
 class Declaration(NamedTuple):
-    """What a request class says of itself."""
+    """What a request class declares."""
 
     kind: int
     """The kind of its frames in the native protocol."""
@@ -88,7 +88,7 @@ class Declaration(NamedTuple):
 
 
 class Request(WireStruct, Generic[AnswerType]):
-    """Something that is asked of a broker; the type parameter is the class of the answer."""
+    """A request to a broker; the type parameter is the class of its answer."""
 
     declared: ClassVar[Declaration]
 

@@ -144,7 +144,7 @@ class Server:
         self._worker = Worker("headrace-background")
         ports = LoopPorts(self._runtime.scheduler, self._worker, self._ticker.wake_at)
         self._divide_descriptors(host)
-        host.quickness.wait_here(time.perf_counter)
+        host.inline_sync.allow_this_thread(time.perf_counter)
         self._broker = Broker(
             store,
             ports,

@@ -41,20 +41,32 @@ def session(
     value_format: str = "string",
     conf: Mapping[str, str] | None = None,
 ) -> "SparkSession":
-    """A Spark session with topics as temporary views; the active session if there is one.
+    """Return a Spark session with topics as temporary views; the active session if there is one.
 
-    Every topic is a table under its name: `spark.sql("select count(*) from orders")`. Names with other characters than
-    letters, digits and `_` stand in backquotes. Keys and values are text.
+    Every topic is a table of its name: `spark.sql("select count(*) from orders")`. Put names with characters other than
+    letters, digits and `_` in backquotes. Keys and values are text.
 
     Parameters:
-        address: the broker's; by default $HEADRACE_URL, or else that of this machine.
+        address: the broker's address; by default $HEADRACE_URL, or else this machine.
         path: or a data directory, to be read without a broker.
         master: where Spark runs: `local[*]` by default, `spark://host:7077`, `sc://host:15002` for Spark Connect.
-        app_name: what the session is called.
+        app_name: the name of the Spark application.
         tables: which topics are tables: True for all but Headrace's own, False for none, names, patterns, or a dict of
             these with options of the source, as `{"*": {}, "orders": {"value.format": "json"}}`.
-        value_format: what values are by default: string, json (with the fields that a sample has) or bytes.
+        value_format: how values are decoded by default: string, json (with the fields of a sample) or bytes.
         conf: settings of Spark.
+
+    Returns:
+        The session.
+
+    Raises:
+        SparkMissing: if PySpark, pyarrow or Java is not installed.
+        ConnectionFailed: if the broker cannot be reached.
+        InvalidArgument: if an argument is wrong.
+
+    Example:
+        >>> spark = headrace.spark.session("headrace://127.0.0.1:7390")  # doctest: +SKIP
+        >>> spark.sql("select count(*) from orders").show()  # doctest: +SKIP
     """
     need_spark(master or LOCAL)
     from pyspark.sql import SparkSession

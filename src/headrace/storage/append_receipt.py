@@ -1,38 +1,33 @@
-"""What an append is worth: where its messages are, and how safe they are by now."""
+"""The receipt of an append: the offsets of its messages, and the durability that they have reached by now."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from headrace.model.durability import Durability
+from headrace.model.errors import DurabilityUnavailable
 
-
-class SyncableLog(Protocol):
-    """A log whose appends become durable by and by."""
-
-    @property
-    def synced_offset(self) -> int:
-        """All messages before this offset are on the disk."""
-
-    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:
-        """Return when all messages before an offset are on the disk."""
+if TYPE_CHECKING:
+    from headrace.storage.stored_log import StoredLog
 
 
 class AppendReceipt:
-    """The acknowledgement of one append."""
+    """The receipt of one append."""
 
-    __slots__ = ("_at_once", "_log", "base_offset", "next_offset")
+    __slots__ = ("_log", "base_offset", "next_offset")
 
-    def __init__(self, log: SyncableLog, base_offset: int, next_offset: int, at_once: Durability) -> None:
+    def __init__(self, log: "StoredLog", base_offset: int, next_offset: int) -> None:
         self._log = log
         self.base_offset = base_offset
         self.next_offset = next_offset
-        self._at_once = at_once
 
     @property
     def reached(self) -> Durability:
-        """How safe the messages are now."""
-        return Durability.SYNCED if self._log.synced_offset >= self.next_offset else self._at_once
+        """The durability of the messages now."""
+        return self._log.reached(self.next_offset)
 
     def wait(self, durability: Durability, timeout_s: float | None = None) -> None:
-        """Return when the messages are that safe."""
-        if self._at_once < durability:
-            self._log.wait_synced(self.next_offset, timeout_s)
+        """Return when the messages have this durability; raises DurabilityUnavailable if they never will."""
+        if self._log.append_durability >= durability:
+            return
+        if not self._log.durable:
+            raise DurabilityUnavailable
+        self._log.wait_synced(self.next_offset, timeout_s)

@@ -1,7 +1,7 @@
-"""A page of memory that a log's writer shares with reading processes, and on which they sleep until it changes.
+"""The beacon of a log: a page of memory that the writer shares with reading processes, which wait for it to change.
 
-On Linux they sleep in the kernel's futex, on the low half of the word that counts messages, and are woken by the
-writer in tens of microseconds at no cost while nothing happens. Elsewhere they look every millisecond.
+On Linux they wait in a futex, on the low half of the word that holds the next offset: the writer wakes them within tens
+of microseconds, and waiting costs nothing. Elsewhere they poll every millisecond.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ _POLL_S = 0.001
 
 
 class Beacon:
-    """Where a log stands, for all processes of this host. Nothing here is durable, or trusted after a crash.
+    """The first and next offset of a log, for all processes of this machine. Nothing here is trusted after a crash.
 
-    Each word is stored and loaded whole, and each stands for itself.
+    Each word is stored and loaded atomically, and independently of the others.
     """
 
     def __init__(self, disk: Disk, file: OpenFile, *, write: bool) -> None:
-        """Map the page. A writer has the file's lock, and gives it back with `close`."""
+        """Map the page. A writer holds the file's lock, and `close` releases it."""
         if write:
             # Real blocks now, or a full disk would kill the process when the page is touched; whoever copied the file
             # may have left holes in it.
@@ -44,7 +44,7 @@ class Beacon:
         self._disk = disk
         self._locked = file if write else None
         page = disk.map(file, _PAGE_BYTES, write=write)
-        self._words = memoryview(page).cast("Q")
+        self._words = page.cast("Q")
         self._sleepers: set[int] = set()
         self._futex = _futex(page, _NEXT * 8)
         self._closed = self._released = False
@@ -75,7 +75,7 @@ class Beacon:
         return self._words[_NEXT]
 
     def begin(self, first_offset: int, next_offset: int) -> None:
-        """Announce a new writer."""
+        """Announce a new writer, and wake those who wait."""
         words = self._words
         words[_MAGIC_AT] = _MAGIC
         words[_FIRST] = first_offset
@@ -86,19 +86,19 @@ class Beacon:
         self._futex.wake()
 
     def publish(self, next_offset: int) -> None:
-        """Make messages visible that stand in the log already, and wake who waits for them."""
+        """Make messages visible that are written already, and wake those who wait for them."""
         self._words[_NEXT] = next_offset
         self._futex.wake()
 
     def announce_change(self, first_offset: int, *, cut: bool = False) -> None:
-        """Say that the files changed, before messages in new ones are published."""
+        """Announce that files changed, before messages in new files are published."""
         self._words[_FIRST] = first_offset
         if cut:
             self._count(_CUTS)
         self._count(_CHANGES)
 
     def wait(self, seen: int, timeout_s: float) -> bool:
-        """Sleep until next_offset is another than the one seen, a signal comes or time is up; whether it is."""
+        """Sleep until next_offset differs from `seen`, a signal arrives or time is up; returns whether it differs."""
         me = threading.get_ident()
         try:
             self._sleepers.add(me)
@@ -112,20 +112,20 @@ class Beacon:
         self._words[word] = (self._words[word] + 1) % (1 << 64)  # whatever stood there
 
     def abandon(self) -> None:
-        """In a forked child: let go of the page, whatever threads of the parent were doing with it; it has the lock."""
+        """In a forked child: release the page, whatever threads of the parent did with it, and leave the lock."""
         self._sleepers = set()
         self._locked = None
         self.close()
 
     def forget_sleepers(self) -> None:
-        """In a forked child that goes on reading: those who sleep are threads of the parent."""
+        """In a forked child that continues reading: the sleepers are threads of the parent."""
         self._sleepers = set()
 
     def close(self) -> None:
-        """Let go of the page, once nobody sleeps on it, and of the lock; what stood there last can still be read."""
+        """Release the page, once nobody sleeps on it, and the lock; the last values can still be read."""
         if self._released:
             return
-        # Each step can be done again, as an interrupt may come between them.
+        # Each step can be repeated, as an interrupt may come between them.
         self._closed = True
         while self._sleepers:
             self._futex.wake()
@@ -134,7 +134,7 @@ class Beacon:
         # The mapping goes with its last view: another thread may just be reading a word.
         self._words = memoryview(bytes(self._words)).cast("Q")
         if self._locked is not None:
-            # In so many words: the file may still be open elsewhere, as in a forked child or the frames of an error.
+            # Explicitly: the file may still be open elsewhere, as in a forked child or in the frames of an error.
             self._disk.unlock(self._locked)
             self._locked = None
         self._released = True
@@ -145,14 +145,14 @@ class Beacon:
 
 
 class _Polling:
-    """How to wait where there is no futex."""
+    """Waiting by polling, where there is no futex."""
 
     def sleep(self, _: int, timeout_s: float) -> None:
         """Sleep for a moment."""
         time.sleep(min(timeout_s, _POLL_S))
 
     def wake(self) -> None:
-        """Nobody is asleep for long."""
+        """Nobody sleeps for long."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -168,7 +168,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 class _Futex(_Polling):
-    """The kernel's own way to sleep on a 32-bit word of a shared page."""
+    """Waiting in the kernel on a 32-bit word of a shared page."""
 
     def __init__(self, page: object, position: int, number: int) -> None:
         # A page mapped for reading only has an address too, but ctypes gives it only by the C interface.
@@ -186,13 +186,13 @@ class _Futex(_Polling):
         )
 
     def sleep(self, seen: int, timeout_s: float) -> None:
-        """Sleep until the word is another, a signal comes, or time is up."""
+        """Sleep until the word differs, a signal arrives, or time is up."""
         span = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
         if self._wait(ctypes.c_uint32(seen & 0xFFFFFFFF), ctypes.byref(span)) and ctypes.get_errno() not in _QUIET:
             super().sleep(seen, timeout_s)  # a sandbox that forbids it
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Release the page."""
         self._python.PyBuffer_Release(ctypes.byref(self._buffer))
 
 

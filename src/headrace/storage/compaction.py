@@ -1,4 +1,4 @@
-"""Compaction: the batches of a segment without the messages that nobody needs, offsets preserved."""
+"""Compaction: rewrites a segment without the messages that a rule does not keep; offsets stay as they are."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -7,7 +7,7 @@ from headrace.model.codec import Codec
 from headrace.model.errors import CorruptBatch
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import FileSegment, Segment, SegmentHeader
-from headrace.storage.worker import Pace
+from headrace.storage.worker import CpuThrottle
 
 Keep = Callable[[Batch], Sequence[int] | None]
 """A rule: the indices, rising, of a batch's messages to keep; None to keep all."""
@@ -32,7 +32,7 @@ def compacted(segment: Segment, keep: Keep) -> Iterator[Batch]:
 
 
 def before(segment: Segment, offset: int) -> Iterator[Batch]:
-    """The segment's batches up to an offset; a batch that goes beyond it is cut."""
+    """The segment's batches before an offset; a batch that reaches beyond it is cut."""
     for batch in _batches(segment):
         if batch.base_offset >= offset:
             return
@@ -47,17 +47,17 @@ def before(segment: Segment, offset: int) -> Iterator[Batch]:
 
 
 def write_copy(old: FileSegment, batches: Iterator[Batch]) -> FileSegment:
-    """A new file beside the old one, with these batches, synced; `swap` or `discard` it."""
+    """Write these batches to a new file beside the old one and sync it; the caller must `swap` or `discard` it."""
     header = SegmentHeader.new(old.log_id, old.base_offset, old.created_us)
     disk = old.host.disk
     path = old.path + ".tmp"
     disk.remove(path)
     new = FileSegment.create(old.host, path, header)
     try:
-        pace = Pace()
+        throttle = CpuThrottle()
         for batch in batches:
             new.append(batch)
-            pace.step(batch.count, batch.length)
+            throttle.step(batch.count, batch.length)
         disk.sync(new.file())
     except BaseException:
         discard(new)
@@ -66,13 +66,13 @@ def write_copy(old: FileSegment, batches: Iterator[Batch]) -> FileSegment:
 
 
 def swap(old: FileSegment, new: FileSegment) -> None:
-    """Put the copy in the old file's place; who has the old one open keeps it."""
+    """Rename the copy to the old file's name; readers that have the old file open keep it."""
     old.host.disk.rename(new.path, old.path)
     new.path = old.path
 
 
 def discard(new: FileSegment) -> None:
-    """Remove a copy that is not wanted after all."""
+    """Remove a copy that is not used."""
     new.host.forget(new)
     new.host.disk.remove(new.path)
 

@@ -1,4 +1,8 @@
-"""The only door to the operating system's files: everything that storage does to a disk goes through here."""
+"""The seam to a disk: all files of storage, engines and broker go through the Disk that they are given.
+
+This is the only module of these rooms that touches the operating system's files. Another home for data, such as a
+replicated disk or an object store with a local cache, is another Disk.
+"""
 
 import contextlib
 import errno
@@ -7,6 +11,7 @@ import mmap
 import os
 import resource
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,13 +25,14 @@ _ZEROS = bytes(1 << 20)
 
 
 class OpenFile:
-    """An open file; it closes when the last holder lets go of it."""
+    """An open file of a disk; it closes when the last reference to it goes."""
 
     __slots__ = ("_disk", "fd", "path")
 
     def __init__(self, disk: "Disk", fd: int, path: str) -> None:
         self._disk = disk
         self.fd = fd
+        """The number that its disk knows it by: a file descriptor on a local disk."""
         self.path = path
 
     def __del__(self) -> None:
@@ -34,16 +40,70 @@ class OpenFile:
             self._disk.close(self.fd)
 
 
-class Disk:
-    """The real disk. A test may pass another with the same methods: see headrace.testing.
+class Disk(ABC):
+    """What storage needs of a disk: files with positions, directories with atomic renames, syncs and locks.
 
-    What the operating system refuses is raised as an error of ours: DiskFull, LogNotFound, TooManyFiles, DiskFailed.
+    LocalDisk says what each method does. A crash may lose or reorder all changes that were not synced: of a file's
+    content since `sync`, of a directory's names since `sync_directory`. A write of 512 aligned bytes is never torn.
+    Any thread may call any method. Errors are DiskFull, LogNotFound, TooManyFiles and DiskFailed; `open` raises
+    FileExistsError if the file to be created exists. tests/conformance runs the same suite over every disk.
     """
 
     close_some: Callable[[], bool] = staticmethod(lambda: False)
-    """Closes files that can do without; whether there were any. Set by who keeps files open."""
+    """Closes files that nobody uses at the moment; returns whether there were any. Set by the StorageRuntime."""
+
+    @abstractmethod
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile: ...
+    @abstractmethod
+    def close(self, fd: int) -> None: ...
+    @abstractmethod
+    def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None: ...
+    @abstractmethod
+    def read(self, file: OpenFile, position: int, length: int) -> bytes: ...
+    @abstractmethod
+    def size(self, file: OpenFile) -> int: ...
+    @abstractmethod
+    def truncate(self, file: OpenFile, length: int) -> None: ...
+    @abstractmethod
+    def sync(self, file: OpenFile) -> None: ...
+    @abstractmethod
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview: ...
+    @abstractmethod
+    def exists(self, path: str) -> bool: ...
+    @abstractmethod
+    def is_directory(self, path: str) -> bool: ...
+    @abstractmethod
+    def names(self, path: str) -> list[str]: ...
+    @abstractmethod
+    def make_directory(self, path: str, *, sync: bool = True, private: bool = False) -> None: ...
+    @abstractmethod
+    def sync_directory(self, path: str) -> None: ...
+    @abstractmethod
+    def rename(self, source: str, target: str, *, sync: bool = True) -> None: ...
+    @abstractmethod
+    def remove(self, path: str, *, sync: bool = True) -> None: ...
+    @abstractmethod
+    def remove_directory(self, path: str) -> None: ...
+    @abstractmethod
+    def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool: ...
+    @abstractmethod
+    def unlock(self, file: OpenFile) -> None: ...
+    @abstractmethod
+    def boot_id(self) -> bytes: ...
+    @abstractmethod
+    def descriptors_max(self) -> int: ...
+
+    def zero(self, file: OpenFile, position: int, length: int) -> None:
+        """Write zeros, so that later writes there change no metadata and sync quickly."""
+        for at in range(position, position + length, len(_ZEROS)):
+            self.write(file, at, memoryview(_ZEROS)[: position + length - at])
+
+
+class LocalDisk(Disk):
+    """The disk of this machine."""
+
     file_mode = 0o644
-    """Permissions of files that it makes, as far as umask leaves them."""
+    """Permissions of files that it creates, as far as umask leaves them."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:
         """Open a file; with `create` it must not exist yet."""
@@ -53,7 +113,7 @@ class Disk:
         return OpenFile(self, self._opened(path, flags), path)
 
     def close(self, fd: int) -> None:
-        """Close a file descriptor; OpenFile calls this by itself."""
+        """Close a file by its number; OpenFile calls this by itself."""
         os.close(fd)
 
     def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
@@ -64,11 +124,6 @@ class Disk:
                 done += os.pwrite(file.fd, memoryview(data)[done:], position + done)
         except OSError as error:
             raise _explained(error, file.path) from error
-
-    def zero(self, file: OpenFile, position: int, length: int) -> None:
-        """Write zeros, so that later writes there change no metadata and sync quickly."""
-        for at in range(position, position + length, len(_ZEROS)):
-            self.write(file, at, memoryview(_ZEROS)[: position + length - at])
 
     def read(self, file: OpenFile, position: int, length: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
@@ -101,7 +156,7 @@ class Disk:
         try:
             _sync(file.fd)
         except OSError as error:
-            raise _failed(error, file.path) from error  # even if it is for want of room: what is kept is unknown
+            raise _failed(error, file.path) from error  # even if the disk is full: what is on it is unknown
 
     def sync_directory(self, path: str) -> None:
         """Return when the directory's entries are on the disk."""
@@ -113,10 +168,13 @@ class Disk:
         finally:
             os.close(fd)
 
-    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
-        """Map the first `length` bytes; the mapping goes when nobody holds a view of it."""
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview:
+        """Map the first `length` bytes, which show later writes; the mapping goes when nobody holds a view of it.
+
+        Raises ValueError if the file is shorter.
+        """
         access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
-        return self._with_room(lambda: mmap.mmap(file.fd, length, access=access), file.path)
+        return memoryview(self._with_descriptor(lambda: mmap.mmap(file.fd, length, access=access), file.path))
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory at the path."""
@@ -129,7 +187,7 @@ class Disk:
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; none when there is no such directory."""
         try:
-            return sorted(self._with_room(lambda: os.listdir(path), path))
+            return sorted(self._with_descriptor(lambda: os.listdir(path), path))
         except LogNotFound:
             return []
 
@@ -148,7 +206,7 @@ class Disk:
             self.sync_directory(parent)
 
     def rename(self, source: str, target: str, *, sync: bool = True) -> None:
-        """Put a file in another's place, atomically, and durably if `sync`."""
+        """Rename a file or directory, replacing a file of the new name atomically, and durably if `sync`."""
         try:
             os.replace(source, target)
         except OSError as error:
@@ -182,20 +240,23 @@ class Disk:
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
     def boot_id(self) -> bytes:
-        """Sixteen bytes that differ after the machine has been started again; none where that cannot be known."""
+        """Sixteen bytes that differ after unsynced writes may have been lost; none where that cannot be known."""
         try:
-            file = Disk.open(self, "/proc/sys/kernel/random/boot_id")
+            file = LocalDisk.open(self, "/proc/sys/kernel/random/boot_id")
         except (LogNotFound, DiskFailed):
             return b""
-        return bytes.fromhex(Disk.read(self, file, 0, 64).decode().strip().replace("-", ""))
+        return bytes.fromhex(LocalDisk.read(self, file, 0, 64).decode().strip().replace("-", ""))
 
     def descriptors_max(self) -> int:
-        """How many files the process may have open."""
+        """How many files and mappings the process may have open."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
-        """Take the file's lock, which others respect; it goes when the file and all mappings of it are closed."""
+        """Take the file's lock, which others respect; it goes when the file and all mappings of it are closed.
+
+        Returns whether it was free.
+        """
         try:
             fcntl.flock(file.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -205,14 +266,14 @@ class Disk:
         return True
 
     def unlock(self, file: OpenFile) -> None:
-        """Give the file's lock back."""
+        """Release the file's lock."""
         fcntl.flock(file.fd, fcntl.LOCK_UN)
 
     def _opened(self, path: str, flags: int) -> int:
-        return self._with_room(lambda: os.open(path, flags, self.file_mode), path)
+        return self._with_descriptor(lambda: os.open(path, flags, self.file_mode), path)
 
-    def _with_room(self, call: Callable[[], T], path: str) -> T:
-        """Do what takes a descriptor; if there may be no more, files that can do without are closed for it."""
+    def _with_descriptor(self, call: Callable[[], T], path: str) -> T:
+        """Do what takes a descriptor; if the process has too many, files that nobody uses are closed first."""
         while True:
             try:
                 return call()
@@ -221,8 +282,8 @@ class Disk:
                     raise _explained(error, path) from error
 
 
-class PrivateDisk(Disk):
-    """The disk of a broker, whose files are for its user alone."""
+class PrivateDisk(LocalDisk):
+    """The local disk of a broker, whose files are for its user alone."""
 
     file_mode = 0o600
 
@@ -253,7 +314,7 @@ def _sync(fd: int) -> None:
 def _explained(error: OSError, path: str) -> Exception:
     """The operating system's error as one of ours."""
     if error.errno in _FULL:
-        return DiskFull(f"no room to write {path}; free some space and try again")
+        return DiskFull(f"no space left to write {path}; free some space and try again")
     if error.errno == errno.ENOENT:
         return LogNotFound(f"there is no {path}")
     if error.errno in _EXHAUSTED:

@@ -1,4 +1,4 @@
-"""A log as another process sees it: read from its files, told by the writer's beacon what is new."""
+"""A log that another process writes: read from its files; the writer's beacon announces new messages."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ LIVE = "live"
 
 
 class Follower(OfflineLogReader):
-    """A log opened for reading only; a writer may be at work in another process, or come and go."""
+    """A log opened for reading only; a writer in another process may come and go."""
 
     def __init__(self, host: StorageRuntime, directory: str) -> None:
         try:
@@ -21,7 +21,7 @@ class Follower(OfflineLogReader):
         except LogNotFound as error:
             raise LogNotFound(f"there is no log in {directory}") from error
         self._changes = self._cuts = -1
-        # Without a writer the beacon may be older or newer than the files: they tell where the log ends.
+        # Without a writer the beacon may be older or newer than the files, so the end is read from the files.
         writer_at_work = self.writer_at_work
         self._left_by = None if writer_at_work else self.beacon.session
         self._end = 0 if writer_at_work else self._find_end()
@@ -51,7 +51,7 @@ class Follower(OfflineLogReader):
         return self._layout()
 
     def _layout(self) -> Sequence[FileSegment]:
-        # Again if there was a change meanwhile: the segments that were listed may all be gone, and new ones be there.
+        # Again if the files changed meanwhile: the listed segments may all be gone, and new ones be there.
         while self.beacon.changes != self._changes:
             with self._lock:
                 self._reload()

@@ -1,4 +1,4 @@
-"""The sparse index of one segment: offset to position and time to offset. It can always be rebuilt."""
+"""The sparse index of a segment: offset to position, and time to offset. It can always be rebuilt."""
 
 import struct
 from array import array
@@ -19,7 +19,7 @@ _ENTRY_BYTES = 24
 
 
 class IndexSummary(NamedTuple):
-    """What an index says of its segment: that the first `end` bytes are on the disk and good, and what they hold."""
+    """The header of an index: it certifies that the first `end` bytes of the segment are synced, and what they hold."""
 
     log_id: int
     file_id: int
@@ -31,7 +31,7 @@ class IndexSummary(NamedTuple):
 
 
 class Index:
-    """Entries, one every so many bytes: where a batch begins, and the latest timestamp in the segment before it."""
+    """Entries, one every so many bytes: the offset and position of a batch, and the latest timestamp before it."""
 
     __slots__ = ("offsets", "positions", "times")
 
@@ -41,9 +41,9 @@ class Index:
         self.times = array("q")
 
     def add(self, offset: int, position: int, time_before: int) -> None:
-        """Note a batch; offsets and positions rise, times do not fall."""
-        # The positions come last, and count: a reader in another thread looks at them first, and what an interrupt
-        # kept from getting so far is taken back.
+        """Add an entry; offsets and positions rise, times do not fall."""
+        # The position is added last, and the number of positions counts: a reader in another thread sees whole entries
+        # only, and the rest of an interrupted call is removed.
         count = len(self.positions)
         del self.times[count:], self.offsets[count:]
         self.times.append(time_before)
@@ -55,7 +55,7 @@ class Index:
         return max(bisect_right(self.offsets, offset, 0, len(self.positions)) - 1, 0)
 
     def at_time(self, time_us: int) -> int:
-        """The number of the last entry with nothing of that time or later before it."""
+        """The number of the last entry before which no message has that time or a later one."""
         return max(bisect_left(self.times, time_us, 0, len(self.positions)) - 1, 0)
 
     def cut(self, position: int) -> "Index":
@@ -79,7 +79,7 @@ class Index:
 
 
 def load_summary(disk: Disk, path: str) -> IndexSummary | None:
-    """What the index at the path says; None when it is missing or damaged."""
+    """The header of the index at the path; None if it is missing or damaged."""
     try:
         file = disk.open(path)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def load_summary(disk: Disk, path: str) -> IndexSummary | None:
 
 
 def load(disk: Disk, path: str) -> tuple[IndexSummary, Index] | None:
-    """The index at the path and what it says; None when it is missing or damaged."""
+    """The index at the path with its header; None if it is missing or damaged."""
     try:
         file = disk.open(path)
     except FileNotFoundError:

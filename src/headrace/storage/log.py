@@ -1,65 +1,34 @@
-"""A log in files: segments in order, one writer, group commit."""
+"""A log in files: opens, appends to, truncates and compacts its segments; see group_commit.py for syncs."""
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 
 from headrace.model.batch import FLAG_COMPACTED, FLAG_LOST, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
-from headrace.model.errors import (
-    DiskFull,
-    HeadraceError,
-    LogClosed,
-    LogFailed,
-    LogNotFound,
-    LogOwned,
-    OffsetOutOfRange,
-    Timeout,
-    TooManyFiles,
-)
+from headrace.model.errors import DiskFull, HeadraceError, LogOwned, OffsetOutOfRange, TooManyFiles
+from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
-from headrace.storage.meta import OWNED, open_meta, store_meta, sync_meta
-from headrace.storage.reader import LogReader, retention_offset
-from headrace.storage.recovery import Findings, LostRange, Recovery, remove_leftovers, remove_segment
+from headrace.storage.group_commit import GroupCommitLog
+from headrace.storage.meta import OWNED, Meta, open_meta, store_meta
+from headrace.storage.recovery import Findings, LostRange, Recovery, remove_leftovers, remove_segment, verify
 from headrace.storage.runtime import StorageRuntime
-from headrace.storage.segment import FileSegment, SegmentHeader, SegmentReplaced, segment_path
+from headrace.storage.segment import FileSegment, SegmentHeader, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 
 logger = logging.getLogger("headrace.storage")
 
-_LITTLE_BYTES = 64 << 10
 
-
-class FileLog(LogReader):
+class FileLog(GroupCommitLog):
     """A log in a directory. Appends are written at once and synced in groups, together with other logs'.
 
-    One thread at a time appends; any thread reads. The caller sees to it that no other process writes.
+    One thread at a time appends; any thread reads. The caller makes sure that no other process writes.
     """
 
-    __slots__ = (
-        "_closed",
-        "_compacting",
-        "_failure",
-        "_first_offset",
-        "_lock",
-        "_segments",
-        "_structure",
-        "_synced_offset",
-        "_unsynced_directories",
-        "_waiting",
-        "beacon",
-        "directory",
-        "findings",
-        "host",
-        "log_id",
-        "owner",
-        "settings",
-        "survived_offset",
-    )
+    __slots__ = ("_compacting", "beacon", "findings", "log_id", "owner", "survived_offset")
 
     def __init__(
         self,
@@ -76,43 +45,44 @@ class FileLog(LogReader):
         owner: bytes | None = None,
         root: str | None = None,
     ) -> None:
-        """Open a log, bringing its files in order after a crash, or make a new one.
+        """Open a log, recovering its files after a crash, or create it.
 
-        A broker's is `owned`, and who is not the broker is refused then; an `owner` is kept in the log's record, in
-        place of the one there. To `repair` is to look at all of it, not only at what a crash may have torn; progress is
-        told in bytes. No new message has an offset below the `floor`: if the log ends before it, a gap covers the
-        offsets in between. Messages below the `lost_floor` were synced: if they are missing, they are reported as lost.
-        `root` is the directory above the log's parent, which is then made too.
+        :param create: create the log if there is none.
+        :param owned: the caller is the broker, whose logs nobody else may write.
+        :param repair: check all of the log, not only the part that a crash may have torn.
+        :param progress: is called with the number of bytes checked.
+        :param floor: no new message gets an offset below it; a gap covers the offsets in between.
+        :param lost_floor: messages below it were synced: missing ones are reported as lost.
+        :param owner: replaces the owner in the log's record.
+        :param root: the directory above the log's parent; the parent is then created too.
         """
-        super().__init__(host.lookups)
-        self.host = host
-        self.directory = directory
-        self.settings = settings
+        super().__init__(host, directory, settings)
         self.findings = Findings()
-        """What recovery found when the log was opened."""
         self.beacon: Beacon | None = None
-        """Set by who wants other processes to see the log grow."""
-        self._lock = threading.Lock()
-        self._structure = threading.RLock()
-        """Held while files are synced, replaced or removed."""
+        """Set by a writer whose log other processes follow."""
         self._compacting = threading.Lock()
-        self._waiting: list[tuple[int, Callable[[HeadraceError | None], None]]] = []
-        self._failure: LogFailed | None = None
-        self._closed = False
-        # Whoever made the log may have crashed before its directory was on the disk.
-        parent = directory.rpartition("/")[0] or "/"
-        self._unsynced_directories = [directory, parent]
         if root is not None:
             self._unsynced_directories.append(root)
-            host.disk.make_directory(parent, sync=False)
+            host.disk.make_directory(directory.rpartition("/")[0] or "/", sync=False)
         meta = open_meta(host, directory, create=create)
         if meta.owner and not owned:
             raise LogOwned(f"{directory} is a log of a broker, and only the broker writes there")
         self.owner = owner or meta.owner or (OWNED if owned else b"")
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
+        self._recover(meta, repair, progress)
+        self.survived_offset = self.next_offset
+        is_new = not self._segments and not self._first_offset
+        self._skip_to(max(lost_floor, self._first_offset), FLAG_LOST)
+        self._skip_to(floor, FLAG_COMPACTED)
+        if meta.power_lost(host) or meta.owner != self.owner:
+            # Only now: a crash before must not make the next recovery believe that the power was never lost.
+            self._record_boot(is_new)
+
+    def _recover(self, meta: Meta, repair: bool, progress: Callable[[int], None] | None) -> None:
+        host = self.host
         recovery = Recovery(
             host,
-            directory,
+            self.directory,
             self.log_id,
             self.findings,
             power_lost=meta.power_lost(host),
@@ -120,27 +90,20 @@ class FileLog(LogReader):
             progress=progress,
         )
         segments = recovery.segments(self._first_offset)
-        self._segments: tuple[FileSegment, ...] = tuple(segments)
+        self._segments = tuple(segments)
         if segments and segments[0].base_offset > self._first_offset:
             self._begin_at(segments[0].base_offset, is_loss=bool(meta.boot_id))
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())
-        self.survived_offset = self.next_offset
-        """The end of what was found in the files; less than the first new offset if there is a gap between them."""
-        self._skip_to(max(lost_floor, self._first_offset), FLAG_LOST)
-        self._skip_to(floor, FLAG_COMPACTED)
-        if meta.power_lost(host) or meta.owner != self.owner:
-            # Only now: a crash before must not make the next recovery believe that the power was never lost.
-            self._note_boot(new=not segments and not self._first_offset)
 
-    def _note_boot(self, *, new: bool) -> None:
+    def _record_boot(self, is_new: bool) -> None:
         try:
             self._store_meta(self._first_offset, sync=False)
         except DiskFull as error:
-            if new:
+            if is_new:
                 raise
-            # The next recovery takes the power for lost once more, which is the more careful way.
+            # The next recovery assumes a power loss once more, which is the safe side.
             logger.warning("boot not recorded  directory=%s reason=%s", self.directory, str(error))
 
     @property
@@ -149,20 +112,13 @@ class FileLog(LogReader):
         return self._first_offset
 
     @property
-    def next_offset(self) -> int:
-        """The offset that the next message will have."""
-        # Not a field of its own: an interrupt might come between a segment's growing and the field's.
-        segments = self._segments
-        return segments[-1].next_offset if segments else self._first_offset
-
-    @property
-    def synced_offset(self) -> int:
-        """All messages before this offset are on the disk."""
-        return self._synced_offset
+    def location(self) -> str:
+        """The directory."""
+        return self.directory
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the log's batches take."""
+        """The size of all batches in bytes."""
         return sum(segment.end for segment in self._segments)
 
     @property
@@ -170,11 +126,16 @@ class FileLog(LogReader):
         """The segments now, oldest first."""
         return self._segments
 
+    @property
+    def batch_bytes_max(self) -> int:
+        """The size of the largest batch that the log takes."""
+        return BATCH_BYTES_MAX
+
     def _layout(self) -> Sequence[FileSegment]:
         return self._segments
 
-    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.WRITTEN) -> AppendReceipt:
-        """Write a batch, and have it synced soon if that is asked for. Returns at once; the receipt can wait.
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> AppendReceipt:
+        """Write a batch, and request a sync if `durability` is synced; returns at once, the receipt can wait.
 
         When this raises, nothing was appended.
         """
@@ -190,73 +151,16 @@ class FileLog(LogReader):
                 rolled = self._segments is not before
         except OSError as error:
             self._fail(error)
-            self._tell()
+            self._report_synced()
             raise self._failed() from error
         if self.beacon is not None:
             self.beacon.publish(next_offset)
         if rolled or durability is Durability.SYNCED:
             self.request_sync()
-        return AppendReceipt(self, base_offset, next_offset, Durability.WRITTEN)
-
-    def request_sync(self) -> None:
-        """Have the flusher sync soon what has been written by now; or do it here, if it is little and soon done."""
-        quickness = self.host.quickness
-        here = quickness.is_here and self.is_small_backlog and not self._has_chores()
-        if not here or not self._structure.acquire(blocking=False):
-            self.host.flusher.submit(self._sync)
-            return
-        began = quickness.now()
-        try:
-            self._sync()
-        finally:
-            self._structure.release()
-            quickness.waited(quickness.now() - began)
-
-    def _has_chores(self) -> bool:
-        """Whether more is to be done than to sync one file."""
-        last = self._segments[-1]
-        return bool(self._unsynced_directories) or last.end - last.checkpoint >= self.settings.checkpoint_bytes
-
-    @property
-    def is_small_backlog(self) -> bool:
-        """Whether there is something to be synced, but not much."""
-        return bool(self._segments) and 0 < self._segments[-1].end - self._segments[-1].synced_end <= _LITTLE_BYTES
-
-    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:
-        """Return when all messages before an offset are on the disk."""
-        if self._synced_offset >= offset:
-            return
-        # A bare lock, as an interrupt does not harm it.
-        gate = threading.Lock()
-        gate.acquire()
-        told: list[HeadraceError | None] = []
-
-        def tell(error: HeadraceError | None) -> None:
-            told.append(error)
-            gate.release()
-
-        self.when_synced(offset, tell)
-        if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise Timeout(f"the messages before offset {offset} were not synced in {timeout_s} s")
-        if told[0] is not None:
-            raise copy(told[0])
-
-    def when_synced(self, offset: int, callback: Callable[[HeadraceError | None], None]) -> None:
-        """Call back, from the flusher's thread or this one, when all messages before an offset are on the disk.
-
-        Or when they cannot be.
-        """
-        with self._lock:
-            waits = self._synced_offset < offset and self._failure is None
-            if waits:
-                self._waiting.append((offset, callback))
-        if waits:
-            self.request_sync()
-        else:
-            callback(self._failure)
+        return AppendReceipt(self, base_offset, next_offset)
 
     def _begin_at(self, offset: int, *, is_loss: bool) -> None:
-        """The log begins later than its record says: its first segments are missing."""
+        """Begin the log at a later offset than its record says, as its first segments are missing."""
         if is_loss:
             self._report_missing(self._first_offset, offset)
         self._first_offset = offset
@@ -268,7 +172,7 @@ class FileLog(LogReader):
         logger.error("messages missing  directory=%s first_offset=%d next_offset=%d", self.directory, begin, end)
 
     def _skip_to(self, offset: int, flag: int) -> None:
-        """Let the next message have this offset, or a later one; a gap with this flag covers those before."""
+        """Append a gap with this flag, so that the next message gets this offset or a later one."""
         if offset <= self.next_offset:
             return
         if flag == FLAG_LOST and offset > self._first_offset:
@@ -277,11 +181,19 @@ class FileLog(LogReader):
         time_us, append_time = (max(last.time_max, 0), last.append_time) if last is not None else (0, 0)
         while (missing := offset - self.next_offset) > 0:
             self.append(gap(min(missing, SPAN_MAX), flag, time_us), append_time)
-        # Readers that go on in the gap need not wait for what is published next.
+        # Readers inside the gap need not wait for the next append.
         self._sync_now()
 
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
+        return verify(self._segments, self.next_offset, progress)
+
+    def alter(self, settings: LogSettings, now_us: int) -> None:  # noqa: ARG002
+        """Use other settings from now on."""
+        self.settings = settings
+
     def set_owner(self, owner: bytes) -> None:
-        """Keep another owner in the log's record; it is on the disk with what is synced next."""
+        """Store another owner in the log's record; it is on the disk with the next sync."""
         with self._structure:
             self._check_writable()
             self.owner = owner
@@ -293,7 +205,7 @@ class FileLog(LogReader):
         store_meta(self.host, self.directory, self.log_id, first_offset, self.owner, sync=sync)
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset; whole segments of them are removed."""
+        """Remove the messages before an offset; segments are deleted once all of their messages are."""
         with self._structure:
             self._check_writable()
             if offset > self.next_offset:
@@ -302,8 +214,8 @@ class FileLog(LogReader):
                 return
             self._sync_now()
             if offset == self.next_offset and self._segments:
-                self._begin_anew(offset)
-            # The new beginning is durable before anything is removed: a crash in between leaves files to remove.
+                self._add_empty_segment(offset)
+            # The new first offset is durable before files are removed: after a crash in between, recovery removes them.
             self._store_meta(offset, sync=True)
             with self._lock:
                 self._first_offset = offset
@@ -315,8 +227,8 @@ class FileLog(LogReader):
                 self.host.forget(segment)
                 remove_segment(self.host, segment.path)
 
-    def _begin_anew(self, offset: int) -> None:
-        """Start an empty segment, durably: if all others go, its name still tells which offset comes next."""
+    def _add_empty_segment(self, offset: int) -> None:
+        """Add an empty segment, durably: if all others are removed, its name still holds the next offset."""
         with self._lock:
             last = self._segments[-1]
             if last.base_offset == offset or self.next_offset != offset:
@@ -324,20 +236,15 @@ class FileLog(LogReader):
             self._add_segment(last.append_time)
         self._sync_now()
 
-    def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
-        """Forget whole segments that are too old, or too many bytes from the end; returns the first offset left."""
-        self.truncate_before(retention_offset(self._segments, now_us, age_us, bytes_max))
-        return self._first_offset
-
     def truncate_after(self, offset: int) -> None:
-        """Forget the messages from an offset on; the next message appended gets that offset."""
+        """Remove the messages from an offset on; the next message appended gets that offset."""
         with self._structure:
             self._check_writable()
             if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
             self._sync_now()
             with self._changing_files():
-                # From the end backwards, and the last one swapped: a crash in between leaves a shorter, whole log.
+                # From the end backwards, and the last one replaced: a crash in between leaves a shorter, valid log.
                 while self._segments and self._segments[-1].base_offset >= offset:
                     self._drop_last()
                 if self.next_offset > offset:
@@ -347,7 +254,7 @@ class FileLog(LogReader):
     def compact(self, keep: Keep) -> int:
         """Rewrite sealed segments with only the messages that the rule keeps; returns how many bytes that freed.
 
-        Offsets stay as they are. Readers go on undisturbed, and appending too.
+        Offsets stay as they are. Reads and appends continue meanwhile.
         """
         with self._compacting:
             with self._structure:
@@ -371,7 +278,7 @@ class FileLog(LogReader):
         return old.end - new.end
 
     def close(self) -> None:
-        """Sync everything, seal the last segment so that opening is quick, and let go of the files.
+        """Sync everything, seal the last segment so that opening is quick, and close the files.
 
         Raises LogFailed or TooManyFiles if not everything could be synced; the log is closed then too.
         """
@@ -416,103 +323,6 @@ class FileLog(LogReader):
         self._changed()
         return segment
 
-    def _sync(self) -> None:
-        """Sync what has been written by now, in the order in which it was written, and tell who waits for it."""
-        self._try_sync()
-
-    def _try_sync(self) -> TooManyFiles | None:
-        """Sync; returns why it could not be tried. Whoever waits is told that, and a later sync does it."""
-        postponed = None
-        with self._structure:
-            if not self._closed and self._failure is None:
-                try:
-                    self._sync_written()
-                except TooManyFiles as error:
-                    postponed = error
-                    logger.warning("sync postponed  directory=%s reason=%s", self.directory, str(error))
-                except Exception as error:  # noqa: BLE001 whatever it was, what is on the disk is unknown now
-                    self._fail(error)
-        self._tell(postponed)
-        return postponed
-
-    def _sync_or_wait(self) -> None:
-        postponed = self._try_sync()
-        if postponed is not None:
-            raise postponed
-
-    def _sync_now(self) -> None:
-        self._sync_or_wait()
-        self._check_writable()
-
-    def _sync_written(self) -> None:
-        with self._lock:
-            target = self.next_offset
-            segments = self._segments
-            summary = segments[-1].summary() if segments else None
-            little = self.is_small_backlog
-            directories, self._unsynced_directories = self._unsynced_directories, []
-        began = self.host.quickness.now()
-        try:
-            self._sync_files(segments, directories)
-        except BaseException:  # an interrupt, or no descriptor: the next sync does it
-            with self._lock:
-                self._unsynced_directories = directories + self._unsynced_directories
-            raise
-        self._synced_offset = target
-        if summary is None:
-            return
-        if little and not directories:
-            self.host.quickness.took(self.host.quickness.now() - began)
-        last = segments[-1]
-        if summary.end - last.checkpoint >= self.settings.checkpoint_bytes:
-            last.save_index(summary)
-        last.synced_end = summary.end
-        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs.
-        if little and last.wants_room(self.settings.ahead_bytes_max):
-            self.host.preparer.submit(self._prepare)
-
-    def _sync_files(self, segments: Sequence[FileSegment], directories: list[str]) -> None:
-        if directories:
-            sync_meta(self.host, self.directory)
-        for segment in segments[:-1] if directories else ():
-            if segment.wants_seal:  # it was rolled since the last time
-                segment.seal()
-        if segments:
-            self.host.disk.sync(segments[-1].file())
-        for directory in dict.fromkeys(directories):
-            self.host.disk.sync_directory(directory)
-
-    def _prepare(self) -> None:
-        """Fill the last segment with zeros ahead of the writer."""
-        try:
-            for segment in self._segments[-1:]:
-                if not self._closed and self._failure is None:
-                    segment.prepare(self.settings.ahead_bytes_max)
-        except (DiskFull, TooManyFiles, SegmentReplaced, LogNotFound) as error:
-            logger.debug("no room prepared ahead  directory=%s reason=%s", self.directory, str(error))
-        except Exception as error:  # noqa: BLE001 a failed sync here is as bad as the flusher's: the system tells only once
-            self._fail(error)
-            self._tell()
-        finally:
-            if self._closed:  # meanwhile, and the file may have been opened once more since
-                self._forget_files()
-
-    def _forget_files(self) -> None:
-        for segment in self._segments:
-            self.host.forget(segment)
-
-    def _tell(self, postponed: TooManyFiles | None = None) -> None:
-        with self._lock:
-            synced, error = self._synced_offset, self._failure or postponed
-            waiting, self._waiting = self._waiting, []
-            if error is None:
-                self._waiting = [each for each in waiting if each[0] > synced]
-        for offset, callback in waiting:
-            if offset <= synced:
-                callback(None)
-            elif error is not None:
-                callback(error)
-
     def _drop_last(self) -> None:
         segment = self._segments[-1]
         segment.retire()
@@ -534,7 +344,7 @@ class FileLog(LogReader):
 
     @contextmanager
     def _changing_files(self) -> Iterator[None]:
-        """A part that must not end half-way: if it does, by an error or an interrupt, only opening again helps."""
+        """Fail the log if the block does not complete: after an error or an interrupt only opening it again helps."""
         try:
             yield
         except BaseException as error:
@@ -546,21 +356,3 @@ class FileLog(LogReader):
             self.beacon.announce_change(self._first_offset, cut=cut)
             if cut:
                 self.beacon.publish(self.next_offset)
-
-    def _check_writable(self) -> None:
-        if self._closed:
-            raise LogClosed
-        if self._failure is not None:
-            raise self._failed()
-
-    def _fail(self, error: BaseException) -> None:
-        """Never sync again: after a failed sync the system may have dropped the data and forgotten that it did."""
-        self._failure = LogFailed(
-            f"{self.directory} could not be written or synced ({error!r}); messages from offset {self._synced_offset} "
-            "on may not survive a power loss. The log is read-only until it is opened again: check the disk first"
-        )
-        logger.error("%s", self._failure)
-
-    def _failed(self) -> LogFailed:
-        assert self._failure is not None
-        return LogFailed(str(self._failure))

@@ -1,4 +1,4 @@
-"""Where offsets were found lately, shared by all readers, so that only the first one at an offset searches for it."""
+"""A cache of the positions of offsets, shared by all readers, so that only the first reader at an offset searches."""
 
 import weakref
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -11,21 +11,21 @@ V = TypeVar("V")
 
 
 class RecentLookups(Generic[K, V]):
-    """Keeps the values used last: `limit` of them at least, and twice as many at most.
+    """A cache of recently used values: at least `limit` of them, at most twice as many.
 
-    There is no lock. Threads that come in each other's way can lose a value, which is then looked up again.
+    There is no lock. Threads that race can lose a value, which is then looked up again.
     """
 
     __slots__ = ("_limit", "_new", "_old")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # Two generations: what is used moves to the new one, and when that is full, the old one goes.
+        # Two generations: values in use move to the new one, and when that is full, the old one is dropped.
         self._new: dict[K, V] = {}
         self._old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        """The value kept for a key."""
+        """The value of a key, if it is cached."""
         found = self._new.get(key)
         if found is None:
             found = self._old.get(key)
@@ -34,7 +34,7 @@ class RecentLookups(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value, in place of an earlier one."""
+        """Add or replace the value of a key."""
         if len(self._new) >= self._limit:
             self._old, self._new = self._new, {}
         self._new[key] = value
@@ -44,15 +44,14 @@ class RecentLookups(Generic[K, V]):
 
 
 Position = tuple["weakref.ref[Segment]", int, int]
-"""Where to begin reading for an offset: in which segment, at which position, and the offset that is due there.
+"""Where to begin reading for an offset: the segment, the position in it, and the base offset of the batch there.
 
-That is less than the one looked up if that is inside a batch. Segments are referred to weakly: what was removed or
-replaced is not kept for this.
+Segments are referred to weakly, so that the cache keeps no removed or replaced segment.
 """
 
 
 class LookupSpan(NamedTuple):
-    """Whole batches side by side."""
+    """A run of whole, adjacent batches."""
 
     first_offset: int
     next_offset: int
@@ -61,9 +60,9 @@ class LookupSpan(NamedTuple):
 
 
 class Lookups:
-    """The positions and spans found lately in the logs that share this.
+    """The positions and spans found recently in the logs that share this cache.
 
-    Segments are told apart by their ids in the keys, and by the weak references: an id may be used again.
+    Keys hold the id of a segment; the weak references tell whether the id has been reused.
     """
 
     __slots__ = ("positions", "spans")
@@ -75,16 +74,16 @@ class Lookups:
         )
 
     def position(self, segment: "Segment", offset: int) -> tuple[int, int] | None:
-        """Where an offset was found in a segment: a position, and the offset that is due there, of the same batch."""
+        """The position at which to read an offset in a segment, with the base offset there; None if unknown."""
         found = self.positions.get((id(segment), offset))
         return found[1:] if found is not None and found[0]() is segment else None
 
     def add_position(self, segment: "Segment", offset: int, position: int, base_offset: int) -> None:
-        """Remember where an offset is."""
+        """Cache where an offset is."""
         self.positions.put((id(segment), offset), (weakref.ref(segment), position, base_offset))
 
     def span(self, segment: "Segment", offset: int, bytes_max: int, until: int) -> LookupSpan | None:
-        """What a reader got who asked the same, if one who asks now gets the same."""
+        """The span that an earlier reader got for the same arguments, if it is still the right answer."""
         found = self.spans.get((id(segment), offset, bytes_max))
         if found is None or found[0]() is not segment:
             return None
@@ -94,8 +93,9 @@ class Lookups:
     def add_span(
         self, segment: "Segment", offset: int, bytes_max: int, span: LookupSpan, stopped_at: int | None
     ) -> None:
-        """Remember what a reader got.
+        """Cache what a reader got.
 
-        It had to stop at an offset; or at None for another reason, which stays whatever is appended.
+        `stopped_at` is the end offset at which it had to stop; None if it stopped for a reason that appends do not
+        change.
         """
         self.spans.put((id(segment), offset, bytes_max), (weakref.ref(segment), span, stopped_at))

@@ -1,7 +1,8 @@
-"""A log in memory: the same as one in files, bounded in bytes; what no longer fits is dropped or goes to disk."""
+"""A log in memory, bounded in bytes: messages that no longer fit are dropped or spilled to another log."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
@@ -10,11 +11,11 @@ from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.compaction import Keep, before, compacted
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
-from headrace.storage.log import FileLog
 from headrace.storage.lookups import Lookups
-from headrace.storage.reader import LogReader, retention_offset
+from headrace.storage.recovery import Findings
 from headrace.storage.segment import TIME_NONE, Segment, note
 from headrace.storage.settings import LogSettings
+from headrace.storage.stored_log import StoredLog, SyncCallback
 
 SEGMENT_BYTES = 1 << 20
 _POSITIONS_MAX = 256
@@ -76,22 +77,27 @@ class MemorySegment:
         return None
 
 
-class MemoryLog(LogReader):
-    """A log of at most `bytes_max` in memory. What is older is dropped, or, with `spill`, moved to a log in files.
+class MemoryLog(StoredLog):
+    """A log of at most `bytes_max` in memory. Older messages are dropped, or, with `spill`, moved to that log.
 
     Appends reach the durability `memory` and no more, spilled or not: the log is empty when it is opened again, and
-    goes on behind the offsets that were spilled, or at `first_offset`.
+    continues behind the offsets that were spilled, or at `first_offset`.
     """
 
+    durable: ClassVar[bool] = False
+    append_durability: ClassVar[Durability] = Durability.MEMORY
     log_id = 0
+    survived_offset = 0
 
-    def __init__(self, bytes_max: int, spill: FileLog | None = None, first_offset: int = 0) -> None:
+    def __init__(self, bytes_max: int, spill: StoredLog | None = None, first_offset: int = 0) -> None:
         if bytes_max < 2 * SEGMENT_BYTES:
             raise InvalidArgument(f"a log in memory needs {2 * SEGMENT_BYTES} bytes at least, not {bytes_max}")
         if spill is not None:
             assert spill.next_offset >= first_offset
             spill.truncate_before(spill.next_offset)
         super().__init__(Lookups(_POSITIONS_MAX, _SPANS_MAX))
+        self.findings = Findings()
+        self.owner = spill.owner if spill is not None else b""
         self._bytes_max = bytes_max
         self._spill = spill
         self._lock = threading.Lock()
@@ -99,11 +105,11 @@ class MemoryLog(LogReader):
         self._first_offset = spill.next_offset if spill is not None else first_offset
         self._segments: tuple[MemorySegment, ...] = ()
         self._all: tuple[Segment, ...] = ()
-        self._rearrange(())
+        self._set_segments(())
 
     @property
     def first_offset(self) -> int:
-        """The oldest offset that can be read, from disk or from memory."""
+        """The oldest offset that can be read, spilled or in memory."""
         return self._first_offset
 
     @property
@@ -115,8 +121,13 @@ class MemoryLog(LogReader):
         return max(self._first_offset, self._spill.next_offset if self._spill is not None else 0)
 
     @property
+    def location(self) -> str:
+        """No path, as there is none."""
+        return "memory"
+
+    @property
     def batch_bytes_max(self) -> int:
-        """How large a batch may be: the one before it stays readable."""
+        """Half of the memory, so that the batch before stays readable."""
         return self._bytes_max // 2
 
     @property
@@ -126,15 +137,18 @@ class MemoryLog(LogReader):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the log's batches take, in memory and on disk."""
+        """The size of all batches in bytes, in memory and spilled."""
         return sum(segment.end for segment in self._segments) + (self._spill.size_bytes if self._spill else 0)
 
     def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> AppendReceipt:
-        """Copy a batch into memory; more durability cannot be had."""
+        """Copy a batch into memory; a higher durability than `memory` is refused."""
         if durability > Durability.MEMORY:
             raise DurabilityUnavailable
         if batch.length > self.batch_bytes_max:
-            raise BatchTooLarge(f"a batch of {batch.length} bytes is too much for a log of {self._bytes_max} in memory")
+            raise BatchTooLarge(
+                f"a batch of {batch.length} bytes is too large for a log of {self._bytes_max} bytes in memory; raise "
+                "memory_bytes"
+            )
         with self._lock:
             if self._closed:
                 raise LogClosed
@@ -142,23 +156,48 @@ class MemoryLog(LogReader):
             base_offset = self.next_offset
             batch.place(base_offset, now_us, self.log_id)
             segment.append(batch)
-        return AppendReceipt(self, base_offset, segment.next_offset, Durability.MEMORY)
+        return AppendReceipt(self, base_offset, segment.next_offset)
 
-    def alter(self, bytes_max: int, spilled: LogSettings, now_us: int) -> None:
-        """Have another share of memory, and other files; what has to move to the disk does so with what comes next."""
+    @property
+    def is_small_backlog(self) -> bool:
+        """Nothing is ever to be synced."""
+        return False
+
+    def awaits_sync(self, offset: int) -> bool:  # noqa: ARG002
+        """No sync makes memory more durable."""
+        return False
+
+    def reached(self, offset: int) -> Durability:  # noqa: ARG002
+        """Messages in memory stay there."""
+        return Durability.MEMORY
+
+    def request_sync(self) -> None:
+        """There is nothing to sync."""
+
+    def when_synced(self, offset: int, callback: SyncCallback) -> None:  # noqa: ARG002
+        """Call back at once: no sync makes memory more durable."""
+        callback(None)
+
+    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:
+        """Return at once: no sync makes memory more durable."""
+
+    def alter(self, settings: LogSettings, now_us: int) -> None:
+        """Use other settings from now on; messages that no longer fit are dropped, or spilled with the next append."""
         with self._lock:
-            self._bytes_max = bytes_max
+            self._bytes_max = settings.memory_bytes
             if self._spill is not None:
-                self._spill.settings = spilled
+                self._spill.alter(settings, now_us)
             else:
-                self._make_room(0, now_us)
+                self._evict_for(0, now_us)
 
-    def wait_synced(self, offset: int, timeout_s: float | None = None) -> None:  # noqa: ARG002
-        """Memory is never synced."""
-        raise DurabilityUnavailable
+    def set_owner(self, owner: bytes) -> None:
+        """Keep another owner, also with the log that messages are spilled to."""
+        if self._spill is not None:
+            self._spill.set_owner(owner)
+        self.owner = owner
 
     def truncate_before(self, offset: int) -> None:
-        """Forget the messages before an offset."""
+        """Remove the messages before an offset."""
         with self._lock:
             if offset > self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate before {offset}: the next offset is {self.next_offset}")
@@ -167,10 +206,10 @@ class MemoryLog(LogReader):
             if self._spill is not None:
                 self._spill.truncate_before(min(offset, self._spill.next_offset))
             self._first_offset = offset
-            self._rearrange(segment for segment in self._segments if segment.next_offset > offset)
+            self._set_segments(segment for segment in self._segments if segment.next_offset > offset)
 
     def truncate_after(self, offset: int) -> None:
-        """Forget the messages from an offset on."""
+        """Remove the messages from an offset on."""
         with self._lock:
             if not self._first_offset <= offset <= self.next_offset:
                 raise OffsetOutOfRange(f"cannot truncate after {offset}: it is not in the log")
@@ -179,12 +218,7 @@ class MemoryLog(LogReader):
             kept = [segment for segment in self._segments if segment.base_offset < offset]
             if kept and kept[-1].next_offset > offset:
                 kept[-1] = self._copy(kept[-1], list(before(kept[-1], offset)))
-            self._rearrange(kept)
-
-    def retain(self, now_us: int, *, age_us: int | None = None, bytes_max: int | None = None) -> int:
-        """Forget whole segments that are too old, or too many bytes from the end; returns the first offset left."""
-        self.truncate_before(retention_offset(self._layout(), now_us, age_us, bytes_max))
-        return self._first_offset
+            self._set_segments(kept)
 
     def compact(self, keep: Keep) -> int:
         """Rewrite full segments with only the messages that the rule keeps; returns how many bytes that freed."""
@@ -196,23 +230,27 @@ class MemoryLog(LogReader):
                 if new.end < old.end:
                     segments[number] = new
                     freed += old.end - new.end
-            self._rearrange(segments)
+            self._set_segments(segments)
         return freed
 
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:  # noqa: ARG002
+        """Memory holds what was written to it."""
+        return Findings()
+
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all messages."""
         with self._lock:
             self._closed = True
             self._first_offset = self.next_offset
             if self._spill is not None:
                 self._spill.close()
-            self._rearrange(())
+            self._set_segments(())
 
     def _layout(self) -> Sequence[Segment]:
         return self._all
 
-    def _rearrange(self, segments: Iterable[MemorySegment]) -> None:
-        """Set the segments in memory, and with them the order of all: what is on disk comes first."""
+    def _set_segments(self, segments: Iterable[MemorySegment]) -> None:
+        """Replace the segments in memory, and the sequence of all segments, in which spilled ones come first."""
         self._segments = tuple(segments)
         spilled = self._spill.segments if self._spill is not None and not self._closed else ()
         self._all = (*spilled, *self._segments)
@@ -221,24 +259,24 @@ class MemoryLog(LogReader):
         if self._segments and self._segments[-1].end + length <= self._segments[-1].capacity:
             return self._segments[-1]
         capacity = max(SEGMENT_BYTES, length)
-        self._make_room(capacity, now_us)
+        self._evict_for(capacity, now_us)
         segment = MemorySegment(self.log_id, self.next_offset, capacity, now_us)
-        self._rearrange((*self._segments, segment))
+        self._set_segments((*self._segments, segment))
         return segment
 
-    def _make_room(self, capacity: int, now_us: int) -> None:
+    def _evict_for(self, capacity: int, now_us: int) -> None:
         while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
-            self._give_up(self._segments[0], now_us)
+            self._evict(self._segments[0], now_us)
 
-    def _give_up(self, segment: MemorySegment, now_us: int) -> None:
-        """Drop the oldest segment, or move it to disk before it leaves memory."""
+    def _evict(self, segment: MemorySegment, now_us: int) -> None:
+        """Drop the oldest segment, or spill it before it leaves memory."""
         if self._spill is None:
             self._first_offset = segment.next_offset
         else:
             for batch in before(segment, segment.next_offset):
                 if batch.base_offset >= self._spill.next_offset:  # else it went there before the disk was full
                     self._spill.append(batch.copied(), now_us)
-        self._rearrange(self._segments[1:])
+        self._set_segments(self._segments[1:])
 
     def _copy(self, old: MemorySegment, batches: list[Batch]) -> MemorySegment:
         new = MemorySegment(self.log_id, old.base_offset, sum(batch.length for batch in batches), old.append_time)

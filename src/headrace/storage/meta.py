@@ -1,4 +1,4 @@
-"""What a log must remember besides its messages: which log it is, where it begins, whose it is, and its last boot."""
+"""The record `meta` of a log: its id, its first offset, its owner, and the boot in which it was last opened."""
 
 import secrets
 import struct
@@ -14,7 +14,7 @@ from headrace.storage.segment import FileSegment, segment_path
 NAME = "meta"
 _META = struct.Struct("<IQ16s")
 OWNED = b"\xc0"
-"""The owner of a log that is a broker's and tells no more: nil in MessagePack."""
+"""The owner of a log that is a broker's without further details: nil in MessagePack."""
 
 
 class Meta(NamedTuple):
@@ -24,15 +24,15 @@ class Meta(NamedTuple):
     first_offset: int
     boot_id: bytes
     owner: bytes = b""
-    """What the log's owner wants to find in it again; storage does not look inside. Empty when nobody owns it."""
+    """The encoded owner, which storage does not decode; empty if the log has none."""
 
     def power_lost(self, host: StorageRuntime) -> bool:
-        """Whether the machine was started again since a writer last opened the log, as far as one can know."""
+        """Whether the machine was restarted since a writer last opened the log, or may have been."""
         return self.boot_id != host.disk.boot_id() or not self.boot_id
 
 
 def open_meta(host: StorageRuntime, directory: str, *, create: bool) -> Meta:
-    """A writer's look at the record; the log is made if there is none."""
+    """Read the record for a writer, which creates the log if there is none."""
     path = f"{directory}/{NAME}"
     if not host.disk.exists(path) and not segment_bases(host, directory):
         if not create:
@@ -42,20 +42,20 @@ def open_meta(host: StorageRuntime, directory: str, *, create: bool) -> Meta:
 
 
 def read_meta(host: StorageRuntime, directory: str) -> Meta:
-    """A reader's look at the record; a writer makes it anew if it is missing, and there is a log."""
+    """Read the record for a reader; if only the record is missing, it is derived from the segments."""
     try:
         record = SlottedRecord(host.disk, f"{directory}/{NAME}", write=False)
     except LogNotFound:
         if not segment_bases(host, directory):
             raise
-        return _made_up(host, directory)
+        return _derived(host, directory)
     return _read(host, directory, record)
 
 
 def store_meta(
     host: StorageRuntime, directory: str, log_id: int, first_offset: int, owner: bytes, *, sync: bool
 ) -> None:
-    """Write the record down, with the boot we are in."""
+    """Write the record, with the current boot."""
     record = SlottedRecord(host.disk, f"{directory}/{NAME}", write=True)
     record.store(_META.pack(log_id, first_offset, host.disk.boot_id()) + owner, sync=sync)
 
@@ -66,20 +66,20 @@ def sync_meta(host: StorageRuntime, directory: str) -> None:
 
 
 def _read(host: StorageRuntime, directory: str, record: SlottedRecord) -> Meta:
-    """The record, or what the segments tell when it is empty or damaged."""
+    """The content of the record; derived from the segments if it is empty or damaged."""
     content = record.load()
     if content is not None:
         log_id, first_offset, boot_id = _META.unpack_from(content)
         return Meta(log_id, first_offset, boot_id, content[_META.size :])
-    return _made_up(host, directory)
+    return _derived(host, directory)
 
 
-def _made_up(host: StorageRuntime, directory: str) -> Meta:
+def _derived(host: StorageRuntime, directory: str) -> Meta:
     for base in segment_bases(host, directory):
         segment = FileSegment.open(host, segment_path(directory, base), 0, writable=False)
         log_id = segment.log_id or find_log_id(segment, segment.begin, segment.size())
         host.forget(segment)
         if log_id:
             return Meta(log_id, 0, b"")
-    # Nothing was ever kept here, or only the names of files were.
+    # No batch was ever written here, or only the names of files have survived.
     return Meta(1 + secrets.randbelow((1 << 32) - 1), 0, b"")

@@ -1,7 +1,7 @@
-"""A log read from its files alone, as they are: for whoever has no word from its writer."""
+"""A log read from its files alone, without help of its writer."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.model.batch import MAGIC, Batch
 from headrace.model.errors import InvalidBatch, LogNotFound
@@ -9,7 +9,7 @@ from headrace.storage import index as indexes
 from headrace.storage.index import Index
 from headrace.storage.meta import read_meta
 from headrace.storage.reader import LogReader
-from headrace.storage.recovery import segment_bases
+from headrace.storage.recovery import Findings, segment_bases, verify
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.scan import batch_at, scan_copied
 from headrace.storage.segment import FileSegment, Segment, note, segment_path
@@ -18,7 +18,7 @@ _TIME_UNKNOWN = (1 << 63) - 1
 
 
 class OfflineLogReader(LogReader):
-    """A log's files, as they were when it was opened; what is appended later is not seen."""
+    """A log as its files were when it was opened; messages appended later are not seen."""
 
     _segments: tuple[FileSegment, ...]
 
@@ -36,7 +36,7 @@ class OfflineLogReader(LogReader):
         self._lock = threading.Lock()
         self._segments = ()
         self._tail: tuple[FileSegment, int, int] | None = None
-        """Where the end was last found: in which segment, at which position and offset."""
+        """The end that was found last: its segment, position and offset."""
 
     @property
     def first_offset(self) -> int:
@@ -45,7 +45,7 @@ class OfflineLogReader(LogReader):
 
     @property
     def next_offset(self) -> int:
-        """Behind the last message there was."""
+        """The offset after the last message."""
         return self._end
 
     @property
@@ -55,7 +55,7 @@ class OfflineLogReader(LogReader):
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the log's batches take."""
+        """The size of all batches in bytes."""
         layout = self._layout()
         if not layout:
             return 0
@@ -64,8 +64,17 @@ class OfflineLogReader(LogReader):
             end = position + item.length
         return sum(segment.size() for segment in layout[:-1]) + end
 
+    @property
+    def writer_at_work(self) -> bool | None:
+        """Unknown: files alone do not show it."""
+        return None
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
+        return verify(self.segments, self.next_offset, progress, ended=self.writer_at_work is False)
+
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         for segment in self._segments:
             self.host.forget(segment)
 
@@ -101,7 +110,7 @@ class OfflineLogReader(LogReader):
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:
         with self._lock:
             if self._segments is layout:
-                # Replaced by compaction while we held the older file, or removed.
+                # Compaction replaced it while we held the older file, or it was removed.
                 self.host.forget(segment)  # type: ignore[arg-type]
                 self._segments = tuple(kept for kept in self._segments if kept is not segment)
                 self._reload()
@@ -113,7 +122,7 @@ class OfflineLogReader(LogReader):
         self._replace(self._opened({segment.base_offset: segment for segment in self._segments}))
 
     def _replace(self, segments: tuple[FileSegment, ...]) -> None:
-        """Have these segments from now on, and let go of the files of others."""
+        """Replace the segments, and close the files of those that are gone."""
         before, self._segments = self._segments, segments
         for segment in set(before).difference(segments):
             self.host.forget(segment)
@@ -126,7 +135,7 @@ class OfflineLogReader(LogReader):
         return index
 
     def _find_end(self) -> int:
-        """Where the log ends by its files: behind the last good batch, or what the index vouches for."""
+        """The end of the log in its files: after the last good batch, or after what the index certifies."""
         layout = self._layout()
         if not layout:
             return self._first_offset
@@ -146,15 +155,15 @@ class OfflineLogReader(LogReader):
 
 
 class OfflinePartitionReader(OfflineLogReader):
-    """A broker's log, read from its files while the broker may be writing: it looks for what is new when asked to."""
+    """A broker's log, read from its files while the broker may be writing; `refresh` looks for new messages."""
 
     @property
     def segments(self) -> Sequence[FileSegment]:
-        """The segments as they were at the last look, oldest first."""
+        """The segments as of the last refresh, oldest first."""
         return self._segments
 
     def refresh(self) -> None:
-        """Look for messages that have come, and for segments that have gone."""
+        """Look for new messages and for removed segments."""
         with self._lock:
             if self._is_unchanged():
                 return
@@ -171,7 +180,7 @@ class OfflinePartitionReader(OfflineLogReader):
 
 
 def _extend(index: Index, segment: Segment, offset: int) -> None:
-    """Add what the writer has appended since to the index of a growing segment, as far as it is needed."""
+    """Extend the index of a growing segment to what the writer has appended since, up to an offset."""
     position, base, time_max = segment.begin, segment.base_offset, -_TIME_UNKNOWN
     if index.positions:
         position, base, time_max = index.positions[-1], index.offsets[-1], index.times[-1]

@@ -1,4 +1,4 @@
-"""Whose a partition's log is: enough, in every one of them, to make a broker's list of topics again."""
+"""The owner record of a partition's log: enough, in each of them, to rebuild a broker's list of topics."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from headrace.storage.runtime import StorageRuntime
 
 
 class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
-    """What the `meta` record of a partition says beside what every log's says."""
+    """The broker's part of the `meta` record of a partition's log."""
 
     identity: str
-    """Of the data directory."""
+    """The id of the data directory."""
     topic_id: int
     topic: str
     """The full name, `tenant/topic`, or only `topic` in the default tenant."""
@@ -23,24 +23,24 @@ class PartitionOwner(msgspec.Struct, array_like=True, frozen=True):
     """How often the settings were changed."""
     settings: dict[str, Any]
     journaled: bool = False
-    """Whether the journal had the partition on the disk: one that does not know it any more has lost something."""
+    """Whether the journal had the partition on the disk: a journal that does not know it has lost facts."""
 
     def __str__(self) -> str:
         topic = f"{self.topic} (topic {self.topic_id})"
         return f"partition {self.partition} of {topic} of the data directory {self.identity}"
 
     @property
-    def place(self) -> tuple[str, int, int]:
-        """What no other partition has."""
+    def key(self) -> tuple[str, int, int]:
+        """Data directory, topic and partition, which no other partition shares."""
         return self.identity, self.topic_id, self.partition
 
     def after(self, before: "PartitionOwner | None") -> "PartitionOwner":
-        """In the place of what was there; once the journal had it, it had."""
-        known = before is not None and before.journaled and before.place == self.place
+        """This owner, to replace the one before; a partition that was `journaled` once stays so."""
+        known = before is not None and before.journaled and before.key == self.key
         return msgspec.structs.replace(self, journaled=self.journaled or known)
 
     def encoded(self) -> bytes:
-        """As the record keeps it."""
+        """The bytes that the record stores."""
         return _encode(self)
 
 
@@ -49,16 +49,16 @@ _decoder = msgspec.msgpack.Decoder(PartitionOwner)
 
 
 class FoundOwner(msgspec.Struct, frozen=True):
-    """What a partition's directory tells of itself."""
+    """What was found in the owner record of a partition's directory."""
 
     owner: PartitionOwner | None
-    """None when its record is missing, empty or damaged, or names no owner."""
+    """None if the record is missing, empty or damaged, or names no owner."""
     same_boot: bool
-    """Whether the machine was not started again since a writer opened it."""
+    """Whether the machine was not restarted since a writer opened the log."""
 
 
 def read_owner(host: StorageRuntime, directory: str) -> FoundOwner:
-    """Look into a partition's record."""
+    """Read the owner record of a partition."""
     try:
         meta = read_meta(host, directory)
     except LogNotFound:
@@ -67,8 +67,8 @@ def read_owner(host: StorageRuntime, directory: str) -> FoundOwner:
 
 
 def decode_owner(content: bytes) -> PartitionOwner | None:
-    """The owner that a record names."""
+    """The owner that a record names; None if there is none that we can decode."""
     try:
         return _decoder.decode(content) if content else None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None  # the record's checksum holds: another owner's, who has words of its own
+        return None  # its checksum is right: an owner of another kind wrote it

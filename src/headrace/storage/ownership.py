@@ -1,4 +1,4 @@
-"""Whose a log is: a broker's logs are written by their broker only, whether it is running or not."""
+"""Ownership of logs: only the broker writes its logs, whether it runs or not."""
 
 from headrace.model.errors import LogNotFound, LogOwned
 from headrace.storage.disk import Disk
@@ -8,12 +8,12 @@ from headrace.storage.runtime import StorageRuntime
 LOCK_NAME = "lock"
 """The file in a broker's data directory that a running broker keeps locked."""
 _FOLDERS = ("topics", "broker")
-"""Where a broker's logs are, below its data directory."""
+"""The folders of a data directory that hold logs."""
 _DEPTH_MAX = 4
 
 
 def data_directory(disk: Disk, directory: str) -> str | None:
-    """The data directory of the broker that a log belongs to by its place; None when it is not in one."""
+    """The data directory that a log lies in; None if it lies in none."""
     if _is_data_directory(disk, directory):
         return directory
     inner = directory
@@ -30,7 +30,7 @@ def _is_data_directory(disk: Disk, directory: str) -> bool:
 
 
 def is_owned(host: StorageRuntime, directory: str) -> bool:
-    """Whether a log is a broker's: by its record, wherever it was copied to, or, without one, by its place."""
+    """Whether a log is a broker's: by its record, wherever it was copied to, or else by its path."""
     try:
         owned = bool(read_meta(host, directory).owner)
     except LogNotFound:
@@ -39,7 +39,7 @@ def is_owned(host: StorageRuntime, directory: str) -> bool:
 
 
 def check_not_owned(host: StorageRuntime, directory: str) -> None:
-    """Refuse to write what is a broker's."""
+    """Raise LogOwned if a log is a broker's."""
     if is_owned(host, directory):
         raise LogOwned(
             f"{directory} is a log of a broker, and only the broker writes there; publish to its topic instead, or "

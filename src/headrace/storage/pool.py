@@ -1,4 +1,4 @@
-"""A bounded number of open things, the least recently used given up first."""
+"""A bounded LRU pool of open files, mappings or indexes."""
 
 import threading
 from collections import OrderedDict
@@ -10,16 +10,16 @@ V = TypeVar("V")
 
 
 class Pool(Generic[K, V]):
-    """Keeps up to `limit` values. A value given up lives on until its last holder lets go of it."""
+    """Keeps up to `limit` values and evicts the least recently used; users of an evicted value may keep it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._values: OrderedDict[K, V] = OrderedDict()
-        # Reentrant, as the collector may free a log, which gives up its files, while this thread is in here.
+        # Reentrant, as the collector may free a log, which drops its files, while this thread holds the lock.
         self._lock = threading.RLock()
 
     def get(self, key: K) -> V | None:
-        """The value kept for a key, which counts as a use of it."""
+        """The value of a key, which becomes the most recently used; None if there is none."""
         with self._lock:
             value = self._values.get(key)
             if value is not None:
@@ -27,7 +27,7 @@ class Pool(Generic[K, V]):
             return value
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value, in place of an earlier one."""
+        """Add or replace the value of a key."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -39,24 +39,24 @@ class Pool(Generic[K, V]):
             self._values.popitem(last=False)
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
-        """The value kept for a key, made now if there is none."""
+        """The value of a key, made now if there is none."""
         value = self.get(key)
         return self.put(key, make()) if value is None else value
 
     def drop(self, key: K) -> None:
-        """Give up a key's value."""
+        """Remove the value of a key."""
         with self._lock:
             self._values.pop(key, None)
 
-    def give_up_half(self) -> bool:
-        """Give up the half that was not used for longer; whether there was any."""
+    def evict_half(self) -> bool:
+        """Evict the less recently used half; returns whether there was any value."""
         with self._lock:
             count = len(self._values)
             self._shrink(count // 2)
             return count > 0
 
     def abandon(self) -> None:
-        """In a forked child: give up all values, whatever threads of the parent were doing here."""
+        """In a forked child: drop all values, whatever threads of the parent were doing here."""
         self._lock = threading.RLock()
         self._values = OrderedDict()
 

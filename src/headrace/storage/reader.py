@@ -1,7 +1,7 @@
-"""Reading a log: by offset, by time, as batches or as byte ranges; the same for every place a log can live."""
+"""Reading a log: by offset, by time, as batches or as byte ranges; the same for every kind of log."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,12 +10,13 @@ from headrace.model.batch import FLAG_LOST, Batch
 from headrace.model.errors import CorruptBatch, InvalidBatch, LogNotFound, OffsetOutOfRange
 from headrace.storage.index import Index
 from headrace.storage.lookups import Lookups, LookupSpan
+from headrace.storage.recovery import Findings
 from headrace.storage.scan import Damage, scan
 from headrace.storage.segment import Segment, SegmentReplaced
 
 
 class ByteRange(NamedTuple):
-    """Whole batches that lie side by side, ready for a socket."""
+    """Adjacent whole batches, ready for a socket."""
 
     first_offset: int
     """Of the first batch, which may begin before the offset asked for."""
@@ -26,7 +27,7 @@ class ByteRange(NamedTuple):
 
 
 class LogReader:
-    """What can be read of a log. Readers hold no lock, and never make the writer wait."""
+    """Reads a log. Readers hold no lock and never make the writer wait."""
 
     __slots__ = ("_lookups",)
 
@@ -43,6 +44,35 @@ class LogReader:
         """The offset that the next message will have."""
         raise NotImplementedError
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of all batches in bytes."""
+        raise NotImplementedError
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The segments now, oldest first."""
+        return self._layout()
+
+    @property
+    def writer_at_work(self) -> bool | None:
+        """Whether a process has the log open for writing; None if that cannot be known."""
+        raise NotImplementedError
+
+    def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
+        """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Look for messages that another process has appended since; nothing to do where they are seen anyway."""
+
+    def after_fork(self) -> None:
+        """In a forked child: replace locks that threads of the parent may hold."""
+
+    def close(self) -> None:
+        """Release the files."""
+        raise NotImplementedError
+
     def _layout(self) -> Sequence[Segment]:
         """The segments now, oldest first; a new sequence whenever they change."""
         raise NotImplementedError
@@ -50,7 +80,7 @@ class LogReader:
     def batches(self, offset: int, *, until: int | None = None, skip_corrupt: bool = False) -> Iterator[Batch]:
         """The batches from the one with `offset` to the end as it is now, checked whole.
 
-        Damaged messages raise CorruptBatch, which says where to go on, or are skipped.
+        Damaged messages raise CorruptBatch, which holds the next offset to read, or are skipped.
         """
         self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
@@ -65,9 +95,9 @@ class LogReader:
         """Whole batches from the one with `offset` on, of one segment, at least one; None at the end of the log.
 
         They end before `until`, the end of a batch, if that is given, and before damage. Damage at the offset asked for
-        raises CorruptBatch, which says where to go on.
+        raises CorruptBatch, which holds the next offset to read.
 
-        Only their headers are checked: whoever decodes the batches checks the rest.
+        Only headers are verified: the decoder of a batch verifies the rest.
         """
         self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
@@ -77,7 +107,7 @@ class LogReader:
         number = _segment_number(layout, offset)
         found = self._lookups.span(layout[number], offset, bytes_max, end) if number >= 0 else None
         if found is not None:
-            # Unless its file is gone or another: a search finds that out, and what is there now.
+            # Unless its file is gone or replaced: then the search below finds the current one.
             with suppress(SegmentReplaced, LogNotFound, InvalidBatch):
                 return _byte_range(layout[number], found)
         return self._find_range(offset, bytes_max, end)
@@ -118,14 +148,14 @@ class LogReader:
         first = self.first_offset
         for batch in self.batches(max(start, first), skip_corrupt=True):
             if batch.time_max >= time_us:
-                with suppress(InvalidBatch):  # nobody can read it, so nobody looks for it
+                with suppress(InvalidBatch):  # it cannot be decoded, so it is not found by time
                     for message in batch.messages():
                         if message.timestamp >= time_us and message.offset >= first:
                             return message.offset
         return self.next_offset
 
     def _from(self, offset: int, end: int, *, verify: bool = True) -> Iterator[tuple[int, Batch | Damage, Segment]]:
-        """Batches and damage from an offset on, to the end of the log, with where they are."""
+        """Batches and damage from an offset on, before `end`, with position and segment."""
         while offset < end:
             layout = self._layout()
             number = _segment_number(layout, offset)
@@ -142,7 +172,7 @@ class LogReader:
                         offset = item.next_offset
                         after = position + item.length
                         yield position, item, segment
-                if after and not isinstance(item, Damage):  # which may seem to reach further than it does
+                if after and not isinstance(item, Damage):  # whose end is only a guess
                     self._lookups.add_position(segment, offset, after, offset)
             except (SegmentReplaced, LogNotFound):
                 if not self._stale(segment, layout):
@@ -154,7 +184,7 @@ class LogReader:
         return scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=verify)
 
     def _search(self, segment: Segment, offset: int, stop: int) -> tuple[int, int]:
-        """Where the batch with an offset begins, for all who come there: a position, and the offset due there."""
+        """The position of the batch with an offset, and its base offset; cached for other readers."""
         index = self._index(segment, offset)
         entry = index.at_offset(offset)
         if index.positions:
@@ -164,17 +194,17 @@ class LogReader:
         for at, item in scan(segment, position, base, segment.size(), start=offset, stop=stop, verify=False):
             if item.next_offset > offset:
                 if isinstance(item, Damage):
-                    break  # it is reported by who reads it, from the index on
+                    break  # the caller scans from the index entry on, and reports it
                 self._lookups.add_position(segment, offset, at, item.base_offset)
                 return at, item.base_offset
         return position, base
 
     def _stale(self, segment: Segment, layout: Sequence[Segment]) -> bool:  # noqa: ARG002
-        """Whether a segment whose file is gone or another now can be looked up again."""
+        """Whether a segment whose file is gone or replaced can be looked up again."""
         return self._layout() is not layout
 
     def _index(self, segment: Segment, offset: int) -> Index:  # noqa: ARG002
-        """A segment's index, good enough to find an offset."""
+        """A segment's index, which covers an offset."""
         return segment.index()
 
     def _check(self, offset: int) -> None:
@@ -184,21 +214,8 @@ class LogReader:
             raise OffsetOutOfRange(f"there is no offset {offset}; the log has {has}")
 
 
-def retention_offset(layout: Sequence[Segment], now_us: int, age_us: int | None, bytes_max: int | None) -> int:
-    """The first offset to keep when segments may be so old, and all together so large; the last one always stays."""
-    offset = 0
-    kept_bytes = sum(segment.end for segment in layout)
-    for segment in layout[:-1]:
-        too_old = age_us is not None and segment.append_time < now_us - age_us
-        if not too_old and (bytes_max is None or kept_bytes <= bytes_max):
-            break
-        offset = segment.next_offset
-        kept_bytes -= segment.end
-    return offset
-
-
 def _segment_number(layout: Sequence[Segment], offset: int) -> int:
-    """Which segment holds an offset; -1 if it is before all of them."""
+    """The number of the segment that holds an offset; -1 if it is before all of them."""
     if layout and layout[-1].base_offset <= offset:  # nearly always: most readers are near the end
         return len(layout) - 1
     return bisect_right(layout, offset, key=lambda segment: segment.base_offset) - 1

@@ -15,37 +15,37 @@ PAYLOAD_BYTES_MAX = _SLOT_BYTES - _HEAD.size - _CRC.size
 
 
 def is_torn(content: bytes) -> bool:
-    """Whether a file holds only what a crash may leave of a record's first writing."""
+    """Whether a file holds only what a crash during the first write of a record may leave."""
     left = content.strip(b"\0")
     return left.startswith(_MAGIC) or _MAGIC.startswith(left)
 
 
 class SlottedRecord:
-    """A few bytes that are replaced whole: the newest of two slots whose checksum holds."""
+    """A few bytes that are replaced atomically: the newer of two slots whose checksum is right."""
 
     __slots__ = ("_disk", "file")
 
     def __init__(self, disk: Disk, path: str, *, write: bool, create: bool = False) -> None:
-        """Open the record, or make an empty one, which is durable when its directory and a first content are."""
+        """Open the record, or create an empty one, which is durable once its directory and its content are synced."""
         self._disk = disk
         self.file: OpenFile = open_or_make(disk, path) if create else disk.open(path, write=write)
 
     def load(self) -> bytes | None:
-        """What was stored last; None when nothing was, or both slots are damaged."""
+        """The content stored last; None if there is none, or both slots are damaged."""
         return max(self._slots(), default=(0, None), key=lambda slot: slot[0])[1]
 
     def store(self, payload: bytes, *, sync: bool = True) -> None:
-        """Replace what is stored; durable when this returns, if `sync`."""
+        """Replace the content; durable when this returns, if `sync`."""
         assert len(payload) <= PAYLOAD_BYTES_MAX
         sequence = max((sequence for sequence, _ in self._slots()), default=0) + 1
-        self._take_room()
+        self._allocate()
         slot = _HEAD.pack(_MAGIC, sequence, len(payload)) + payload
         self._disk.write(self.file, sequence % 2 * _SLOT_BYTES, slot + _CRC.pack(crc32c(slot)))
         if sync:
             self._disk.sync(self.file)
 
-    def _take_room(self) -> None:
-        """Have both slots on the disk from the beginning: replacing what is stored needs no room then."""
+    def _allocate(self) -> None:
+        """Allocate both slots at first, so that replacing the content works on a full disk."""
         size = self._disk.size(self.file)
         if size < 2 * _SLOT_BYTES:
             self._disk.zero(self.file, size, 2 * _SLOT_BYTES - size)

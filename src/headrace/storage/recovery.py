@@ -1,4 +1,4 @@
-"""Bringing a log's files in order: cutting a torn tail, setting damage aside, finding where the log ends."""
+"""Recovery of a log's files after a crash: truncates a torn tail, quarantines damage, and finds the end of the log."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Findings(msgspec.Struct):
     batches: int = 0
     messages: int = 0
     bytes: int = 0
-    """Bytes looked at."""
+    """Bytes checked."""
     lost: list[LostRange] = []
     torn_bytes: int = 0
     """Bytes after the last whole batch: a write that a crash interrupted."""
@@ -57,7 +57,7 @@ class Findings(msgspec.Struct):
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged but what was repaired before."""
+        """Whether nothing is damaged except what was repaired before."""
         return not (self.torn_bytes or self.headers or any(not lost.repaired for lost in self.lost))
 
 
@@ -77,23 +77,23 @@ def remove_segment(host: StorageRuntime, path: str) -> None:
 
 
 def remove_leftovers(host: StorageRuntime, path: str) -> None:
-    """Make way for a new segment where one was removed, or where an interrupt came while it was being made.
+    """Remove the files that a removed segment, or one whose creation was interrupted, left under a new segment's name.
 
-    An index that a crash left there says what the segment before held, and would be believed of the new one if the
+    An index that a crash left there describes the earlier segment, and recovery would trust it for the new one if the
     next crash came before that one's header was on the disk.
     """
     index = path.removesuffix(SUFFIX) + indexes.SUFFIX
     if host.disk.exists(index):
-        host.disk.remove(index)  # synced: it must not come back beside the new segment
+        host.disk.remove(index)  # synced: it must not reappear beside the new segment
     host.disk.remove(path, sync=False)
 
 
 class Recovery:
-    """Opens a log's segments for a writer, looking only at what a crash may have touched, or at everything.
+    """Opens a log's segments for a writer, and checks what a crash may have touched, or everything.
 
-    Damage between good batches is copied aside and replaced by a batch that says so and keeps its place. What follows
-    the last good batch was being written in a crash: it is copied aside and cut off. After a power loss, writes that
-    were not synced may have reached the disk in any order: there, the log ends at the first that is missing.
+    Damage between good batches is copied to the quarantine and replaced by a gap over its offsets. Bytes after the last
+    good batch were being written in a crash: they are copied to the quarantine and truncated. After a power loss,
+    unsynced writes may have reached the disk in any order: the log then ends at the first that is missing.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Recovery:
         self._progress = progress or (lambda _: None)
 
     def segments(self, first_offset: int) -> list[FileSegment]:
-        """All segments of the log, in order and whole."""
+        """All segments of the log, in order, recovered."""
         for name in self._disk.names(self._directory):
             if name.endswith(".tmp"):
                 self._disk.remove(f"{self._directory}/{name}")
@@ -130,7 +130,7 @@ class Recovery:
             try:
                 self._mend(segment, bases)
             except DiskFull:
-                # A file that was just being made is made again when it is needed, if its name tells nothing new.
+                # A file that was being created is created again when needed, unless only its name has the next offset.
                 is_known = bool(segments) or segment.base_offset <= first_offset
                 if bases or self._disk.size(segment.file()) > segment.begin or not is_known:
                     raise
@@ -144,24 +144,24 @@ class Recovery:
         return FileSegment.open(self._host, segment_path(self._directory, base), self._log_id, writable=True)
 
     def _mend(self, segment: FileSegment, later: list[int]) -> None:
-        """Make a segment whole; the log may turn out to end with it, and then the later ones are removed."""
+        """Recover a segment; if the log turns out to end in it, the later ones are removed."""
         self._findings.segments += 1
         size = self._disk.size(segment.file())
         if not self._everything and self._is_sealed(segment, size, later):
             return
         index = Index()
-        vouched = segment.summary()
+        certified = segment.summary()
         loaded = indexes.load(self._disk, segment.index_path)
         if loaded is not None and segment.covered_by(loaded[0]):
-            vouched = loaded[0]
-            if not self._everything and vouched.end <= size and segment.file_id != FILE_ID_UNKNOWN:
-                segment.apply(vouched)
+            certified = loaded[0]
+            if not self._everything and certified.end <= size and segment.file_id != FILE_ID_UNKNOWN:
+                segment.apply(certified)
                 index = loaded[1]
         self._mend_header(segment)
-        if segment.end < size or later or segment.next_offset < vouched.next_offset:
-            self._mend_batches(segment, index, size, vouched, later)
-            self._mend_tail(segment, index, vouched, later)
-            self._write_again(segment, min(vouched.end, segment.end))
+        if segment.end < size or later or segment.next_offset < certified.next_offset:
+            self._mend_batches(segment, index, size, certified, later)
+            self._mend_tail(segment, index, certified, later)
+            self._write_again(segment, min(certified.end, segment.end))
         segment.continue_writing(index, segment.end)
         if later:
             segment.seal()
@@ -181,23 +181,23 @@ class Recovery:
             return
         header = SegmentHeader.new(segment.log_id, segment.base_offset, segment.created_us)
         segment.file_id = header.file_id
-        if self._disk.size(segment.file()) > segment.begin:  # or a crash came when the file was just being made
+        if self._disk.size(segment.file()) > segment.begin:  # or a crash came while the file was being created
             self._findings.headers.append(segment.path)
-            self._set_aside(segment, 0, segment.begin)
-            logger.warning("%s: rewrote a damaged header", segment.path)
+            self._quarantine(segment, 0, segment.begin)
+            logger.warning("damaged segment header rewritten  path=%s", segment.path)
         self._disk.write(segment.file(), 0, header.packed())
         self._disk.sync(segment.file())
 
     def _mend_batches(
-        self, segment: FileSegment, index: Index, size: int, vouched: IndexSummary, later: list[int]
+        self, segment: FileSegment, index: Index, size: int, certified: IndexSummary, later: list[int]
     ) -> None:
-        """Take in the batches from the segment's end on; an index vouches that some of them were good once."""
+        """Scan the batches from the segment's end on; an index certifies that some of them were good once."""
         start, limit = segment.end, later[0] if later else None
         for position, item in scan_copied(segment, segment.end, segment.next_offset, size, limit=limit):
             if isinstance(item, Batch):
                 batch = item
-            elif item.base_offset < vouched.next_offset:
-                batch = self._bridge(segment, _within(item, vouched, size))
+            elif item.base_offset < certified.next_offset:
+                batch = self._bridge(segment, _within(item, certified, size))
             elif item.next_offset == item.base_offset:
                 break  # nothing good follows in this segment
             elif self._was_not_synced(segment, later):
@@ -210,32 +210,32 @@ class Recovery:
             segment.note(index, batch, position)
             self._progress(self._findings.bytes + segment.end - start)
         self._findings.bytes += segment.end - start
-        if start < segment.end < size and segment.end == vouched.end:
-            self._mend_batches(segment, index, size, vouched, later)  # damage up to there hid what follows
+        if start < segment.end < size and segment.end == certified.end:
+            self._mend_batches(segment, index, size, certified, later)  # damage up to there has hidden what follows
 
-    def _mend_tail(self, segment: FileSegment, index: Index, vouched: IndexSummary, later: list[int]) -> None:
-        """Deal with what lies between the last good batch and the next segment, or the end."""
+    def _mend_tail(self, segment: FileSegment, index: Index, certified: IndexSummary, later: list[int]) -> None:
+        """Handle the bytes between the last good batch and the next segment, or the end."""
         while later and later[0] < segment.next_offset:
             self._remove_empty(later)
         size = self._disk.size(segment.file())
         garbage = 0 if is_zero(segment, segment.end, size) else size - segment.end
-        due = later[0] if later else vouched.next_offset
+        due = later[0] if later else certified.next_offset
         if due > segment.next_offset:
-            if segment.next_offset >= vouched.next_offset and self._was_not_synced(segment, later):
+            if segment.next_offset >= certified.next_offset and self._was_not_synced(segment, later):
                 self._forget_later(later)
             else:
                 damage = Damage(segment.end, garbage, segment.next_offset, due, "the end of the segment is missing")
                 segment.note(index, self._bridge(segment, damage), segment.end)
                 garbage = 0
         if garbage and not later:
-            self._report_cut(segment, self._set_aside(segment, segment.end, garbage), garbage)
+            self._report_cut(segment, self._quarantine(segment, segment.end, garbage), garbage)
         if self._disk.size(segment.file()) > segment.end:
             self._disk.truncate(segment.file(), segment.end)
-            self._disk.sync(segment.file())  # or a power loss could bring it back behind what is appended next
+            self._disk.sync(segment.file())  # or a power loss could restore it behind what is appended next
             self._host.views.drop(segment)
 
     def _was_not_synced(self, segment: FileSegment, later: list[int]) -> bool:
-        """Whether the power was lost before anyone could know that what comes next in this segment was on the disk."""
+        """Whether the power was lost before the rest of this segment was known to be on the disk."""
         if not self._power_lost:
             return False
         synced = 0
@@ -245,49 +245,56 @@ class Recovery:
             other = self._open(base)
             summary = indexes.load_summary(self._disk, other.index_path)
             if summary is not None and other.covered_by(summary):
-                return False  # indexes speak only of what was synced, and syncs go in order
+                return False  # indexes cover only what was synced, and syncs happen in order
             for _, item in scan_copied(other, other.begin, base, self._disk.size(other.file())):
                 synced = max(synced, item.synced_offset if isinstance(item, Batch) else 0)
         return segment.next_offset >= synced
 
     def _forget_later(self, later: list[int]) -> None:
-        """Set the later segments aside, the last one first, so that a crash on the way leaves nothing new."""
+        """Quarantine the later segments, the last one first, so that a crash in between leaves a known state."""
         while later:
             segment = self._open(later.pop())
             size = self._disk.size(segment.file())
-            self._report_cut(segment, self._set_aside(segment, 0, size), size)
+            self._report_cut(segment, self._quarantine(segment, 0, size), size)
             self._host.forget(segment)
             remove_segment(self._host, segment.path)
 
     def _remove_empty(self, later: list[int]) -> None:
-        """Remove a segment that was made and then not used."""
+        """Remove a segment that was created and not used."""
         segment = self._open(later[0])
         if find_batch(segment, segment.begin, self._disk.size(segment.file()), 0) is not None:
-            raise CorruptFile(f"{segment.path} has offsets that the segment before it has too")
+            raise CorruptFile(
+                f"{segment.path} has offsets that the segment before it has too; move the one that does not belong "
+                "here out of the directory"
+            )
         self._host.forget(segment)
         remove_segment(self._host, segment.path)
         later.pop(0)
 
     def _bridge(self, segment: FileSegment, damage: Damage) -> Batch:
-        """Set damaged bytes aside and write in their place a batch that covers their offsets."""
-        kept = self._set_aside(segment, damage.position, damage.length) if damage.length else None
+        """Quarantine damaged bytes, and replace them by a gap that covers their offsets."""
+        kept = self._quarantine(segment, damage.position, damage.length) if damage.length else None
         body = segment.read(damage.position + HEADER_BYTES, max(damage.length - HEADER_BYTES, 0))
         batch = gap(damage.next_offset - damage.base_offset, FLAG_LOST, max(segment.time_max, 0), body)
         batch.place(damage.base_offset, segment.append_time, segment.log_id)
-        # The body is what stands there already: a crash now leaves the damage as it was, to be found again.
+        # The body stays as it is: a crash now leaves the damage as it was, to be found again.
         self._disk.write(segment.file(), damage.position, memoryview(batch.data)[:HEADER_BYTES])
         self._disk.sync(segment.file())
         lost = LostRange(segment.path, damage.position, damage.base_offset, damage.next_offset, damage.reason, kept)
         self._findings.lost.append(lost)
         logger.warning(
-            "%s: messages %d to %d are lost (%s)", lost.path, lost.first_offset, lost.next_offset - 1, lost.reason
+            "messages lost  path=%s first_offset=%d next_offset=%d reason=%s",
+            lost.path,
+            lost.first_offset,
+            lost.next_offset,
+            lost.reason,
         )
         return batch
 
     def _write_again(self, segment: FileSegment, position: int) -> None:
-        """Write what was not vouched for once more, the same bytes in the same place.
+        """Write the bytes that no index certifies once more, unchanged.
 
-        If its sync failed in an earlier life, the system believes it to be on the disk, and would not write it.
+        If their sync failed in an earlier process, the system takes them for synced, and would not write them.
         """
         while position < segment.end:
             chunk = segment.read(position, min(_CHUNK_BYTES, segment.end - position))
@@ -300,18 +307,18 @@ class Recovery:
         self._findings.torn_bytes += length
         self._findings.torn_at = segment.next_offset
         logger.warning(
-            "%s: cut %d torn bytes at offset %d, kept in %s",
+            "torn bytes truncated  path=%s bytes=%d offset=%d kept_in=%s",
             segment.path,
             length,
             segment.next_offset,
-            kept or "no file",
+            kept or "-",
         )
 
-    def _set_aside(self, segment: FileSegment, position: int, length: int) -> str | None:
+    def _quarantine(self, segment: FileSegment, position: int, length: int) -> str | None:
         """Copy bytes to the quarantine, durably; the same bytes are not copied twice.
 
-        On a full disk there is no copy: opening a log must work all the same, as reading it may be what makes room.
-        A repair, which somebody asked for, waits for room instead.
+        On a full disk there is no copy: opening a log must still work, as consuming it may be what frees space. A
+        repair, which somebody asked for, raises DiskFull instead.
         """
         content = segment.read(position, length)
         quarantine = f"{self._directory}/{QUARANTINE}"
@@ -326,7 +333,10 @@ class Recovery:
                 raise
             self._findings.uncopied_bytes += length
             logger.warning(
-                "no copy of damaged bytes kept  path=%s bytes=%d reason=%s", segment.path, length, str(error)
+                "damaged bytes not copied to the quarantine  path=%s bytes=%d reason=%s",
+                segment.path,
+                length,
+                str(error),
             )
             return None
         return path
@@ -342,11 +352,11 @@ class Recovery:
             raise
 
 
-def _within(damage: Damage, vouched: IndexSummary, size: int) -> Damage:
-    """The damage, if nothing good was found behind it, up to where the index ends."""
+def _within(damage: Damage, certified: IndexSummary, size: int) -> Damage:
+    """The damage, extended to the end of what the index certifies if nothing good was found behind it."""
     if damage.next_offset > damage.base_offset:
         return damage
-    return damage._replace(length=min(vouched.end, size) - damage.position, next_offset=vouched.next_offset)
+    return damage._replace(length=min(certified.end, size) - damage.position, next_offset=certified.next_offset)
 
 
 def verify(
@@ -356,15 +366,15 @@ def verify(
     *,
     ended: bool = False,
 ) -> Findings:
-    """Check every byte of a log, changing nothing; progress is told in bytes looked at.
+    """Check every byte of a log and change nothing; `progress` is called with the number of bytes checked.
 
-    When the log has `ended`, as no writer is at work, bytes behind its end are torn ones.
+    If the log has `ended`, as no writer is at work, bytes after its end are torn.
     """
     findings = Findings()
     position = 0
     for segment, following in zip_longest(segments, segments[1:]):
         findings.segments += 1
-        is_new = following is None and segment.size() <= segment.begin  # its file was just being made
+        is_new = following is None and segment.size() <= segment.begin  # its file was being created
         if not is_new and read_header(segment.read(0, segment.begin), segment.path) is None:
             findings.headers.append(segment.path)
         stop = next_offset if following is None else following.base_offset

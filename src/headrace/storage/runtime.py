@@ -3,7 +3,7 @@
 import weakref
 from typing import TYPE_CHECKING
 
-from headrace.storage.disk import Disk, OpenFile, after_fork
+from headrace.storage.disk import Disk, LocalDisk, OpenFile, after_fork
 from headrace.storage.index import Index
 from headrace.storage.inline_sync import InlineSyncPolicy
 from headrace.storage.lookups import Lookups
@@ -17,20 +17,20 @@ FILES_MAX = 256
 VIEWS_MAX = 64
 INDEXES_MAX = 32
 POSITIONS_MAX = 16 << 10
-"""More than there are readers that come back soon; twice as many take 9 MB."""
+"""More than there are active readers; twice as many take 9 MB."""
 SPANS_MAX = 1 << 10
 _FILES_MIN = 8
 _VIEWS_MIN = 4
 
 
 def descriptor_shares(descriptors: int) -> tuple[int, int]:
-    """How many files and mappings, each of which takes a descriptor, fit into half of so many descriptors."""
+    """How many files and mappings, each of which takes a descriptor, fit into half of the limit."""
     half = descriptors // 2
     return min(max(half * 4 // 5, _FILES_MIN), FILES_MAX), min(max(half // 5, _VIEWS_MIN), VIEWS_MAX)
 
 
 class StorageRuntime:
-    """The shared means of a process's logs; ten thousand logs need no more open files than one."""
+    """The resources that logs share; ten thousand logs need no more open files than one."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class StorageRuntime:
         flusher: Worker | None = None,
         preparer: Worker | None = None,
     ) -> None:
-        """By default the numbers of files and mappings fit the process's limit on open files."""
-        self.disk = disk or Disk()
+        """Use this disk, or the local one. By default the numbers of files and mappings fit the limit on open files."""
+        self.disk = disk or LocalDisk()
         self.files_max, self.views_max = descriptor_shares(self.disk.descriptors_max())
         self.files_max = self.files_max if files_max is None else files_max
         self.views_max = self.views_max if views_max is None else views_max
@@ -52,35 +52,35 @@ class StorageRuntime:
         self.indexes: Pool[FileSegment, Index] = Pool(indexes_max)
         self.lookups = Lookups(POSITIONS_MAX, SPANS_MAX)
         self.flusher = flusher or Worker("headrace-flush")
-        self.quickness = InlineSyncPolicy()
+        self.inline_sync = InlineSyncPolicy()
         self.preparer = preparer or Worker("headrace-prepare")
-        # Weakly: the disk may outlive this, and a cycle would keep all open files until the collector comes by.
+        # Weakly: the disk may outlive this, and a cycle would keep all open files until the garbage collector runs.
         close_some = weakref.WeakMethod(self._close_some)
         self.disk.close_some = lambda: (call := close_some()) is not None and call()
         _hosts.add(self)
 
     def forget(self, segment: "FileSegment") -> None:
-        """Let go of all that is open of a segment."""
+        """Close all that is open of a segment."""
         self.files.drop(segment)
         self.views.drop(segment)
         self.indexes.drop(segment)
 
     def close(self) -> None:
-        """End the threads, once their jobs are done."""
+        """End the threads after their jobs."""
         self.flusher.stop()
         self.preparer.stop()
 
     def abandon(self) -> None:
-        """In a forked child: have files and threads of its own, as its parent's are shared or not there."""
+        """In a forked child: start with files and threads of its own, as the parent's are shared or missing."""
         for pool in (self.files, self.views, self.indexes):
             pool.abandon()
         for worker in (self.flusher, self.preparer):
             worker.abandon()
 
     def _close_some(self) -> bool:
-        """Close files that were not used for longer, as the process may open no more."""
-        closed = self.files.give_up_half()
-        return self.views.give_up_half() or closed
+        """Close the less recently used files, as the process may open no more; returns whether there were any."""
+        closed = self.files.evict_half()
+        return self.views.evict_half() or closed
 
 
 _hosts: weakref.WeakSet[StorageRuntime] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Walking over stored bytes batch by batch, and finding the way again after damage."""
+"""Scans stored bytes batch by batch, and resynchronises after damage."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -17,7 +17,7 @@ class Damage(NamedTuple):
     length: int
     base_offset: int
     next_offset: int
-    """Equal to base_offset when nothing tells how many messages there were."""
+    """Equal to base_offset if the number of messages is unknown."""
     reason: str
 
     @property
@@ -27,7 +27,7 @@ class Damage(NamedTuple):
 
 
 class ByteSource(Protocol):
-    """Stored bytes of one log, as a segment has them."""
+    """Stored bytes of one log, such as a segment."""
 
     log_id: int
 
@@ -39,7 +39,7 @@ class ByteSource(Protocol):
 
 
 def batch_at(source: ByteSource, view: memoryview, position: int, offset: int) -> Batch:
-    """The batch at a position, which must have this offset and this log's id; its body is not checked yet."""
+    """The batch at a position, which must have this offset and the log's id; its body is not verified."""
     if position + HEADER_BYTES > len(view):
         view = source.view(position + HEADER_BYTES)
     batch = parse(view, position, whole=False)
@@ -48,7 +48,7 @@ def batch_at(source: ByteSource, view: memoryview, position: int, offset: int) -
     if batch.log_id != source.log_id:
         raise InvalidBatch("the batch belongs to another log")
     if batch.base_offset != offset:
-        raise InvalidBatch(f"a batch with offset {batch.base_offset} stands where {offset} is due")
+        raise InvalidBatch(f"a batch has offset {batch.base_offset} where {offset} is expected")
     return batch
 
 
@@ -65,9 +65,9 @@ def scan(
 ) -> Iterator[tuple[int, Batch | Damage]]:
     """Every batch from a position on, and every damaged range, each with its position.
 
-    Batches wholly before `start` are passed over; the bodies of the others are checked, if `verify`. The scan ends at
-    byte `size`; without `stop` also at zeros, which are room prepared and not used; with `stop` at that offset, which
-    must be reached. Behind damage, batches with offsets beyond `stop` or `limit` are not believed.
+    Batches wholly before `start` are skipped; the bodies of the others are verified, if `verify`. The scan ends at byte
+    `size`; without `stop` also at zeros, which are space prepared and not used; with `stop` at that offset, which must
+    be reached. After damage, batches with offsets beyond `stop` or `limit` are rejected.
     """
     limit = stop if limit is None else limit
     view = source.view(position + 1) if position < size else memoryview(b"")
@@ -95,24 +95,24 @@ def scan(
 
 
 class _Copy:
-    """Bytes of a source that nobody can take away, counted from 0."""
+    """A copy of some bytes of a source, with positions that begin at 0."""
 
     def __init__(self, source: ByteSource, position: int, length: int) -> None:
         self.log_id = source.log_id
         self.content = source.read(position, length)
 
     def view(self, end: int) -> memoryview:
-        """All of it."""
+        """All bytes."""
         if end > len(self.content):
             raise InvalidBatch("the file ends inside the batch")
         return memoryview(self.content)
 
     def read(self, position: int, length: int) -> bytes:
-        """Some of it."""
+        """Some bytes."""
         return self.content[position : position + length]
 
     def cuts(self, damage: Damage) -> bool:
-        """Whether what looks damaged may only be cut by the end of this copy."""
+        """Whether a batch that looks damaged may only be cut off by the end of this copy."""
         if damage.position:
             return True
         try:
@@ -124,10 +124,10 @@ class _Copy:
 def scan_copied(
     source: ByteSource, position: int, offset: int, size: int, *, limit: int | None = None
 ) -> Iterator[tuple[int, Batch | Damage]]:
-    """The same as `scan` without a stop, through copies: for the end of a file, where nobody knows what there is.
+    """The same as `scan` without a stop, on copies: for the end of a file, whose state is unknown.
 
-    Touching a hole through a mapping takes room, and without any the system kills the process (SIGBUS); and a writer
-    may cut the file off, which no mapping survives.
+    Reading a hole through a mapping allocates space, and on a full disk the system kills the process (SIGBUS); a writer
+    may also truncate the file, with the same effect.
     """
     length = _WINDOW_BYTES
     while position < size:
@@ -142,16 +142,16 @@ def scan_copied(
             position, offset = start + at + item.length, item.next_offset
         if is_last:
             return
-        # Nothing in it was whole: a large batch, or damage whose end is not in sight.
+        # No whole batch in it: a large batch, or damage that ends after it.
         length = 2 * length if position == start else _WINDOW_BYTES
 
 
 def find_batch(
     source: ByteSource, position: int, size: int, offset_min: int, limit: int | None = None
 ) -> tuple[int, Batch] | None:
-    """The first whole batch at or after a position, and where it is.
+    """The first whole batch at or after a position, with its position.
 
-    Bytes inside a message can look like a batch: only this log's own, not older than what is due, count.
+    Bytes inside a message can look like a batch: only those of this log, with an offset that is possible here, count.
     """
     for at, batch in _batches_in(source, position, size):
         fits = batch.base_offset >= offset_min and (limit is None or batch.next_offset <= limit)
@@ -161,7 +161,7 @@ def find_batch(
 
 
 def find_log_id(source: ByteSource, position: int, size: int) -> int | None:
-    """The id of the log that some batch in these bytes says it belongs to; None when there is no batch."""
+    """The log id in the first batch that is found in these bytes; None if there is no batch."""
     return next((batch.log_id for _, batch in _batches_in(source, position, size)), None)
 
 
@@ -187,13 +187,13 @@ def _batches_in(source: ByteSource, position: int, size: int) -> Iterator[tuple[
             if batch is not None:
                 yield position + at, batch
             at = chunk.find(MAGIC, at + 1)
-        # A magic may lie across the border of two chunks.
+        # A magic may lie across the boundary of two chunks.
         position += max(len(chunk) - len(MAGIC) + 1, 1)
 
 
 def _whole_batch(source: ByteSource, position: int, size: int) -> Batch | None:
     try:
-        # The header alone first: its check keeps a chance magic from making us read much.
+        # The header alone first: its checksum rejects a magic that occurs by chance, before much is read.
         header = source.read(position, HEADER_BYTES)
         length = parse(memoryview(header), whole=False).length
         if position + length > size:

@@ -20,18 +20,18 @@ logger = logging.getLogger("headrace.storage")
 
 SUFFIX = ".seg"
 INDEX_BYTES = 64 << 10
-"""An index entry at most every so many bytes."""
+"""The distance between index entries in bytes, or more."""
 FILE_ID_UNKNOWN = 0
 """The file id of a segment whose header is damaged."""
 TIME_NONE = -(1 << 63)
-"""The latest timestamp of no messages."""
+"""The latest timestamp of a segment without messages."""
 
 _MAGIC = b"HRSEGMT1"
 # magic log_id file_id base_offset created_us | crc over all before | zeros to 64 bytes
 _HEADER = struct.Struct("<8sIIQq")
 _CRC = struct.Struct("<I")
 DATA_AT = 64
-"""Where the first batch begins."""
+"""The position of the first batch."""
 
 _ZERO_STEP_BYTES = 1 << 20
 _AHEAD_BYTES_MIN = 64 << 10
@@ -39,17 +39,17 @@ _LENGTHEN_BYTES_MAX = 1 << 20
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment's file says of itself at its beginning."""
+    """The header of a segment's file."""
 
     log_id: int
     file_id: int
-    """Random, so that an index left behind by an earlier file of the same name is not taken for this one's."""
+    """Random, so that the index of an earlier file of the same name is not mistaken for this one's."""
     base_offset: int
     created_us: int
 
     @staticmethod
     def new(log_id: int, base_offset: int, created_us: int) -> "SegmentHeader":
-        """The header of a file that is about to be made."""
+        """The header of a new file."""
         return SegmentHeader(log_id, 1 + secrets.randbelow((1 << 32) - 1), base_offset, created_us)
 
     def packed(self) -> bytes:
@@ -59,39 +59,41 @@ class SegmentHeader(NamedTuple):
 
 
 def read_header(content: bytes, path: str) -> SegmentHeader | None:
-    """The header of a segment's file; None when it is damaged."""
+    """The header of a segment's file; None if it is damaged."""
     if len(content) < DATA_AT or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(content[: _HEADER.size]):
         return None
     magic, *fields = _HEADER.unpack_from(content)
     if magic != _MAGIC:
-        raise UnsupportedFormat(f"{path} has a format that this Headrace does not know")
+        raise UnsupportedFormat(
+            f"{path} has a format that this Headrace does not know; use the Headrace that wrote it, or a newer one"
+        )
     return SegmentHeader(*fields)
 
 
 def segment_path(directory: str, base_offset: int) -> str:
-    """The path of the segment that begins with an offset."""
+    """The path of the segment that begins at an offset."""
     return f"{directory}/{base_offset:020d}{SUFFIX}"
 
 
 class SegmentReplaced(Exception):
-    """The segment's file was replaced by another of the same name: look it up again."""
+    """The segment's file was replaced by another of the same name; the caller must look it up again."""
 
 
 class Segment(ByteSource, Protocol):
-    """What a log's reader needs to know of a segment."""
+    """What readers need of a segment."""
 
     base_offset: int
     next_offset: int
     begin: int
-    """Where the first batch begins, in bytes."""
+    """The position of the first batch."""
     end: int
-    """Where the next batch will begin, in bytes."""
+    """The position of the next batch to come."""
     time_max: int
     append_time: int
     path: str
 
     def size(self) -> int:
-        """How many bytes may hold batches."""
+        """The size of the part that may hold batches, in bytes."""
 
     def index(self) -> Index:
         """The sparse index."""
@@ -101,7 +103,7 @@ class Segment(ByteSource, Protocol):
 
 
 class FileSegment:
-    """A segment in a file. Its bytes are reached through the host's pools, so that idle segments cost nothing."""
+    """A segment in a file. File, mapping and index come from the runtime's pools, so idle segments cost nothing."""
 
     begin = DATA_AT
 
@@ -140,16 +142,16 @@ class FileSegment:
         self.allocated = 0
         """How far zeros or batches have been written."""
         self.length = 0
-        """How long the file is, or longer."""
+        """The length of the file, or more."""
         self.checkpoint = 0
-        """How far the index on disk reaches, in bytes."""
+        """The end of the part that the index on the disk covers, in bytes."""
         self.synced_end = DATA_AT
         self._index: Index | None = None
         self._zeroing: threading.Lock | None = None
 
     @staticmethod
     def create(host: StorageRuntime, path: str, header: SegmentHeader) -> "FileSegment":
-        """Make a new file; it is durable once it and its directory are synced."""
+        """Create a new file; it is durable once it and its directory are synced."""
         segment = FileSegment(host, path, header)
         file = host.disk.open(path, create=True)
         try:
@@ -163,9 +165,9 @@ class FileSegment:
 
     @staticmethod
     def open(host: StorageRuntime, path: str, log_id: int, *, writable: bool) -> "FileSegment":
-        """Open an existing file; where its batches end is for the caller to find out.
+        """Open an existing file; the caller must find the end of its batches.
 
-        A damaged header is made up for by what is known from elsewhere; the file's id is then unknown.
+        A damaged header is replaced by what is known from elsewhere; the file's id is then unknown.
         """
         file = host.disk.open(path, write=writable)
         base_offset = int(path.rpartition("/")[2].removesuffix(SUFFIX))
@@ -186,31 +188,31 @@ class FileSegment:
         self.allocated = self.length = allocated
 
     def covered_by(self, summary: IndexSummary) -> bool:
-        """Whether an index belongs to this segment, as far as its header tells."""
+        """Whether an index belongs to this segment, according to its header."""
         if self.file_id not in (summary.file_id, FILE_ID_UNKNOWN):
             return False
         return (summary.log_id, summary.base_offset) == (self.log_id, self.base_offset)
 
     def apply(self, summary: IndexSummary) -> None:
-        """Take over what the index on disk says."""
+        """Adopt what the index on the disk certifies."""
         self.end, self.next_offset = summary.end, summary.next_offset
         self.time_max, self.append_time = summary.time_max, summary.append_time
         self.checkpoint = summary.end
 
     def summary(self) -> IndexSummary:
-        """What an index saved now may say; the caller has synced the segment."""
+        """The header of an index saved now; the caller has synced the segment."""
         return IndexSummary(
             self.log_id, self.file_id, self.base_offset, self.end, self.next_offset, self.time_max, self.append_time
         )
 
     @property
     def index_path(self) -> str:
-        """Where the index is kept."""
+        """The path of the index."""
         return self.path.removesuffix(SUFFIX) + indexes.SUFFIX
 
     def file(self) -> OpenFile:
         """The open file."""
-        # A file may be closed with writes not synced yet: Linux reports a failed write to the next one who opens it.
+        # A file may be closed with writes not synced yet: Linux reports a failed write to whoever opens it next.
         return self.host.files.get(self) or self.host.files.put(self, self._reopened())
 
     def view(self, end: int) -> memoryview:
@@ -222,13 +224,13 @@ class FileSegment:
             if size < end:
                 raise InvalidBatch("the file ends inside the batch")
             try:
-                view = self.host.views.put(self, memoryview(self.host.disk.map(file, size)))
+                view = self.host.views.put(self, self.host.disk.map(file, size))
             except ValueError:
-                continue  # it has just been trimmed
+                continue  # it has just been truncated
         return view
 
     def size(self) -> int:
-        """How many bytes may hold batches: only the writer knows the end of a segment that still grows."""
+        """The size of the part that may hold batches: only the writer knows the end of a segment that grows."""
         return self.end if self.sealed or self.writable else self.host.disk.size(self.file())
 
     def read(self, position: int, length: int) -> bytes:
@@ -236,35 +238,35 @@ class FileSegment:
         return self.host.disk.read(self.file(), position, length)
 
     def index(self) -> Index:
-        """The sparse index, loaded or rebuilt if need be."""
+        """The sparse index, loaded or rebuilt if necessary."""
         return self._index or self.host.indexes.get_or_make(self, self._load_index)
 
     def append(self, batch: Batch) -> None:
-        """Write a batch behind the last one; when this raises, nothing has changed."""
+        """Write a batch after the last one; when this raises, nothing has changed."""
         assert self._index is not None
         assert self._zeroing is not None
         position = self.end
         end = position + batch.length
         if end > self.allocated:
-            with self._zeroing:  # or the zeros being written there would land on the batch
+            with self._zeroing:  # or zeros that are being written there would overwrite the batch
                 self.allocated = max(self.allocated, end)
                 self._lengthen(end)
         self.host.disk.write(self.file(), position, batch.data)
         self.note(self._index, batch, position)
 
     def note(self, index: Index, batch: Batch, position: int) -> None:
-        """Count a batch that stands at the end of the segment."""
+        """Account for a batch that is written at the end of the segment."""
         note(index, batch.base_offset, position, self.time_max)
         time_max = max(self.time_max, batch.time_max)
         end, next_offset = position + batch.length, batch.base_offset + batch.span
-        # All of it or nothing: no interrupt comes between assignments without calls.
+        # Atomic: no interrupt comes between assignments without calls.
         self.time_max = time_max
         self.append_time = batch.append_time
         self.end = end
         self.next_offset = next_offset
 
-    def wants_room(self, ahead_bytes_max: int) -> bool:
-        """Whether less than half of the room that should lie ahead of the writer is left."""
+    def needs_zeros_ahead(self, ahead_bytes_max: int) -> bool:
+        """Whether less than half of the zeros that should lie ahead of the writer are left."""
         return self.allocated - self.end < self._ahead(ahead_bytes_max) // 2
 
     def prepare(self, ahead_bytes_max: int) -> None:
@@ -286,7 +288,7 @@ class FileSegment:
         disk.sync(file)
 
     def seal(self) -> None:
-        """End the writing: give back unused room, sync, and save the index."""
+        """End writing: truncate unused space, sync, and save the index."""
         assert self._index is not None
         self.retire()
         disk, file = self.host.disk, self.file()
@@ -299,33 +301,33 @@ class FileSegment:
 
     @property
     def wants_seal(self) -> bool:
-        """Whether it has not been sealed, or not to the end: an interrupt may have come."""
+        """Whether it is not sealed yet, or was interrupted while it was sealed."""
         return self._index is not None
 
     def is_retired(self) -> bool:
-        """Whether nobody writes to it any more, which another thread may decide at any time."""
+        """Whether nobody writes to it any more; another thread may retire it at any time."""
         return self.sealed
 
     def retire(self) -> None:
-        """Write no more zeros: the segment is complete, or about to be replaced."""
+        """Write no more zeros: the segment is complete, or is about to be replaced."""
         if self._zeroing is not None:
             with self._zeroing:
                 self.sealed = True
 
     def save_index(self, summary: IndexSummary) -> None:
-        """Write down the part of the index that the summary covers, which has been synced."""
+        """Save the part of the index that the summary covers, which has been synced."""
         self._save(self.index(), summary)
 
     def _save(self, index: Index, summary: IndexSummary) -> None:
         try:
             index.save(self.host.disk, self.index_path, summary)
         except (OSError, DiskFull, TooManyFiles) as error:
-            logger.info("%s: no index saved, it will have to be rebuilt: %s", self.path, error)
+            logger.info("index not saved; it will be rebuilt  path=%s reason=%s", self.path, error)
         else:
             self.checkpoint = summary.end
 
     def _lengthen(self, end: int) -> None:
-        """Make the file longer in steps, without using space, so that readers need not map it anew for each batch."""
+        """Lengthen the file in steps, without using space, so that readers need not map it again for each batch."""
         if end > self.length:
             self.length = max(self.allocated, end + min(_LENGTHEN_BYTES_MAX, max(end, _AHEAD_BYTES_MIN)))
             self.host.disk.truncate(self.file(), self.length)
@@ -352,7 +354,7 @@ class FileSegment:
         index = Index()
         time_max = TIME_NONE
         for position, item in scan(self, DATA_AT, self.base_offset, self.end):
-            note(index, item.base_offset, position, time_max)  # damage too, or it would be passed over unseen
+            note(index, item.base_offset, position, time_max)  # damage too, or readers would skip it silently
             if isinstance(item, Batch):
                 time_max = max(time_max, item.time_max)
         if self.writable and self.sealed:
@@ -361,7 +363,7 @@ class FileSegment:
 
 
 def note(index: Index, offset: int, position: int, time_before: int) -> None:
-    """Add a batch to a sparse index if the last entry is far enough behind."""
+    """Add a batch to a sparse index if the last entry is far enough away."""
     positions = index.positions
     if not positions or position - positions[-1] >= INDEX_BYTES:
         index.add(offset, position, time_before)

@@ -7,16 +7,18 @@ from headrace.model.limits import SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a log uses its files."""
+    """How a log uses its files, or its memory."""
 
     segment_bytes: int = 512 << 20
-    """A new file is started when the next batch would make the last one larger than this."""
+    """A new segment is started when the next batch would make the last one larger than this."""
     segment_age_us: int | None = None
-    """A new file is started when the last one is older than this."""
+    """A new segment is started when the last one is older than this."""
     checkpoint_bytes: int = 32 << 20
-    """After so many synced bytes the index is saved, so that a later recovery need not look at them."""
+    """After so many synced bytes the index is saved, so that recovery need not scan them."""
     ahead_bytes_max: int = 8 << 20
     """How far ahead of the writer a synced log's file is filled with zeros."""
+    memory_bytes: int = 256 << 20
+    """How much a log in memory holds; a log in files has no use for it."""
 
     def __post_init__(self) -> None:
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""A thread that does jobs which release the interpreter's lock: syncing and preparing files."""
+"""Background threads that run jobs, and a throttle for jobs that compute for long."""
 
 import logging
 import threading
@@ -8,15 +8,15 @@ from queue import Empty, SimpleQueue
 
 logger = logging.getLogger("headrace.storage")
 
-_REST_S = 0.00005
-_REST_WORK = 1 << 15
-"""About half a millisecond: a message counts as 32 bytes besides its own."""
+_SLEEP_S = 0.00005
+_WORK_MAX = 1 << 15
+"""Work between two sleeps, about half a millisecond: a message counts as 32 bytes besides its own."""
 
 
 class Worker:
-    """One thread, started at the first job. A job submitted several times while it waits is done once.
+    """One thread, started with the first job. A job that is submitted several times before it runs is run once.
 
-    Jobs come through a SimpleQueue, which an interrupt of the submitting thread cannot leave locked.
+    Jobs go through a SimpleQueue, which an interrupt of the submitting thread cannot leave locked.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,14 +24,14 @@ class Worker:
         self.abandon()
 
     def abandon(self) -> None:
-        """Have no thread and no jobs: at the beginning, and in a forked child, where those are its parent's."""
+        """Start without thread and jobs: at the beginning, and in a forked child, where those are the parent's."""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Reentrant, as the collector may free a log, which is flushed then, while this thread is in here.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have the job done soon; a job deals with its own errors."""
+        """Run the job soon on the thread; a job handles its own errors."""
         self._jobs.put(job)
         if not self._is_running():
             with self._starting:
@@ -40,7 +40,7 @@ class Worker:
                     _start(self._thread)
 
     def stop(self) -> None:
-        """Do the jobs that are waiting, and end the thread; a later job starts it again."""
+        """Run the jobs that wait, and end the thread; a later job starts it again."""
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 self._jobs.put(None)
@@ -56,13 +56,13 @@ class Worker:
             pass
 
     def _do(self, jobs: dict[Callable[[], None] | None, None]) -> bool:
-        """Do the jobs, and let go of them, and with them of their logs; whether to go on."""
+        """Run the jobs and drop the references to them, and so to their logs; returns whether to continue."""
         for job in jobs:
             try:
                 if job is not None:
                     job()
             except Exception:
-                logger.exception("a job of %s failed", self._name)
+                logger.exception("background job failed  thread=%s", self._name)
         return None not in jobs
 
     def _waiting_jobs(self) -> dict[Callable[[], None] | None, None]:
@@ -85,19 +85,19 @@ def _start(thread: threading.Thread) -> None:
         raise
 
 
-class Pace:
-    """Lets other threads have the interpreter's lock while this one works for long.
+class CpuThrottle:
+    """Releases the interpreter's lock between portions of long work, so that other threads run.
 
-    They get it after 5 ms at the latest, but each time that they need it: one that sends, receives and writes in a
-    turn of its event loop waits for it three times.
+    Without it they get the lock after 5 ms, but each time that they need it: an event loop that receives, writes and
+    sends in one turn waits for it three times.
     """
 
     def __init__(self) -> None:
         self._work = 0
 
     def step(self, messages: int, length: int) -> None:
-        """So much was done; rest a little if that is enough."""
+        """Count work that was done, and sleep for a moment after each portion."""
         self._work += 32 * messages + length
-        if self._work >= _REST_WORK:
+        if self._work >= _WORK_MAX:
             self._work = 0
-            time.sleep(_REST_S)
+            time.sleep(_SLEEP_S)

@@ -1,18 +1,17 @@
-"""A disk for tests: real files, and at the test's command power losses, full disks, failing syncs and flipped bits."""
+"""A disk for tests: real files, with power losses, full disks, failing syncs and flipped bits on command."""
 
 import errno
-import mmap
 import os
 import threading
 from random import Random
 from typing import NamedTuple
 
-from headrace.storage.disk import Disk, OpenFile, _explained, _failed
+from headrace.storage.disk import LocalDisk, OpenFile, _explained, _failed
 from headrace.testing.survival import Directory, File, Unsynced
 
 
 class PowerLoss(Exception):
-    """The power is off, or was off since the file was opened; no OSError, for no caller can deal with it."""
+    """The power is off, or was off since the file was opened; not an OSError, as no caller can handle it."""
 
 
 class Flip(NamedTuple):
@@ -23,24 +22,24 @@ class Flip(NamedTuple):
     bit: int
 
 
-class FaultyDisk(Disk):
-    """The real disk, with faults. What it does to files is real; what a power loss would leave of it is kept in memory.
+class FaultyDisk(LocalDisk):
+    """The local disk with faults: changes to files are real; what a power loss would leave of them is kept in memory.
 
-    Files found on the disk count as durable. To cut the power while a log's threads run, have them meet it first:
+    Files found on the disk count as durable. To cut the power while a log's threads run, stop them first:
     `disk.crash_after(0)`, `host.close()`, `disk.power_loss()`. A rename from one directory to another is
     durable at once.
     """
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:
-        """A disk that does the same at every run with the same seed."""
+        """A disk whose faults repeat with the same seed."""
         self.capacity_bytes = capacity_bytes
-        """How large all files together may grow: those made, opened or listed through this disk."""
+        """The total size that files created, opened or listed through this disk may have."""
         self.operations = 0
-        """How often anything was changed or synced: what `crash_after` counts."""
+        """The number of changes and syncs, which `crash_after` counts."""
         self.writes = 0
         self.bytes_written = 0
         self.syncs = 0
-        """How many syncs of files were done."""
+        """The number of syncs of files."""
         self.directory_syncs = 0
         self._random = Random(seed)
         self._lock = threading.RLock()
@@ -53,7 +52,7 @@ class FaultyDisk(Disk):
         self._read_failures: list[int] = []
         self._write_failures: list[int] = []
 
-    # What tests do.
+    # Faults.
 
     @property
     def crashed(self) -> bool:
@@ -62,18 +61,18 @@ class FaultyDisk(Disk):
 
     @property
     def used_bytes(self) -> int:
-        """The space used by all files that were made, opened or listed through this disk."""
+        """The space used by all files that were created, opened or listed through this disk."""
         with self._lock:
             return self._root.used
 
     def crash_after(self, operations: int) -> None:
-        """Cut the power in the n-th change or sync from now on, at once for 0: that and all that follows raises."""
+        """Cut the power in the n-th change or sync from now on, at once for 0: it and all later ones raise."""
         with self._lock:
             self._crash_at = self.operations + operations
             self._crashed = operations == 0
 
     def power_loss(self, unsynced: Unsynced = Unsynced.RANDOM) -> None:
-        """Leave on the disk what a power loss may leave, and switch it on again; files opened before cannot be used."""
+        """Leave on the disk what a power loss may leave, and switch the power on; open files become unusable."""
         with self._lock:
             self._open.clear()
             self._crash_at, self._crashed = None, False
@@ -82,7 +81,7 @@ class FaultyDisk(Disk):
                 self._boots += 1
 
     def fail_sync(self, times: int = 1, error: int = errno.EIO) -> None:
-        """Make the next syncs fail; what a file's failed sync should have saved is lost, as a later sync skips it."""
+        """Make the next syncs fail; writes that they should have saved are lost, as a later sync skips them."""
         self._sync_failures += [error] * times
 
     def fail_reads(self, times: int = 1, error: int = errno.EIO) -> None:
@@ -90,11 +89,11 @@ class FaultyDisk(Disk):
         self._read_failures += [error] * times
 
     def fail_writes(self, times: int = 1, error: int = errno.ENOSPC, *, after: int = 0) -> None:
-        """Make the next writes fail, or those after so many, with nothing written; forgets what was said before."""
+        """Make the next writes fail, or those after so many, with nothing written; replaces earlier orders."""
         self._write_failures = [0] * after + [error] * times
 
     def flip_bit(self, path: str, position: int | None = None, bit: int | None = None) -> Flip:
-        """Flip a bit of a file, a random one if not told which; says which."""
+        """Flip a bit of a file, by default a random one; returns which."""
         with self._lock:
             node = self._file(path)
             file = super().open(path, write=True)
@@ -105,7 +104,7 @@ class FaultyDisk(Disk):
             node.flip(position, bit, byte)
             return Flip(path, position, bit)
 
-    # What a disk does.
+    # The disk interface.
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile:
         """Open a file; with `create` it must not exist yet."""
@@ -126,7 +125,7 @@ class FaultyDisk(Disk):
             super().close(fd)
 
     def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of the data at a position, or raise, perhaps after writing some of it."""
+        """Write all of the data at a position, or raise, possibly after writing some of it."""
         with self._lock:
             node = self._node(file)
             try:
@@ -138,9 +137,9 @@ class FaultyDisk(Disk):
             if code:
                 failure = OSError(code, os.strerror(code))
                 raise _explained(failure, file.path) from failure
-            room = self._room(node, position, len(data))
-            self._put(file, node, position, bytes(data[:room]))
-            if room < len(data):
+            fits = self._writable_bytes(node, position, len(data))
+            self._put(file, node, position, bytes(data[:fits]))
+            if fits < len(data):
                 error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 raise _explained(error, file.path) from error
 
@@ -188,7 +187,7 @@ class FaultyDisk(Disk):
             self._directory(path).settle()
             self.directory_syncs += 1
 
-    def map(self, file: OpenFile, length: int, *, write: bool = False) -> mmap.mmap:
+    def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview:
         """Map the first `length` bytes; the mapping goes when nobody holds a view of it."""
         with self._lock:
             node = self._node(file)
@@ -231,7 +230,7 @@ class FaultyDisk(Disk):
                 self.sync_directory(parent)
 
     def rename(self, source: str, target: str, *, sync: bool = True) -> None:
-        """Put a file in another's place, atomically, and durably if `sync`."""
+        """Rename a file or directory, replacing a file of the new name atomically, and durably if `sync`."""
         with self._lock:
             self._begin(changing=True)
             (directory, old_name), (target_directory, new_name) = self._entry(source), self._entry(target)
@@ -295,10 +294,10 @@ class FaultyDisk(Disk):
         if held:
             super().unlock(file)
 
-    # The books.
+    # Bookkeeping.
 
     def _begin(self, *, changing: bool = False) -> None:
-        """Begin an operation, if there is power for it."""
+        """Count an operation; raises if the power is off."""
         with self._lock:
             if changing and not self._crashed:
                 self.operations += 1
@@ -332,16 +331,19 @@ class FaultyDisk(Disk):
         return self._directory(parent), name
 
     def _look(self, path: str) -> File | Directory:
-        """What is at a path; if it is new to us it was there from the beginning."""
+        """The file or directory at a path; one that is not known yet counts as durable."""
         directory, name = self._entry(path)
         if name not in directory.entries:
-            directory.entries[name] = Directory() if os.path.isdir(path) else File(os.lstat(path).st_size)
+            try:
+                directory.entries[name] = Directory() if os.path.isdir(path) else File(os.lstat(path).st_size)
+            except OSError as error:
+                raise _explained(error, path) from error
         return directory.entries[name]
 
     def _file(self, path: str) -> File:
         node = self._look(path)
         if not isinstance(node, File):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise _failed(OSError(errno.EISDIR, os.strerror(errno.EISDIR), path), path)
         return node
 
     def _add(self, path: str, node: File | Directory) -> None:
@@ -350,7 +352,7 @@ class FaultyDisk(Disk):
         directory.change({name: node})
 
     def _keep(self, path: str) -> None:
-        """Load what a file holds before its name goes, for the power may go before that is synced."""
+        """Load a file's content before its name is removed, as a power loss may restore it."""
         self._load(self._file(path), super().open(path))
 
     def _content(self, file: OpenFile) -> bytearray:
@@ -360,8 +362,8 @@ class FaultyDisk(Disk):
         if node.durable is None:
             node.durable = self._content(file)
 
-    def _room(self, node: File, position: int, length: int) -> int:
-        """How many of the bytes can be written there."""
+    def _writable_bytes(self, node: File, position: int, length: int) -> int:
+        """How many of the bytes the capacity allows to write there."""
         if self.capacity_bytes is None:
             return length
         size_max = node.used + max(self.capacity_bytes - self.used_bytes, 0)

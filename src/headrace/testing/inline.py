@@ -1,4 +1,4 @@
-"""A worker without a thread, so that a test's run repeats exactly."""
+"""A worker without a thread, so that test runs repeat exactly."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ from headrace.storage.worker import Worker
 
 
 class InlineWorker(Worker):
-    """Does each job at once, in the thread of who submits it."""
+    """Runs each job at once, on the thread that submits it."""
 
     def __init__(self) -> None:
         super().__init__("inline")
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Do the job."""
+        """Run the job."""
         job()

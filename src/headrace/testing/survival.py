@@ -1,4 +1,4 @@
-"""What survives a power loss: for every file and directory what is durable and what was done to it since."""
+"""What survives a power loss: for every file and directory its durable state, and the changes since."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from enum import Enum
 from random import Random
 
 SECTOR_BYTES = 512
-"""What a disk writes whole or not at all."""
+"""A disk writes a sector atomically."""
 _LENGTH = -1
-"""Stands for the file's length where sectors are counted."""
+"""Instead of a sector number: the file's length."""
 
 Change = tuple[int, bytes | None]
 """A write, as position and data, or a truncation, as length and None."""
@@ -28,23 +28,23 @@ class Unsynced(Enum):
 
 
 class File:
-    """A file whatever its name: what it holds for certain, and what was done to it since, in order."""
+    """A file, whatever its name: its durable content, and the changes since, in order."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.used = size
-        """How far it has been written; a file that was only made longer uses no space there."""
+        """The end of what was written; a part that was only added by truncation uses no space."""
         self.durable: bytearray | None = None
-        """None as long as the real file holds just that."""
+        """None while the real file holds exactly that."""
         self.mapped = False
-        """Whether it may be changed through a mapping."""
+        """Whether a mapping may change it."""
         self.locked = False
-        """Whether somebody may hold a lock on it."""
+        """Whether its lock may be held."""
         self.differs = False
         """Whether the real file may hold something that is neither durable nor among the changes since."""
         self.changes = 0
-        self._settled = 0
-        """How many of the changes are durable, or lost."""
+        self._resolved = 0
+        """The number of changes that are durable, or lost."""
         self._unsynced: list[Change] = []
 
     @property
@@ -53,9 +53,9 @@ class File:
         return not self._unsynced and not self.differs
 
     def change(self, position: int, data: bytes | None) -> None:
-        """Note a write or, without data, a truncation."""
+        """Record a write or, without data, a truncation."""
         if data is None and (tail := min(-position % SECTOR_BYTES, max(self.size - position, 0))):
-            # The last sector's rest is zeros from now on, and goes to the disk with whatever is written there later.
+            # The rest of the last sector is zeros from now on, and reaches the disk with what is written there later.
             self.change(position, bytes(tail))
         self._unsynced.append((position, data))
         self.changes += 1
@@ -63,8 +63,8 @@ class File:
         self.used = min(self.used, position) if data is None else max(self.used, position + len(data))
 
     def settle(self, changes: int, content: bytearray | None = None) -> None:
-        """Make durable what was done up to a number of changes; a content given has it already."""
-        count = max(changes - self._settled, 0)
+        """Make the first changes durable, up to a number; `content`, if it is given, has them already."""
+        count = max(changes - self._resolved, 0)
         if content is not None:
             self.durable = content
         elif self.durable is not None:
@@ -73,26 +73,26 @@ class File:
         self._drop(count)
 
     def lose(self) -> None:
-        """Forget what is not durable: the real file has it, but it will never reach the disk."""
+        """Drop all changes that are not durable: the real file has them, but they will never reach the disk."""
         self._drop(len(self._unsynced))
         self.differs = True
 
     def flip(self, position: int, bit: int, byte: int) -> None:
-        """Note a flipped bit, and the byte that it made."""
+        """Record a flipped bit, and the byte that results."""
         if self.durable is not None and position < len(self.durable):
             self.durable[position] ^= 1 << bit
         if self._unsynced:
             self.change(position, bytes([byte]))
 
     def survivors(self, real: bytes, unsynced: Unsynced, random: Random) -> bytes | bytearray:
-        """What a power loss may leave of it, given what the real file holds."""
+        """The content that a power loss may leave, given the content of the real file."""
         content = bytearray(real if self.durable is None else self.durable)
         if unsynced is not Unsynced.RANDOM:
             return content if unsynced is Unsynced.LOST else real
         if self.mapped:
             self.change(0, real)
         chance = random.choice((0.0, 0.5, 1.0, random.random()))
-        # A sector gets what is written to it in order: what the cache holds of it has all the earlier writes in it.
+        # Writes reach a sector in order: the cached sector contains all earlier writes.
         counts = Counter(sector for change in self._unsynced for sector, _, _ in _pieces(*change))
         left = {sector: n if random.random() < chance else random.randrange(n) for sector, n in counts.items()}
         for change in self._unsynced:
@@ -106,16 +106,16 @@ class File:
 
     def _drop(self, count: int) -> None:
         del self._unsynced[:count]
-        self._settled += count
+        self._resolved += count
 
 
 class Directory:
-    """The names in a directory as far as they were used, and how to undo what was not synced."""
+    """The names in a directory that were used, and how to undo changes that were not synced."""
 
     def __init__(self) -> None:
         self.entries: dict[str, File | Directory] = {}
         self._unsynced: list[dict[str, File | Directory | None]] = []
-        """For every change the names it touched, with what they meant before it."""
+        """For every change the names that it affected, with their nodes before it."""
 
     @property
     def used(self) -> int:
@@ -123,29 +123,31 @@ class Directory:
         return sum(node.used for node in self.entries.values())
 
     def change(self, names: "dict[str, File | Directory | None]") -> None:
-        """Note that names have a new meaning, or none, all at the same moment."""
+        """Record that names get new nodes, or are removed, atomically."""
         self._unsynced.append({name: self.entries.get(name) for name in names})
         self._set(names)
 
     def forget(self, name: str) -> None:
-        """Make durable that there is nothing of this name."""
+        """Remove a name durably."""
         self.entries.pop(name, None)
         for names in self._unsynced:
             names.pop(name, None)
 
     def settle(self) -> None:
-        """Make durable what the names mean now."""
+        """Make all names durable as they are now."""
         self._unsynced.clear()
 
     def lose_power(self, path: str, unsynced: Unsynced, random: Random) -> None:
-        """Bring the real directory and all below into a state that a power loss may leave, which is durable then."""
+        """Change the real directory, and all below, to a state that a power loss may leave, which is durable then."""
         if not os.path.isdir(path or "/"):
-            self.entries.clear()  # somebody else removed it
+            self.entries.clear()  # it was removed by others
             self.settle()
         before = dict(self.entries)
         count = len(self._unsynced)
         kept = 0 if unsynced is Unsynced.LOST else count
-        if count and unsynced is Unsynced.RANDOM:  # no dice for directories above, or the path would matter
+        if (
+            count and unsynced is Unsynced.RANDOM
+        ):  # not for directories above, or the path would change the random numbers
             kept = random.randint(0, count)
         for names in reversed(self._unsynced[kept:]):
             self._set(names)
@@ -168,7 +170,7 @@ class Directory:
 
 
 def _arrange(path: str, before: dict[str, File | Directory], after: dict[str, File | Directory]) -> None:
-    """Give the real files in a directory other names; those that come back have their content still to be written."""
+    """Rename the real files in a directory; files that reappear get their content later."""
     changed = [name for name in {**before, **after} if before.get(name) is not after.get(name)]
     aside = {before[name]: f"{path}/{name}.aside" for name in changed if name in before}
     for name in changed:
@@ -187,7 +189,7 @@ def _arrange(path: str, before: dict[str, File | Directory], after: dict[str, Fi
 
 
 def _rewrite(path: str, node: File, unsynced: Unsynced, random: Random) -> None:
-    """Put a new file in place of one, with what survives; mappings and locks of the old one mean nothing then."""
+    """Replace a file by a new one with the content that survives, so that old mappings and locks have no effect."""
     real = b""
     if os.path.exists(path):
         with open(path, "rb") as old:
@@ -200,7 +202,7 @@ def _rewrite(path: str, node: File, unsynced: Unsynced, random: Random) -> None:
 
 
 def _pieces(position: int, data: bytes | None) -> Iterator[tuple[int, int, bytes | None]]:
-    """A change in pieces that are done whole or not at all, each with its sector."""
+    """A change in parts that are atomic, each with its sector."""
     if data is None:
         yield _LENGTH, position, None
         return

@@ -1,4 +1,4 @@
-"""The native protocol: kinds of frames, and which head belongs to which. PROTOCOL.md tells it all."""
+"""The native protocol: encodes and decodes the heads of frames. PROTOCOL.md specifies it."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Welcome(Answer):
 
 @declare(Kind.HELLO, by_gateway=True)
 class Hello(Request[Welcome]):
-    """Must come first on a connection."""
+    """Opens a connection: the first frame."""
 
     protocol_min: int = PROTOCOL_VERSION
     protocol_max: int = PROTOCOL_VERSION
@@ -52,11 +52,11 @@ class Pong(Answer):
 
 @declare(Kind.PING, by_gateway=True)
 class Ping(Request[Pong]):
-    """Are you there? Keeps the connection, and the memberships of groups that it holds, alive."""
+    """Keeps the connection and its group memberships alive."""
 
 
 class Failure(Answer):
-    """The answer when something is wrong, to any request; also the head of a Stream_end."""
+    """The answer to a request that failed; also the head of STREAM_END."""
 
     code: str
     text: str
@@ -65,7 +65,7 @@ class Failure(Answer):
 
 
 ANSWERS = {kind: request.declared.answer for kind, request in REQUESTS.items() if request.declared.answer is not None}
-"""What is answered to what."""
+"""The class of the answer to each kind of request."""
 
 PUSHES: dict[Kind, type[Answer]] = {
     Kind.DELIVERY: Delivery,
@@ -73,7 +73,7 @@ PUSHES: dict[Kind, type[Answer]] = {
     Kind.ASSIGNMENT: Assignment,
     Kind.DRAIN: Done,
 }
-"""What the broker says unasked."""
+"""What the broker sends without a request."""
 
 _decoders: dict[int, Any] = {kind: msgspec.msgpack.Decoder(head) for kind, head in (*REQUESTS.items(), *PUSHES.items())}
 _answer_decoders = {kind: msgspec.msgpack.Decoder(head) for kind, head in ANSWERS.items()}
@@ -102,12 +102,12 @@ def decode_answer(asked: int, kind: int, head: memoryview) -> Any:
 
 
 def failure(error: HeadraceError) -> Failure:
-    """The head that tells of an error."""
+    """An error as the head of a frame."""
     return Failure(code=error.code, text=str(error), retryable=error.retryable, details=error.details)
 
 
 def failure_error(told: Failure) -> HeadraceError:
-    """The error that a head tells of."""
+    """The error of a failure frame's head."""
     return error_of(told.code, told.text, told.retryable, told.details)
 
 

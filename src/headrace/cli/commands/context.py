@@ -5,9 +5,10 @@ import os
 
 from headrace.cli.arguments import add_json, command_maker, completes
 from headrace.cli.connection import add_connection
-from headrace.cli.contexts import CONTEXT_VARIABLE, URL_VARIABLE, Contexts, address, context_name, load, resolve
+from headrace.cli.contexts import Contexts, address, context_name, load, resolve
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, table
+from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABLE
 from headrace.model.errors import InvalidArgument
 
 _ORDER = """\

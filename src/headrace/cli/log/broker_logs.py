@@ -7,7 +7,7 @@ from headrace.cli.arguments import Command
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
 from headrace.model.errors import LogOwned
-from headrace.storage.disk import Disk
+from headrace.storage.disk import LocalDisk
 from headrace.storage.ownership import data_directory
 
 
@@ -16,7 +16,7 @@ def outside_brokers(run: Command) -> Command:
 
     @functools.wraps(run)
     def checked(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-        data = None if given.directory is None else data_directory(Disk(), given.directory)
+        data = None if given.directory is None else data_directory(LocalDisk(), given.directory)
         if data is not None:
             raise LogOwned(f"{given.directory} belongs to the broker whose data is in {data}", data=data)
         return run(given, out, interrupts)

@@ -52,11 +52,20 @@ from headrace.wire.native import Hello
 
 
 class AsyncBus:
-    """A program's way to a broker; made by `headrace.connect_async` or `headrace.open_async`. Close it, or use `with`.
+    """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
-    It keeps two connections: one for requests and producers, and one, made with the first subscription or lease, on
-    which messages are delivered, so that a flood of deliveries keeps no receipt waiting. Both are made again by
-    themselves when they break; requests that can be repeated without harm are, for as long as `timeout`.
+    It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
+    deliveries, so that a flood of deliveries delays no receipt. It reconnects both when they break, and repeats
+    requests that are safe to repeat until `timeout` ends.
+
+    Example:
+        >>> receipt = await bus.publish("orders", b"3 apples", key="ann")
+        >>> receipt.partition, receipt.offset
+        (0, 0)
+        >>> async with bus.subscribe("orders", group="billing", timeout=10) as orders:
+        ...     message = await anext(aiter(orders))
+        >>> message.value
+        b'3 apples'
     """
 
     def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
@@ -114,22 +123,34 @@ class AsyncBus:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: where to. The broker makes it if it is set up to.
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
-            headers: names to text or bytes.
+            headers: names mapped to text or bytes.
             timestamp: the message's time, by default now; a datetime or microseconds since 1970.
-            due: not to be delivered before this time (by subscriptions that heed it).
-            priority: a whole number, for subscriptions that deliver by priority.
-            expires: not to be delivered after this time.
-            partition: where to, instead of by key.
-            durability: what must be reached before the receipt: `memory`, `written` or `synced`; the topic's own if
-                that is more.
-            expected_offset: append only if the message gets this offset; else UnexpectedOffset is raised. Needs a
-                partition, or a topic that has only one.
+            due: leased subscriptions do not deliver the message before this time.
+            priority: an integer, for subscriptions with the discipline `priority`; greater first.
+            expires: the broker does not deliver the message after this time.
+            partition: the partition, instead of by key.
+            durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
+            expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
 
         Returns:
-            Where the message is, and how safe.
+            Where the message is stored, and the durability reached.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, such as a value that is not bytes.
+            MessageTooLarge: if the message is larger than the topic's `message_bytes_max`.
+            TopicNotFound: if the topic does not exist and the broker does not create topics.
+            PartitionNotFound: if the topic has no such partition.
+            UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            DiskFull: if the broker's disk is full; nothing was appended.
+            Timeout: if no receipt arrives in time; the message may still be published.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples", key="ann", headers={"source": "web"})
+            >>> receipt.topic, receipt.partition, receipt.offset
+            ('orders', 0, 0)
         """
         producer = self._own_producer or self._begin_producer()
         return await producer.publish(
@@ -147,20 +168,34 @@ class AsyncBus:
         durability: Durability | str | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
-        """Publish messages in as few batches as can be, and wait for the receipts.
+        """Publish messages in as few batches as possible, and wait for the receipts.
 
-        Without keys all go to one partition, in order; the next call's go to the next partition.
+        Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: where to.
+            topic: the topic.
             values: the messages' values.
-            keys: one for each value, or None where there is none; so are headers, timestamps, dues, priorities and
-                expires.
-            partition: where all of them go, instead of by key.
+            keys: one for each value, or None where there is none.
+            headers: one mapping for each value, or None.
+            timestamps: one for each value, or None.
+            dues: one for each value, or None.
+            priorities: one for each value, or None.
+            expires: one for each value, or None.
+            partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
 
         Returns:
-            A receipt for each partition that got messages; several for one where other producers' came between.
+            A receipt for each partition that got messages; several for one if other producers' messages came between.
+
+        Raises:
+            InvalidArgument: if an argument is wrong; nothing was published.
+            MessageTooLarge: if a message is larger than the topic's `message_bytes_max`; nothing was published.
+            Timeout: if the receipts do not arrive in time; the messages may still be published.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> [(receipt.offset, receipt.count) for receipt in receipts]
+            [(0, 2)]
         """
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
@@ -184,25 +219,37 @@ class AsyncBus:
         after_ack: Sequence[AfterAck] = (),
         timeout: float | None = None,
     ) -> AsyncProducer:
-        """A producer with settings of its own.
+        """Create a producer with its own settings.
 
         Parameters:
-            topic: where messages go that do not say.
+            topic: the default topic of its messages.
             linger: how many seconds a sent message may wait for others of its batch.
-            batch_bytes: a batch goes out when its messages have so many bytes.
-            batch_count: a batch goes out when it has so many messages.
-            compression: `none`, `lz4` or `zstd`; by default what the topic's settings say.
+            batch_bytes: send a batch when its messages have so many bytes.
+            batch_count: send a batch when it has so many messages.
+            compression: `none`, `lz4` or `zstd`; by default the topic's setting.
             partitioner: takes a key and the number of partitions, returns a partition; by default the crc32c of the
                 key modulo the number of partitions. Messages without a key go to one partition for a batch, then to
                 the next.
-            serializer: what makes values into bytes: `bytes` (the default: they are), `str`, `json`, or a callable.
-            durability: what must be reached before a receipt; by default what the topic's settings say.
-            buffer_bytes: how much may wait for the broker's acknowledgement.
-            on_full: what happens when it does: `block`, or `raise` Busy.
-            before_publish: hooks that see each message (an Outgoing) before it is serialized, and return it, another
-                one, or None to drop it.
-            after_ack: hooks that see the receipt of each acknowledged batch; they must not block.
-            timeout: how many seconds to try before a message is given up; by default the bus's.
+            serializer: encodes values: `bytes` (the default: no encoding), `str`, `json`, or a callable.
+            durability: what must be reached before a receipt; by default the topic's setting.
+            buffer_bytes: how many bytes may wait for the broker's acknowledgement.
+            on_full: when that buffer is full: `block`, or `raise` Busy.
+            before_publish: hooks that get each message (an OutgoingMessage) before it is serialized, and return it,
+                another one, or None to drop it.
+            after_ack: hooks that get the receipt of each acknowledged batch; they must not block.
+            timeout: how many seconds to retry a message; by default the time-out of the bus.
+
+        Returns:
+            The producer.
+
+        Raises:
+            InvalidArgument: if a setting is wrong.
+
+        Example:
+            >>> async with bus.producer("orders", serializer="json") as producer:
+            ...     sent = await producer.send({"item": "plum"}, key="ann")
+            >>> (await sent.result()).offset
+            0
         """
         self._check_open()
         settings = producer_settings(
@@ -227,13 +274,26 @@ class AsyncBus:
         return AsyncProducer(accumulator)
 
     def transaction(self, name: str, *, sequence: int | None = None, timeout: float = 60.0) -> AsyncTransaction:
-        """A transaction, for use in `with`: committed at the end of the block, aborted by an exception.
+        """Create a transaction, for use in `with`: committed at the end of the block, aborted if it raises.
 
         Parameters:
-            name: who does it. One that is open under this name, in whatever process, is aborted.
-            sequence: which of this name's transactions it is. One that has been committed before is not done again:
-                `already_committed` says so, and publishing in it does nothing. By default, the next.
-            timeout: after so many seconds the broker aborts it.
+            name: identifies the program. The broker aborts an open transaction of this name, in whatever process.
+            sequence: the number of this transaction among those of the name. If it was committed before,
+                `already_committed` is true, and publishing in it has no effect. By default, the next number.
+            timeout: the broker aborts the transaction after so many seconds.
+
+        Returns:
+            The transaction, which has not begun yet.
+
+        Raises:
+            InvalidArgument: if a name or number is wrong.
+
+        Example:
+            >>> async with bus.transaction("nightly-load") as transaction:
+            ...     await transaction.publish("orders", b"3 apples")
+            ...     await transaction.publish("invoices", b"for 3 apples")
+            >>> await bus.offsets("invoices")
+            {0: 1}
         """
         self._check_open()
         checked_seconds(timeout, "timeout", 0.001)
@@ -253,17 +313,32 @@ class AsyncBus:
         owner: str = "",
         partition: int | None = None,
     ) -> AsyncScheduled:
-        """Publish a message that leased subscriptions hand out at a time, and that can be changed until then.
+        """Publish a message that leased subscriptions deliver at a time, and that can be changed until then.
 
         Parameters:
-            topic: where to.
-            value: as for `publish`, like all that are not explained here.
-            at: when: a datetime, or microseconds since 1970;
+            topic: the topic.
+            value: as for `publish`.
+            at: the due time: a datetime, or microseconds since 1970;
             in_: or in so many seconds.
-            owner: the producer group it belongs to, in whose name alone it can be changed; by default nobody's.
+            key: as for `publish`.
+            headers: as for `publish`.
+            priority: as for `publish`.
+            expires: as for `publish`.
+            owner: the producer group that may change the message; by default everybody may.
+            partition: as for `publish`.
 
         Returns:
-            A handle with which the message can be moved, updated and cancelled.
+            A handle that moves, updates and cancels the message.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or neither or both of `at` and `in_` are given.
+            Timeout: if no receipt arrives in time; the message may still be published.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> reminder.version
+            1
+            >>> await reminder.cancel()
         """
         due = moment_of(at, in_, self._clock.now_us())
         if owner:
@@ -282,13 +357,23 @@ class AsyncBus:
         return AsyncScheduled(self._broker, self._clock, name, 1, owner, self)._knows(value, headers)
 
     def scheduled(self, id: str, *, version: int | None = None, owner: str = "") -> AsyncScheduled:
-        """A handle for a message that was scheduled before; nothing is asked yet.
+        """Create a handle for a message that was scheduled before; sends no request yet.
 
         Parameters:
-            id: of the handle it had, such as `reminders/0/17@3`: topic, partition, offset and the topic's id. Without
-                the last it is the message at this place of whichever topic has that name now.
-            version: in which it was seen; by default it is changed whichever it has.
+            id: the id of its first handle, such as `reminders/0/17@3`: topic, partition, offset and the topic's id.
+                Without the topic's id it is the message at that offset of the topic that has the name now.
+            version: the version that was read; by default changes apply to any version.
             owner: the producer group in whose name it is changed.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidArgument: if the id is not one of a message.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> await bus.scheduled(reminder.id).cancel()
         """
         return AsyncScheduled(self._broker, self._clock, parse_id(id), version, owner, self)
 
@@ -312,39 +397,50 @@ class AsyncBus:
         prefetch_bytes: int = 8 << 20,
         create: bool = False,
     ) -> AsyncSubscription:
-        """Receive messages; begins when it is iterated, or entered with `with`.
+        """Receive messages; reading starts when the subscription is iterated, or entered with `with`.
 
-        A topic that does not exist then raises TopicNotFound, which names those that may have been meant.
-
-        With a group, its members share the partitions, and the group's positions are kept by the broker. Without
-        one, this subscription reads by itself from `start`, and nothing is kept.
+        With a group, its members divide the partitions, and the broker stores the group's committed offsets. Without
+        one, this subscription reads alone from `start`, and the broker stores nothing.
 
         Parameters:
-            topics: what to receive.
-            group: the group to take part in.
+            topics: the topics to read.
+            group: the consumer group to join.
             pattern: topics by pattern, besides those named: `*` stands for any characters, `?` for one. New topics
                 that match are found within seconds.
-            start: where to begin: `earliest`, `latest`, a datetime, or an offset; or partitions to offsets. With a
-                group, where a group begins that has no position yet (no offsets then).
-            partitions: only these, without a group.
-            commit: `auto`: a message counts as processed when the next one is asked for, and positions are committed
-                every `commit_interval` seconds, when partitions go to other members, and at the end. `manual`: only
-                `commit()` does.
-            commit_interval: see there.
-            deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
-            on_error: what happens to a message that cannot be deserialized: `raise` CannotDeserialize, which has the
-                message, and go on behind it when iterated again; `skip` it, with a warning logged; or a callable that
-                gets the error and returns a value in its place.
-            on_out_of_range: where to go on when messages to be read have been removed: `earliest` or `latest`, with a
+            start: where to start: `earliest`, `latest`, a datetime, or an offset; or a mapping of partitions to
+                offsets. With a group, where a group without committed offsets starts (not an offset).
+            partitions: read only these, without a group.
+            commit: `auto`: a message counts as processed when the next one is requested, and offsets are committed
+                every `commit_interval` seconds, when partitions move to other members, and at the end. `manual`: only
+                `commit()` commits.
+            commit_interval: seconds between automatic commits.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
+            on_error: for a message that cannot be decoded: `raise` CannotDeserialize, which has the message, and
+                continue after it when iterated again; `skip` it, with a warning logged; or a callable that gets the
+                error and returns a value instead.
+            on_out_of_range: where to continue when the next message was removed: `earliest` or `latest`, with a
                 warning logged, or `raise` OffsetOutOfRange.
-            on_corrupt: what happens when stored messages are damaged: `raise` CorruptBatch, which has their offsets,
-                and go on behind them when iterated again; `skip` them, with a warning logged; or a callable that gets
-                a DamagedRange, and skips them by returning.
-            timeout: iteration ends when no message has come for so many seconds; by default never.
-            session_timeout: after so many seconds out of touch a member's partitions go to others.
-            prefetch_bytes: how much is received ahead of what is being processed, for all partitions together, but
-                64 KiB for each at least.
-            create: make topics that do not exist, if the broker may make topics by itself (`auto_create_topics`).
+            on_corrupt: for damaged messages: `raise` CorruptBatch, which has their offsets, and continue after them
+                when iterated again; `skip` them, with a warning logged; or a callable that gets a DamagedRange and
+                skips them by returning.
+            timeout: end the iteration after so many seconds without a message; by default never.
+            session_timeout: after so many seconds without contact a member's partitions go to others.
+            prefetch_bytes: how much to receive ahead of processing, for all partitions together, but at least
+                64 KiB for each.
+            create: create topics that do not exist, if the broker permits it (`auto_create_topics`).
+
+        Returns:
+            The subscription, which reads nothing yet.
+
+        Raises:
+            InvalidArgument: if the arguments are wrong or contradict each other.
+            TopicNotFound: when reading starts, if a topic does not exist; it names similar topics.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", group="billing", timeout=1) as orders:
+            ...     print([message.value async for message in orders])
+            [b'3 apples', b'5 pears']
         """
         self._check_open()
         subscription = AsyncSubscription(
@@ -376,14 +472,28 @@ class AsyncBus:
         deserializer: str | Deserializer | None = None,
         create: bool = False,
     ) -> AsyncQueue:
-        """A leased subscription of a topic, from which messages are taken one by one; nothing is asked yet.
+        """Open a leased subscription of a topic, a work queue; sends no request yet.
 
         Parameters:
-            topic: whose messages. If it does not exist, what is asked of the queue raises TopicNotFound.
-            subscription: which; made with the first lease if there is none of that name, with all messages.
-            deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
-            create: make the topic with the first lease if it does not exist and the broker may make topics by itself
+            topic: the topic. If it does not exist, the queue's methods raise TopicNotFound.
+            subscription: the name of the leased subscription; the first lease creates it, with all messages of the
+                topic.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
+            create: let the first lease create the topic if it does not exist and the broker permits it
                 (`auto_create_topics`).
+
+        Returns:
+            The queue.
+
+        Raises:
+            InvalidArgument: if a name is wrong.
+
+        Example:
+            >>> receipt = await bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> jobs = await queue.lease(max=10)
+            >>> await queue.ack(jobs)
+            []
         """
         self._check_open()
         acknowledger, lease_requester = self._shared_leasing(topic, subscription)
@@ -400,21 +510,35 @@ class AsyncBus:
         deserializer: str | Deserializer | None = None,
         create: bool = False,
     ) -> AsyncLeasedBlock:
-        """Messages for the time of a block: `async with bus.lease("jobs", max=10) as jobs:`.
+        """Lease messages for a block: `with bus.lease("jobs", max=10) as jobs:`.
 
-        At the end of the block they are acknowledged; after an exception they are given back with it as the reason.
-        If the broker refuses an acknowledgement, because a lease could not be extended and another has the message, the
-        block raises LeaseExpired, NotLeaseHolder or MessageGone. Messages about which something was said in the block,
-        with a queue's methods, are left as that said.
+        At the end of the block the client acknowledges them; if the block raises, it releases them with the error as
+        the reason. Messages that the block settled itself, with a queue's methods, are left alone. In the block leases
+        are extended automatically.
 
         Parameters:
-            topic: whose messages.
-            max: how many at most.
-            subscription: which.
-            lease: for how many seconds; by default as the subscription's settings say. It is extended by itself.
-            wait: how many seconds to wait when there is none.
+            topic: the topic.
+            max: how many messages at most.
+            subscription: the name of the leased subscription.
+            lease: for how many seconds; by default the subscription's setting.
+            wait: how many seconds to wait if no message is ready.
             deserializer: as for `queue`.
             create: as for `queue`.
+
+        Returns:
+            A context manager that yields the list of jobs.
+
+        Raises:
+            TopicNotFound: in `with`, if the topic does not exist and `create` is not set.
+            LeaseExpired: at the end of the block, if a lease could not be extended and another worker has the message.
+            NotLeaseHolder: at the end of the block, if the message is not leased by this token any more.
+            MessageGone: at the end of the block, if the message was removed.
+
+        Example:
+            >>> receipt = await bus.publish("jobs", b"resize cat.jpg")
+            >>> async with bus.lease("jobs", max=10) as jobs:
+            ...     print([job.value for job in jobs])
+            [b'resize cat.jpg']
         """
         queue = self.queue(topic, subscription, deserializer=deserializer, create=create)
         return queue.leased(max, lease=lease, wait=wait)
@@ -422,26 +546,54 @@ class AsyncBus:
     async def fetch(
         self, topic: str, partition: int, offset: int, *, bytes_max: int = 1 << 20, wait: float = 0.0
     ) -> list[Batch]:
-        """Read batches of a partition by hand.
+        """Read batches of a partition by offset.
 
         Parameters:
-            topic: which.
-            partition: which.
-            offset: of the first message that is wanted; the first batch may begin before it.
-            bytes_max: how much to read at most, but one batch in any case.
-            wait: how many seconds to wait for a message if there is none.
+            topic: the topic.
+            partition: the partition.
+            offset: the first wanted offset; the first batch may begin before it.
+            bytes_max: how much to read at most, but at least one batch.
+            wait: how many seconds to wait if there is no message.
+
+        Returns:
+            The batches; none if there is no message at or after the offset.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            PartitionNotFound: if the topic has no such partition.
+            OffsetOutOfRange: if messages at that offset were removed, or it is after the next one.
+            CorruptBatch: if the messages are damaged; it has their offsets.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> batches = await bus.fetch("orders", partition=0, offset=0)
+            >>> batches[0].columns().values
+            [b'3 apples', b'5 pears']
         """
         return await fetch_batches(self._broker, topic, partition, offset, bytes_max, wait)
 
     # Topics.
 
     async def create_topic(self, topic: str, *, exist_ok: bool = False, **settings: Any) -> TopicInfo:
-        """Make a topic.
+        """Create a topic.
 
         Parameters:
             topic: its name; `tenant/topic` in another tenant than the default one.
-            exist_ok: fine if there is one, whatever its settings are.
+            exist_ok: do not fail if the topic exists, whatever its settings are.
             settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+
+        Returns:
+            The topic's id, settings and partitions.
+
+        Raises:
+            TopicExists: if the topic exists and `exist_ok` is not set.
+            InvalidArgument: if the name or a setting is wrong.
+            LimitExceeded: if the broker has `topics_max` topics.
+
+        Example:
+            >>> info = await bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
+            >>> info.settings["partitions"]
+            4
         """
         return await self._topics.create(topic, settings, exist_ok)
 
@@ -449,30 +601,76 @@ class AsyncBus:
         """Change settings of a topic while it is in use.
 
         Parameters:
-            topic: which.
-            settings: those of TopicSettings that change; there can be more partitions, never less.
+            topic: the topic.
+            settings: the settings to change, of TopicSettings; the number of partitions can only grow.
+
+        Returns:
+            The topic as it is now.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            InvalidArgument: if a setting is wrong or cannot be changed.
+
+        Example:
+            >>> info = await bus.create_topic("clicks")
+            >>> info = await bus.alter_topic("clicks", partitions=8)
+            >>> info.settings["partitions"]
+            8
         """
         return await self._topics.alter(topic, settings)
 
     async def delete_topic(self, topic: str) -> None:
-        """Remove a topic with all its messages."""
+        """Delete a topic with all its messages.
+
+        Parameters:
+            topic: the topic.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+
+        Example:
+            >>> info = await bus.create_topic("clicks")
+            >>> await bus.delete_topic("clicks")
+        """
         await self._topics.delete(topic)
 
     async def topics(self, pattern: str = "*", *, tenant: str = "") -> list[TopicInfo]:
-        """The topics whose names match, without their partitions.
+        """List the topics whose names match, without their partitions.
 
         Parameters:
             pattern: `*` stands for any characters, `?` for one.
-            tenant: whose; by default the default tenant's.
+            tenant: the tenant; by default the default one.
+
+        Returns:
+            The topics, by name.
+
+        Raises:
+            InvalidArgument: if the pattern or the tenant is wrong.
+
+        Example:
+            >>> info = await bus.create_topic("clicks")
+            >>> [info.topic for info in await bus.topics("c*")]
+            ['clicks']
         """
         return await self._topics.list_matching(pattern, tenant)
 
     async def describe_topic(self, topic: str, *, create: bool = False) -> TopicInfo:
-        """A topic as it is now: settings, partitions with their offsets, groups that read it.
+        """Describe a topic: settings, partitions with their offsets, groups that read it.
 
         Parameters:
-            topic: which.
-            create: whether to make it, as publishing does, if there is none.
+            topic: the topic.
+            create: create the topic, as publishing does, if it does not exist.
+
+        Returns:
+            The topic as it is now.
+
+        Raises:
+            TopicNotFound: if the topic does not exist and `create` is not set.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> (await bus.describe_topic("orders")).settings["durability"]
+            'memory'
         """
         return await self._topics.describe(topic, create)
 
@@ -485,63 +683,154 @@ class AsyncBus:
         unread: bool = False,
         topic_id: int = 0,
     ) -> dict[int, int]:
-        """Remove the oldest messages of a topic; returns the first offsets that there are now.
+        """Remove the oldest messages of a topic.
 
         Parameters:
-            topic: which.
-            offsets: partitions to the offsets before which messages go, such as `{0: 1000}`.
-            before: instead, for all partitions: the messages before the first one of this time or later.
-            unread: also messages that some group or leased subscription has still to read; without this they stay.
-            topic_id: only if the topic has this id (`describe_topic` tells it), and was not made again since.
+            topic: the topic.
+            offsets: partitions mapped to offsets; messages before them are removed, such as `{0: 1000}`.
+            before: instead, for all partitions: remove the messages before the first one of this time or later.
+            unread: also remove messages that a group or leased subscription has not read; by default they stay.
+            topic_id: trim only if the topic has this id (see `describe_topic`), and was not created again since.
+
+        Returns:
+            The first offset that is left, by partition.
+
+        Raises:
+            TopicNotFound: if the topic does not exist, or has another id.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> await bus.trim_topic("orders", {0: 1})
+            {0: 1}
         """
         return await self._topics.trim(topic, offsets, before, unread, topic_id)
 
     async def offsets(
         self, topic: str, at: When = "latest", *, partitions: Sequence[int] | None = None
     ) -> dict[int, int]:
-        """Which offsets partitions have at a time.
+        """Find the offsets of a topic's partitions at a time.
 
         Parameters:
-            topic: which.
-            at: `earliest`: of the first message there is; `latest`: behind the last; a datetime or microseconds since
+            topic: the topic.
+            at: `earliest`: of the first message; `latest`: after the last one; a datetime or microseconds since
                 1970: of the first message of that time or later.
             partitions: only these.
+
+        Returns:
+            The offset of each partition.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            PartitionNotFound: if the topic has no such partition.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> await bus.offsets("orders", at="latest")
+            {0: 2}
         """
         return await self._topics.offsets(topic, at, partitions)
 
     # Groups.
 
     async def groups(self, *, tenant: str = "") -> list[GroupSummary]:
-        """The groups there are, with members, topics and lag."""
+        """List the consumer groups, with members, topics and lag.
+
+        Parameters:
+            tenant: the tenant; by default the default one.
+
+        Returns:
+            The groups, by name.
+
+        Raises:
+            InvalidArgument: if the tenant is wrong.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> await bus.commit("billing", {("orders", 0): 1})
+            >>> [(group.group, group.lag) for group in await bus.groups()]
+            [('billing', 0)]
+        """
         return await self._groups.list_all(tenant)
 
     async def describe_group(self, group: str) -> GroupInfo:
-        """A group as it is now: its members, and how far it has come in each partition."""
+        """Describe a consumer group: its members, and its committed offset and lag in each partition.
+
+        Parameters:
+            group: the group.
+
+        Returns:
+            The group as it is now.
+
+        Raises:
+            GroupNotFound: if the group does not exist.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> await bus.commit("billing", {("orders", 0): 0})
+            >>> (await bus.describe_group("billing")).members
+            {}
+        """
         return await self._groups.describe(group)
 
     async def seek_group(
         self, group: str, topic: str, to: Start, *, partitions: Sequence[int] | None = None
     ) -> GroupInfo:
-        """Move a group to another place in a topic; its members go on from there.
+        """Move the committed offsets of a group in a topic; its members continue from there.
 
         Parameters:
-            group: which.
-            topic: in which topic.
+            group: the group.
+            topic: the topic.
             to: `earliest`, `latest`, a datetime, or an offset.
             partitions: only these.
+
+        Returns:
+            The group as it is now.
+
+        Raises:
+            GroupNotFound: if the group does not exist.
+            TopicNotFound: if the topic does not exist.
+            PartitionNotFound: if the topic has no such partition.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> await bus.commit("billing", {("orders", 0): 2})
+            >>> info = await bus.seek_group("billing", "orders", "earliest")
         """
         return await self._groups.seek(group, topic, to, partitions)
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group and its positions; it must have no members."""
+        """Delete a group and its committed offsets.
+
+        Parameters:
+            group: the group.
+
+        Raises:
+            GroupNotFound: if the group does not exist.
+            GroupInUse: if the group has members.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> await bus.commit("billing", {("orders", 0): 1})
+            >>> await bus.delete_group("billing")
+        """
         await self._groups.delete(group)
 
     async def commit(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
-        """Set positions of a group that has no members at work.
+        """Commit offsets for a group without members.
 
         Parameters:
-            group: which.
-            positions: topics and partitions to the offsets to go on with, such as `{("orders", 0): 1000}`.
+            group: the group; it is created if it does not exist.
+            positions: topics and partitions mapped to the next offset to read, such as `{("orders", 0): 1000}`.
+
+        Raises:
+            GroupInUse: if the group has members: only they commit then.
+            TopicNotFound: if a topic does not exist.
+            InvalidArgument: if an offset or a name is wrong.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> await bus.commit("billing", {("orders", 0): 1})
         """
         await self._groups.commit(group, positions)
 
@@ -557,17 +846,29 @@ class AsyncBus:
         create: bool = True,
         **settings: Any,
     ) -> SubscriptionInfo:
-        """Make a leased subscription of a topic.
+        """Create a leased subscription of a topic.
 
         Parameters:
-            topic: whose messages.
+            topic: the topic.
             subscription: its name; a topic can have several.
-            exist_ok: fine if there is one, whatever its settings are.
-            start: which messages: all there are (`earliest`), those to come (`latest`), or those from a datetime or
-                an offset on.
-            create: make the topic as well if there is none and the broker may make topics by itself
-                (`auto_create_topics`).
+            exist_ok: do not fail if it exists, whatever its settings are.
+            start: which messages it has: all (`earliest`), only new ones (`latest`), or those from a datetime or an
+                offset on.
+            create: create the topic if it does not exist and the broker permits it (`auto_create_topics`).
             settings: any of SubscriptionSettings, such as `discipline="priority"` or `deliveries_max=5`.
+
+        Returns:
+            The subscription's settings and counts.
+
+        Raises:
+            SubscriptionExists: if it exists and `exist_ok` is not set.
+            TopicNotFound: if the topic does not exist and is not created.
+            InvalidArgument: if a name or a setting is wrong.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets", "urgent", discipline="priority")
+            >>> info.settings["discipline"]
+            'priority'
         """
         return await self._subscriptions.create(topic, subscription, settings, start, exist_ok, create)
 
@@ -577,41 +878,107 @@ class AsyncBus:
         """Change settings of a leased subscription while it is in use.
 
         Parameters:
-            topic: of which topic.
-            subscription: which.
-            settings: those of SubscriptionSettings that change.
+            topic: the topic.
+            subscription: the subscription.
+            settings: the settings to change, of SubscriptionSettings.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            SubscriptionNotFound: if the subscription does not exist.
+            TopicNotFound: if the topic does not exist.
+            InvalidArgument: if a setting is wrong.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets")
+            >>> info = await bus.alter_subscription("tickets", deliveries_max=5)
+            >>> info.settings["deliveries_max"]
+            5
         """
         return await self._subscriptions.alter(topic, subscription, settings)
 
     async def reset_subscription(
         self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, start: Start | None = None
     ) -> SubscriptionInfo:
-        """Open a leased subscription anew: one that could not be opened, or one that is to begin elsewhere.
+        """Open a leased subscription again: one that could not be opened, or one that shall start elsewhere.
 
-        All leases are over. What is settled stays so, and everything else is found anew in the log.
+        All leases end. Settled messages stay settled, and everything else is read again from the log.
 
         Parameters:
-            topic: of which topic.
-            subscription: which.
-            start: forget also what is settled, and begin as a new one does: see `create_subscription`.
+            topic: the topic.
+            subscription: the subscription.
+            start: discard also what is settled, and start like a new one: see `create_subscription`.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            SubscriptionNotFound: if the subscription does not exist.
+            TopicNotFound: if the topic does not exist.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets")
+            >>> info = await bus.reset_subscription("tickets", start="earliest")
         """
         return await self._subscriptions.reset(topic, subscription, start)
 
     async def delete_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> None:
-        """Forget a leased subscription; the topic keeps its messages."""
+        """Delete a leased subscription; the topic keeps its messages.
+
+        Parameters:
+            topic: the topic.
+            subscription: the subscription.
+
+        Raises:
+            SubscriptionNotFound: if the subscription does not exist.
+            TopicNotFound: if the topic does not exist.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets")
+            >>> await bus.delete_subscription("tickets")
+        """
         await self._subscriptions.delete(topic, subscription)
 
     async def subscriptions(self, topic: str | None = None, *, tenant: str = "") -> list[SubscriptionInfo]:
-        """The leased subscriptions there are.
+        """List the leased subscriptions.
 
         Parameters:
-            topic: of this topic; by default of all.
-            tenant: whose; by default the default tenant's.
+            topic: only of this topic; by default of all.
+            tenant: the tenant; by default the default one.
+
+        Returns:
+            The subscriptions with their settings and counts.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets", "urgent")
+            >>> [info.subscription for info in await bus.subscriptions("tickets")]
+            ['urgent']
         """
         return await self._subscriptions.list_all(topic, tenant)
 
     async def describe_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> SubscriptionInfo:
-        """A leased subscription as it is now: its settings, and how many messages it has in which state."""
+        """Describe a leased subscription: its settings, and how many messages it has in which state.
+
+        Parameters:
+            topic: the topic.
+            subscription: the subscription.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            SubscriptionNotFound: if the subscription does not exist.
+            TopicNotFound: if the topic does not exist.
+
+        Example:
+            >>> info = await bus.create_subscription("tickets")
+            >>> (await bus.describe_subscription("tickets")).dead
+            0
+        """
         return await self._subscriptions.describe(topic, subscription)
 
     # Schedules.
@@ -635,26 +1002,38 @@ class AsyncBus:
         paused: bool = False,
         replace: bool = True,
     ) -> ScheduleInfo:
-        """Publish a message again and again.
+        """Create a schedule, by which the broker publishes a message repeatedly.
 
         Parameters:
-            name: by which the schedule goes.
-            topic: where to.
+            name: the name of the schedule.
+            topic: the topic of its messages.
             when: a crontab expression of five or six fields (seconds first), such as `*/5 * * * *`, a nickname such as
                 `@daily`, or an interval such as `every 90s`.
-            value: of the message.
+            value: the message's value.
             zone: the time zone of the expression, such as `Europe/Berlin`.
-            key: of the message.
-            headers: of the message, besides `headrace-cron` with the name and `headrace-run` with the time.
-            partition: where to, instead of by key.
+            key: the message's key.
+            headers: the message's headers, besides `headrace-cron` with the name and `headrace-run` with the time.
+            partition: the partition, instead of by key.
             start: no run before this time.
             end: no run at this time or later.
             runs_max: no more runs than this.
-            missed: what becomes of runs that were missed while the broker was down: `skip` them, `once` for all of
-                them, or `all`.
+            missed: for runs that were missed while the broker was down: `skip` them, publish `once` for all of them, or
+                `all`.
             overlap: `allow`, or `skip`: no run while a leased subscription of the topic has not settled the last one.
-            paused: make it, but let it rest until `cron_pause(name, False)`.
-            replace: the one of that name, if there is one; else ScheduleExists is raised.
+            paused: create it paused, until `cron_pause(name, False)`.
+            replace: replace an existing schedule of that name.
+
+        Returns:
+            The schedule and its next run.
+
+        Raises:
+            ScheduleExists: if the schedule exists and `replace` is false.
+            InvalidArgument: if the expression, the zone or another argument is wrong.
+
+        Example:
+            >>> info = await bus.cron_add("report", "reports", "0 9 * * mon-fri", b"daily report", zone="Europe/Berlin")
+            >>> info.definition.topic
+            'reports'
         """
         schedule = ScheduleDefinition(
             name,
@@ -675,24 +1054,75 @@ class AsyncBus:
         return await self._schedules.set(schedule, replace)
 
     async def crons(self, topic: str | None = None, *, tenant: str = "") -> list[ScheduleInfo]:
-        """The schedules there are.
+        """List the schedules.
 
         Parameters:
-            topic: for this topic; by default all.
-            tenant: whose; by default the default tenant's.
+            topic: only those of this topic; by default all.
+            tenant: the tenant; by default the default one.
+
+        Returns:
+            The schedules and their next runs.
+
+        Raises:
+            InvalidArgument: if a name is wrong.
+
+        Example:
+            >>> info = await bus.cron_add("report", "reports", "@daily")
+            >>> [info.definition.name for info in await bus.crons()]
+            ['report']
         """
         return await self._schedules.list_all(topic, tenant)
 
     async def cron_remove(self, name: str) -> None:
-        """Forget a schedule; messages it has published stay."""
+        """Delete a schedule; the messages that it has published stay.
+
+        Parameters:
+            name: the schedule.
+
+        Raises:
+            ScheduleNotFound: if the schedule does not exist.
+
+        Example:
+            >>> info = await bus.cron_add("report", "reports", "@daily")
+            >>> await bus.cron_remove("report")
+        """
         await self._schedules.remove(name)
 
     async def cron_pause(self, name: str, paused: bool = True) -> ScheduleInfo:
-        """Let a schedule rest, or go on. Runs that fall into the pause are left out."""
+        """Pause a schedule, or resume it. Runs that fall into the pause are skipped.
+
+        Parameters:
+            name: the schedule.
+            paused: false to resume it.
+
+        Returns:
+            The schedule as it is now.
+
+        Raises:
+            ScheduleNotFound: if the schedule does not exist.
+
+        Example:
+            >>> info = await bus.cron_add("report", "reports", "@daily")
+            >>> info = await bus.cron_pause("report")
+        """
         return await self._schedules.pause(name, paused)
 
     async def cron_run(self, name: str) -> ScheduleInfo:
-        """Publish a schedule's message now, besides its regular runs."""
+        """Publish a schedule's message now, besides its regular runs.
+
+        Parameters:
+            name: the schedule.
+
+        Returns:
+            The schedule and its next run.
+
+        Raises:
+            ScheduleNotFound: if the schedule does not exist.
+
+        Example:
+            >>> info = await bus.cron_add("report", "reports", "@daily", b"daily report")
+            >>> info = await bus.cron_run("report")
+        """
         return await self._schedules.run(name)
 
     async def cron_next(
@@ -704,27 +1134,57 @@ class AsyncBus:
         *,
         after: Moment | None = None,
     ) -> list[datetime]:
-        """When the next runs are, of a schedule there is or of an expression that is to be tried out.
+        """Compute the next runs of a schedule, or of an expression.
 
         Parameters:
-            name: of a schedule;
+            name: the name of a schedule;
             when: or an expression, as for `cron_add`,
             zone: in this time zone.
             runs: how many.
             after: after this time; by default now.
+
+        Returns:
+            The times, in UTC.
+
+        Raises:
+            ScheduleNotFound: if the schedule does not exist.
+            InvalidArgument: if the expression or the zone is wrong, or neither or both are given.
+
+        Example:
+            >>> from datetime import UTC, datetime
+            >>> times = await bus.cron_next(when="0 9 * * *", runs=1, after=datetime(2030, 1, 1, tzinfo=UTC))
+            >>> times[0].isoformat()
+            '2030-01-01T09:00:00+00:00'
         """
         return await self._schedules.next_runs(name, when, zone, runs, after)
 
     # The bus itself.
 
     async def info(self) -> BrokerInfo:
-        """What there is to know about the broker."""
+        """Describe the broker: version, addresses, counts and limits.
+
+        Returns:
+            The broker as it is now.
+
+        Raises:
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> (await bus.info()).topics
+            0
+        """
         return await self._broker.request(Info())
 
     async def close(self) -> None:
-        """Close producers and subscriptions, and end the connections.
+        """Close all producers and subscriptions, and then the connections.
 
-        Producers deliver what they have first; if one cannot, the error is raised after all is closed.
+        Producers send their pending messages first.
+
+        Raises:
+            Undelivered: if a producer could not deliver messages; everything is closed all the same.
+
+        Example:
+            >>> await bus.close()
         """
         if self._closed:
             return

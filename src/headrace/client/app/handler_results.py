@@ -11,10 +11,10 @@ class Verdict(Exception):
 
 
 class Reject(Verdict):
-    """The message cannot be processed, now or later: it becomes a dead letter.
+    """Raised by a handler: the message cannot be processed, now or later, and becomes a dead letter.
 
     Parameters:
-        reason: why, for whoever looks at the dead letter.
+        reason: why, for the dead letter.
     """
 
     def __init__(self, reason: object = "") -> None:
@@ -23,13 +23,13 @@ class Reject(Verdict):
 
 
 class Retry(Verdict):
-    """The message is to be handed out again later.
+    """Raised by a handler: the message shall be delivered again later.
 
     Parameters:
         delay: after so many seconds; by default as the subscription's retry settings say.
         until: or at this time.
-        state: a few bytes for the next one who has it, such as how far this one came.
-        reason: why, should it become a dead letter.
+        state: a few bytes for the next holder, such as the progress so far.
+        reason: why, for the dead letter that it may become.
     """
 
     def __init__(

@@ -5,13 +5,12 @@ import socket
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from headrace.client.connection.environment import URL_VARIABLE
 from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.wire.native import DEFAULT_PORT
 
 DEFAULT_ADDRESS = f"headrace://127.0.0.1:{DEFAULT_PORT}"
-URL_VARIABLE = "HEADRACE_URL"
-"""The environment variable with the address to use where none is given."""
 _EXAMPLES = f"{DEFAULT_ADDRESS} or headrace+unix:///run/headrace.sock"
 
 
@@ -40,11 +39,15 @@ Target = Address | Nearby
 
 def default_address() -> str:
     """The address to use where none is given: $HEADRACE_URL, or else that of this machine."""
-    text = os.environ.get(URL_VARIABLE) or DEFAULT_ADDRESS
+    return checked_address(os.environ.get(URL_VARIABLE) or DEFAULT_ADDRESS, f"${URL_VARIABLE}")
+
+
+def checked_address(text: str, source: str) -> str:
+    """Return the text if it is an address; otherwise raise an error that names the source of the text."""
     try:
         parse_address(text)
     except InvalidArgument as error:
-        raise InvalidArgument(f"${URL_VARIABLE}: {error}") from error
+        raise InvalidArgument(f"{source}: {error}") from error
     return text
 
 

@@ -39,10 +39,16 @@ class _Sample(NamedTuple):
 
 
 class Clock:
-    """Tells the broker's time, and by how much that can be wrong.
+    """Estimates the broker's time, and how wrong the estimate can be.
 
-    The broker says its time in the answer to a question. It looked at its clock after we asked and before we heard, so
-    every answer says between what the difference of the clocks is; several together say it more narrowly.
+    Each answer of the broker contains its time. The broker read its clock after the client asked and before the client
+    got the answer, so every answer bounds the difference of the two clocks; several answers together bound it more
+    narrowly.
+
+    Example:
+        >>> info = bus.info()
+        >>> bus.clock.now_us() > 0
+        True
     """
 
     def __init__(
@@ -82,7 +88,11 @@ class Clock:
         return (self.monotonic() - self._measured_us) / 1e6
 
     def now_us(self) -> int:
-        """The broker's time, in microseconds since 1970."""
+        """Estimate the broker's time.
+
+        Returns:
+            Microseconds since 1970.
+        """
         return self.monotonic() + self._ahead_us
 
     def surely_us(self) -> int:

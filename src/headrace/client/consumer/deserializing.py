@@ -1,4 +1,4 @@
-"""Unpacking what was received: a deserializer, and what happens when it cannot."""
+"""Deserializes received messages, and applies `on_error` to those that cannot be deserialized."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ OnError = Literal["raise", "skip"] | Callable[[CannotDeserialize], Any]
 
 
 class BatchDeserializer:
-    """Makes a batch into messages with the values that the program wants."""
+    """Deserializes the messages of batches."""
 
     def __init__(self, deserializer: Deserializer | None, on_error: OnError) -> None:
         if on_error not in ("raise", "skip") and not callable(on_error):
@@ -29,10 +29,10 @@ class BatchDeserializer:
         """The messages of a batch. If one raises, the iterator goes on behind it all the same."""
         if self._deserializer is None:
             return batch.messages()
-        return _Opened(batch.messages(), self._deserializer, self._on_error)
+        return _DeserializedMessages(batch.messages(), self._deserializer, self._on_error)
 
 
-class _Opened:
+class _DeserializedMessages:
     """An iterator that outlives its errors, which a generator does not."""
 
     def __init__(self, messages: Iterator[Received], deserializer: Deserializer, on_error: OnError) -> None:
@@ -40,7 +40,7 @@ class _Opened:
         self._deserializer = deserializer
         self._on_error = on_error
 
-    def __iter__(self) -> "_Opened":
+    def __iter__(self) -> "_DeserializedMessages":
         return self
 
     def __next__(self) -> Received:

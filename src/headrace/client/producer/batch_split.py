@@ -15,8 +15,9 @@ from headrace.client.producer.serializing import Serializer, serialized, to_byte
 from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
 from headrace.client.times import Moment, optional_microseconds
 from headrace.model.arguments import shown
-from headrace.model.batch import Columns
-from headrace.model.errors import InvalidArgument, MessageTooLarge
+from headrace.model.batch import Columns, message_sizes
+from headrace.model.errors import InvalidArgument
+from headrace.model.message import check_message_bytes
 
 
 class GivenMessages(NamedTuple):
@@ -134,9 +135,8 @@ def portions(
         columns, count, total = _picked(columns, places), len(places), None
     if total is not None and count <= batch_count and total <= min(batch_bytes, message_bytes_max):
         return [BatchPortion(columns, total)]
-    sizes = _sizes(columns)
-    if max(sizes) > message_bytes_max:
-        raise MessageTooLarge.of(max(sizes), message_bytes_max, topic)
+    sizes = message_sizes(columns)
+    check_message_bytes(max(sizes), message_bytes_max, topic)
     made: list[BatchPortion] = []
     start = size = 0
     for place, bytes_more in enumerate(sizes):
@@ -157,19 +157,6 @@ def joined_bytes(values: Sequence[Any]) -> int | None:
         return len(b"".join(values))
     except TypeError:
         return None
-
-
-def _sizes(columns: Columns) -> list[int]:
-    values = columns.values
-    sizes = [len(value or b"") for value in values] if None in values else [*map(len, values)]  # type: ignore[arg-type]
-    if columns.keys is not None:
-        sizes = [size + len(key or b"") for size, key in zip(sizes, columns.keys, strict=True)]
-    if columns.headers is not None:
-        sizes = [
-            size + sum(len(name) + len(text) for name, text in (headers or {}).items())
-            for size, headers in zip(sizes, columns.headers, strict=True)
-        ]
-    return sizes
 
 
 def _picked(columns: Columns, places: Sequence[int]) -> Columns:

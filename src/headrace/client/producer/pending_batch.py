@@ -1,4 +1,4 @@
-"""Messages on their way out: one by one as hooks see them, and gathered for a batch."""
+"""Messages before the broker has them: one by one as hooks see them, and collected in a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,12 +8,13 @@ import msgspec
 from headrace.client.connection import fork_guard
 from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.results import Receipt
-from headrace.client.times import Moment, optional_microseconds
+from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageTooLarge
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
+from headrace.model.message import check_message_bytes, message_size
 from headrace.model.representation import described_fields
 
 
@@ -58,11 +59,11 @@ class ResultSink(Protocol):
 
 
 _ENCODED = Columns(())
-"""What a parcel holds once its messages are in a batch."""
+"""The columns of a batch whose messages are encoded."""
 
 
 class PendingBatch:
-    """The messages of one batch: gathered, then encoded, then under way until they are acknowledged or given up."""
+    """The messages of one batch: collected, then encoded, then in flight until they are acknowledged or given up."""
 
     __slots__ = (
         "_columns",
@@ -87,12 +88,12 @@ class PendingBatch:
     def __init__(self, outcome: ResultSink, deadline: float, durability: int = 0) -> None:
         self.outcome = outcome
         self.deadline = deadline
-        """When whoever waits for the outcome is told that it took too long."""
+        """When the outcome becomes Timeout."""
         self.durability = durability
         self.expected_offset: int | None = None
         self.values: list[bytes | None] = []
         self.plain = True
-        """Messages have nothing but values so far."""
+        """All messages have only a value so far."""
         self.bytes = 0
         self.count = 0
         """How many messages there are, once it is sealed."""
@@ -100,18 +101,18 @@ class PendingBatch:
         self.batch: Batch | None = None
         self.callbacks: list[tuple[int, WhenSent]] | None = None
         self.abandoned = False
-        """Nobody waits any more, but it may have arrived: it is sent again until that is known."""
+        """Nobody waits any more, but the broker may have stored it: it is sent again until that is known."""
         self.observed = 0
-        """Of how many of its messages somebody has asked, or will be told, what became."""
+        """For how many of its messages somebody waits, has a callback, or has asked."""
         self.uncertain = False
-        """It was sent, and no answer has said what became of it."""
+        """It was sent, and the broker may or may not have stored it."""
         self.last_error: HeadraceError | None = None
         self.forks = fork_guard.count
         self._columns = Columns(self.values)
 
     @property
     def unobserved(self) -> int:
-        """Of how many messages nobody wants to know what became of them."""
+        """For how many messages nobody asks."""
         return max(self.count - self.observed, 0)
 
     def check_process(self) -> None:
@@ -125,11 +126,8 @@ class PendingBatch:
         key, headers = message.key, checked_headers(message.headers) if message.headers else None
         if key is not None and type(key) is not bytes:
             key = checked_key(key)
-        size = len(value or b"") + len(key or b"")
-        if headers:
-            size += sum(len(name) + len(text) for name, text in headers.items())
-        if size > bytes_max:
-            raise MessageTooLarge.of(size, bytes_max, message.topic)
+        size = message_size(value, key, headers)
+        check_message_bytes(size, bytes_max, message.topic)
         if not self.plain or headers is not None or not _bare(message):
             self._add_fields(message, key, headers)
         self.values.append(value)
@@ -137,13 +135,14 @@ class PendingBatch:
         return place
 
     def _add_fields(self, message: OutgoingMessage, key: bytes | None, headers: dict[str, bytes] | None) -> None:
+        timestamp, due, expires = message.timestamp, message.due, message.expires
         fields = (
             ("keys", key),
             ("headers", headers),
-            ("timestamps", optional_microseconds(message.timestamp)),
-            ("dues", optional_microseconds(message.due)),
+            ("timestamps", None if timestamp is None else microseconds(timestamp)),
+            ("dues", None if due is None else microseconds(due)),
             ("priorities", checked_priority(message.priority)),
-            ("expires", optional_microseconds(message.expires)),
+            ("expires", None if expires is None else microseconds(expires)),
         )
         for name, field in fields:
             column = getattr(self._columns, name)

@@ -19,7 +19,7 @@ class TopicMetadata(NamedTuple):
 
 
 def metadata_of(info: TopicInfo) -> TopicMetadata:
-    """The shape of a topic as the broker describes it."""
+    """Extract the metadata from the broker's description of a topic."""
     settings = topic_settings(info.settings)
     return TopicMetadata(settings.partitions, settings.compression.codec, settings.message_bytes_max)
 

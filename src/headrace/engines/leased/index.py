@@ -29,7 +29,7 @@ class LeasedIndex(JournaledIndex):
     """
 
     def alter(self, settings: SubscriptionSettings, now_us: int) -> Iterator[None]:
-        """Go on with other settings; yields after some of the work, and nothing may be taken out meanwhile."""
+        """Apply other settings; yields after some of the work, and no message may be taken out meanwhile."""
         before, self._settings = self._settings, settings
         self._order.alter(settings, now_us)
         if settings.discipline is not before.discipline:
@@ -41,7 +41,7 @@ class LeasedIndex(JournaledIndex):
 
     @property
     def first_keys(self) -> tuple[int | None, int | None]:
-        """The keys of what would be taken out next, among what is ready and among what waits; not quite sure."""
+        """The keys of the next ready and the next waiting message; they may be outdated."""
         return self.pending.ready.first_key, self.pending.waiting.first_key
 
     def take(
@@ -53,9 +53,9 @@ class LeasedIndex(JournaledIndex):
         until_key: int | None = None,
         least: int = 1,
     ) -> TakenMessages | None:
-        """Take out what comes next, as leased by somebody not known yet; none with a key beyond the one given.
+        """Take out the next messages and mark them leased; none with a key beyond `until_key`.
 
-        So many at `least` are taken however large they are.
+        At least `least` messages are taken, however large they are.
         """
         entries: Entries = []
         early: set[int] = set()
@@ -144,14 +144,14 @@ class LeasedIndex(JournaledIndex):
         return bool(self.edits) and not self.edits.keys().isdisjoint(offsets)
 
     def give_back(self, taken: TakenMessages, now_us: int) -> None:
-        """It could not be leased after all."""
+        """Put back taken messages: their lease could not be recorded."""
         self.pending.put_back(set(taken.offsets), taken.entries)
         self.pending.expire_again(taken.offsets, now_us)
         self._order.update(taken.offsets, now_us, self._ahead)
         self.pending.on_change()
 
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]:
-        """When messages that are given back are ready: not before they are due, which may still be to come."""
+        """When released messages are ready: not before they are due."""
         ahead = self._ahead
         return [max(time_us, ahead.get(offset, 0)) for offset, time_us in zip(offsets, wanted_us, strict=True)]
 
@@ -191,14 +191,14 @@ class LeasedIndex(JournaledIndex):
         return ""
 
     def holder(self, offset: int) -> str | None:
-        """Who has a message in hand: nobody, or the broker itself (an empty name), or a consumer."""
+        """The holder of a message: a consumer, the broker itself (empty), or None."""
         if self.statuses[offset] not in (LEASED, LEAVING):
             return None
         held = self.leases.get(offset)
         return held.holder if held is not None else ""
 
     def reserve(self, offsets: Sequence[int]) -> list[LeaseRecord]:
-        """What was said about these is being written down: nobody gets those meanwhile whose lease is over."""
+        """Reserve messages while their settlement is written: those whose lease is over are not leased to others."""
         reserved = self.leases.reserve(offsets)
         for held in reserved:
             if held.over:
@@ -206,7 +206,7 @@ class LeasedIndex(JournaledIndex):
         return reserved
 
     def restore(self, reserved: Sequence[LeaseRecord], now_us: int) -> None:
-        """It could not be written down."""
+        """Undo `reserve`: the journal could not be written."""
         for held in reserved:
             if held.over:
                 self.stay(held.offsets, now_us)
@@ -214,13 +214,13 @@ class LeasedIndex(JournaledIndex):
         self.pending.on_change()
 
     def extend(self, offsets: Sequence[int], until_us: int) -> list[Extended]:
-        """Keep these for longer, before that is written down; returns what `shorten` needs if it cannot be."""
+        """Extend leases before that is written; returns what `shorten` needs to undo it."""
         held = self.leases.parts(offsets)
         self.pending.on_change()
         return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in held]
 
     def shorten(self, extended: Sequence[Extended]) -> None:
-        """It could not be written down: what is still held ends when it would have."""
+        """Undo `extend`: leases that still exist end when they would have."""
         for was, extension in extended:
             named = ((offset, self.leases.get(offset)) for offset in was.offsets)
             kept = [offset for offset, held in named if held is not None and held.is_same(extension)]
@@ -231,7 +231,7 @@ class LeasedIndex(JournaledIndex):
     # Time passes.
 
     def ended(self, now_us: int, most: int) -> list[int]:
-        """The messages whose leases have ended, of so many at most: handed out in vain, on their way back or out."""
+        """End expired leases, so many at most; returns their messages, which count as failed deliveries."""
         back = [offset for offset in self.leases.end(now_us, most) if self.statuses[offset] == LEASED]
         if back:
             self.statuses.fail(back)
@@ -240,14 +240,14 @@ class LeasedIndex(JournaledIndex):
         return back
 
     def expired(self, now_us: int, most: int | None = None) -> list[int]:
-        """The messages whose time is over and that nobody holds, of so many at most: they leave, and keep no keys."""
+        """The expired messages that nobody holds, so many at most; they are leaving and block no keys."""
         gone = self.pending.expired(now_us, most)
         self._order.give_up(gone)
         self.pending.on_change()
         return gone
 
     def stay(self, offsets: Sequence[int], now_us: int) -> None:
-        """These were leaving, or their leases have ended, and they can be handed out again, if they are due."""
+        """Make messages available again, when they are due: they were leaving, or their leases have ended."""
         ahead = self._ahead
         early = {at: ahead[at] for at in offsets if at in ahead and ahead[at] > now_us} if ahead else {}
         self.leases.stay(offsets)
@@ -287,13 +287,13 @@ class LeasedIndex(JournaledIndex):
         )
 
     def has_expired(self, now_us: int) -> bool:
-        """Whether there may be messages whose time is over and that nobody holds."""
+        """Whether there may be expired messages that nobody holds."""
         first_us = self.pending.expiring.first_key
         return first_us is not None and first_us <= now_us
 
     @property
     def next_end_us(self) -> int | None:
-        """When the time of a lease or of a message is over, or a dead letter has to be written."""
+        """When the next lease or message expires, or a dead letter is to be written."""
         return self._earliest(self.leases.next_end_us)
 
     @property

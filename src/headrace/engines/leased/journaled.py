@@ -79,7 +79,7 @@ class JournaledIndex(InspectedIndex):
         return self._scanner.expire_after(ttl_us)
 
     def forget_before(self, offset: int) -> None:
-        """The messages before an offset are no more."""
+        """Settle the messages before an offset: retention removed them."""
         if offset <= self._first_offset:
             return
         self._first_offset = offset
@@ -88,7 +88,7 @@ class JournaledIndex(InspectedIndex):
             self.apply_settled(range(floor, min(offset, self.statuses.end)))
 
     def forget_missing(self, offsets: Sequence[int]) -> None:
-        """These are not in the log any more, somewhere in its middle; those that somebody holds are left alone."""
+        """Settle messages that compaction removed, except those that somebody holds."""
         free = (WAITING, READY, RESTING, BLOCKED)
         self.apply_settled([offset for offset in offsets if self.statuses[offset] in free])
 
@@ -136,7 +136,7 @@ class JournaledIndex(InspectedIndex):
         self.pending.on_change()
 
     def leave(self, offsets: Sequence[int]) -> None:
-        """These go to the dead ones; nobody holds them any more, but their keys wait until they are there."""
+        """Mark messages as leaving for the dead letter topic: nobody holds them, but their keys stay blocked."""
         self.statuses.change(offsets, LEAVING)
         self.leases.leave(offsets)
 
@@ -146,11 +146,11 @@ class JournaledIndex(InspectedIndex):
         return columns, there
 
     def parts(self, offsets: Sequence[int]) -> Iterator[tuple[Columns, list[int]]]:
-        """The same, some of the messages at a time."""
+        """As `read`, some of the messages at a time."""
         return ((columns, there) for columns, there, _ in self.pending.contents.parts(offsets, self.edits))
 
     def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]:
-        """The same, up to about so many bytes; tells also which of them were left out."""
+        """As `read`, up to about so many bytes; also returns the offsets that were left out."""
         columns, there, _, unread = self.pending.contents.read_some(offsets, bytes_max, self.edits)
         return columns, there, unread
 
@@ -161,7 +161,7 @@ class JournaledIndex(InspectedIndex):
     # What the journal says.
 
     def apply_leased(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
-        """Somebody leased these."""
+        """Apply a recorded lease."""
         self.leases.hold(number, holder, until_us, offsets)
         self.pending.on_change()
 
@@ -169,7 +169,7 @@ class JournaledIndex(InspectedIndex):
         """A holder extended a lease: `extend` has done it already."""
 
     def apply_settled(self, offsets: Sequence[int]) -> None:
-        """These are done with."""
+        """Apply a recorded settlement."""
         self.pending.settle(offsets)
         self.leases.forget(offsets)
         for table in (self.notes, self.states, self._ahead):

@@ -1,4 +1,4 @@
-"""The order of keys at work: what becomes of messages decides which of the others of their keys can be handed out."""
+"""Ordering by key: leases and settlements of messages decide which other messages of their keys are available."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,7 +43,7 @@ class KeyOrder:
             self._let_through(key)
 
     def give_up(self, offsets: Sequence[int]) -> None:
-        """These have expired: others of their keys need not wait until that is written down."""
+        """Release the keys of expired messages before their settlement is written."""
         for offset in offsets if self._is_on else ():
             self._let_through(self.keys.release(offset))
 
@@ -55,12 +55,12 @@ class KeyOrder:
             self.keys.advance(now_us)
 
     def put_back(self, offsets: Sequence[int], columns: Columns, place: int) -> None:
-        """These were free to be handed out and are not; their contents are in the columns from a place on."""
+        """Put back the keys of messages that were free but are not leased; their columns begin at `place`."""
         if self._is_on and columns.keys is not None:
             self.keys.put_back(offsets, columns.keys[place:])
 
     def unblock(self, offset: int) -> None:
-        """This one is changed: if it is blocked, that is found anew, at its new place."""
+        """Unblock an edited message: whether it is blocked is found anew, at its new position."""
         if self._pending.statuses[offset] == BLOCKED:
             self.keys.unblock(offset)
 
@@ -85,7 +85,7 @@ class KeyOrder:
             self.keys.release(offset)  # it was removed by compaction
 
     def _occupy(self, now_us: int) -> None:
-        """Find the keys of what is in hand, and of what was tried before."""
+        """Find the keys of leased messages, and of messages that were tried before."""
         statuses = self._pending.statuses
         in_hand = [*statuses.with_status(LEASED), *statuses.with_status(LEAVING)]
         for columns, there in self._read(in_hand):

@@ -49,7 +49,7 @@ class Keys:
         return free, blocked
 
     def occupy(self, offsets: Sequence[int], keys: Sequence[bytes | None] | None) -> None:
-        """These are in hand."""
+        """Record the keys of leased messages."""
         for offset, key in zip(offsets, keys or (), strict=False):
             if key is not None:
                 self.release(offset)
@@ -57,7 +57,7 @@ class Keys:
                 self._key_of[offset] = key
 
     def keep(self, offset: int, key: bytes, due_us: int, now_us: int) -> None:
-        """This one was tried before and is not in hand: its key is kept for it, from when it is due on."""
+        """Keep the key of a message that was tried before, from its due time on."""
         self._key_of[offset] = key
         if due_us > now_us:
             self._later[offset] = due_us
@@ -74,14 +74,14 @@ class Keys:
                 insort(self._tried.setdefault(self._key_of[offset], []), offset)
 
     def block(self, key: bytes, order: int, offset: int) -> None:
-        """This one waits for its key."""
+        """Block a message until its key is free."""
         self._through.pop(offset, None)
         if offset in self._former:
             self._former[offset] = order
         heappush(self._blocked.setdefault(key, []), (order, offset))
 
     def unblock(self, offset: int) -> None:
-        """This one does not wait for its key any more, or has another place among those that do."""
+        """Unblock a message, or let it be blocked anew at another position."""
         self._former[offset] = None
 
     def put_back(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> None:
@@ -116,11 +116,11 @@ class Keys:
         return key
 
     def forget(self, offset: int) -> None:
-        """This one is settled."""
+        """Forget a settled message."""
         self._former.pop(offset, None)
 
     def following(self, key: bytes, is_blocked: Callable[[int], bool]) -> int | None:
-        """The blocked message that is to be made ready, if nobody has its key in hand."""
+        """The next blocked message of a key, if no message of the key is leased."""
         if key in self._busy:
             return None
         tried = self._tried.get(key)

@@ -66,7 +66,7 @@ class LeaseTable:
         self._serial = 0
 
     def hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> LeaseRecord:
-        """These are leased from now on."""
+        """Record a lease of messages."""
         held = LeaseRecord(number, holder, until_us, offsets)
         if type(offsets) is range and len(offsets) >= WHOLE_MIN:
             self._release(offsets)
@@ -79,7 +79,7 @@ class LeaseTable:
         return held
 
     def remember(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
-        """These were leased, and nobody has taken them since."""
+        """Record a lease that is over, whose messages nobody has taken since."""
         held = LeaseRecord(number, holder, until_us, ())
         held.over = True
         self._divide(offsets)
@@ -92,7 +92,7 @@ class LeaseTable:
             self.remember(held.number, held.holder, held.until_us, [offset])
 
     def reserve(self, offsets: Sequence[int]) -> list[LeaseRecord]:
-        """What was said about these is being written down: their holders have no more to say about them."""
+        """Remove messages from their leases while a settlement is written; returns what `restore` needs."""
         parts = self.parts(offsets)
         self._release(offsets)
         return parts
@@ -110,13 +110,13 @@ class LeaseTable:
         return [held.part(some) for held, some in parts.items()]
 
     def restore(self, reserved: Sequence[LeaseRecord]) -> None:
-        """It could not be written down."""
+        """Undo `reserve`."""
         for held in reserved:
             hold = self.remember if held.over else self.hold
             hold(held.number, held.holder, held.until_us, held.offsets)
 
     def leave(self, offsets: Sequence[int]) -> None:
-        """These are on their way out: their holders have no more to say about them."""
+        """Remove leaving messages from their leases, and remember who held them."""
         self._divide(offsets)
         for offset in offsets:
             held = self._by_offset.pop(offset, None)
@@ -124,14 +124,14 @@ class LeaseTable:
                 self._leaving[offset] = held
 
     def stay(self, offsets: Sequence[int]) -> None:
-        """Those of them that were leaving do not: who had them had them last."""
+        """Undo `leave`: the last holder is known again, and its lease is over."""
         for offset in offsets if self._leaving else ():
             held = self._leaving.pop(offset, None)
             if held is not None:
                 self.remember(held.number, held.holder, held.until_us, [offset])
 
     def extend(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
-        """Those of them that are leased under this number are leased until then."""
+        """Extend those of the messages that this lease holds."""
         held = self.common(offsets)
         if held is not None and held.number == number:
             self.hold(number, held.holder, until_us, offsets)
@@ -142,7 +142,7 @@ class LeaseTable:
             self.hold(number, by_offset[kept[0]].holder, until_us, kept)
 
     def get(self, offset: int) -> LeaseRecord | None:
-        """Who has a message, or had it last."""
+        """The lease of a message, or the last one it had."""
         return self._by_offset.get(offset) or self._whole_with(offset)
 
     def common(self, offsets: Sequence[int]) -> LeaseRecord | None:
@@ -157,7 +157,7 @@ class LeaseTable:
         return found.pop() if len(found) == 1 else None
 
     def forget(self, offsets: Sequence[int]) -> None:
-        """These are settled, or given back."""
+        """Forget messages that were settled or released."""
         self._release(offsets)
         for offset in common(self._leaving, offsets) if self._leaving else ():
             del self._leaving[offset]
@@ -225,7 +225,7 @@ class LeaseTable:
                 self._by_offset.update(zip(held.offsets, repeat(held)))
 
     def _release(self, offsets: Sequence[int]) -> None:
-        """Nobody has these."""
+        """Remove messages from their leases."""
         held = self._whole_of(offsets)
         if held is not None:
             self._drop_whole(held)

@@ -61,7 +61,7 @@ class LogScanner:
             yield gone
 
     def catch_up(self, end_offset: int, now_us: int) -> None:
-        """Learn of what was published since."""
+        """Read what was published since."""
         statuses = self._pending.statuses
         start = max(statuses.end, self._partition.first_offset)
         if start > statuses.end:
@@ -112,24 +112,30 @@ class LogScanner:
             self._take_in_each(batch, outline, offsets, now_us)
 
     def _outline(self, batch: Batch) -> Described | None:
-        """What the batch says of its messages; None if it has none that could be handed out."""
+        """The times, priorities and headers of a batch; None if it cannot be decoded."""
         try:
             return batch.outline()
         except InvalidBatch as error:
             offsets = f"{batch.base_offset} to {batch.next_offset - 1}"
             who = self._subscription.decode()
-            logger.warning("%s: %s passes over offsets %s: %s", self._partition.place, who, offsets, error)
+            logger.warning(
+                "batch skipped by a leased subscription  path=%s subscription=%s offsets=%s reason=%s",
+                self._partition.location,
+                who,
+                offsets,
+                error,
+            )
             return None
 
     def _take_in_ready(self, batch: Batch, outline: Described) -> None:
-        """All are ready, and nobody has said anything about any of them."""
+        """Add messages that are all ready and of which the journal says nothing."""
         pending, offsets = self._pending, range(batch.base_offset, batch.next_offset)
         pending.statuses.begin(offsets.start, offsets.stop, READY)
         times = self._times(batch, outline) if pending.discipline is Discipline.DEADLINE else ()
         pending.ready.add(*ordered(pending.discipline, offsets, outline.priorities, times))
 
     def _take_in_later(self, offsets: Sequence[int], dues: Sequence[int]) -> None:
-        """All have to wait, and nobody has said anything about any of them."""
+        """Add messages that all wait and of which the journal says nothing."""
         self._pending.statuses.begin(offsets[0], offsets[-1] + 1, WAITING)
         order = sorted(range(len(dues)), key=dues.__getitem__)
         keys, sorted_offsets = map(dues.__getitem__, order), map(offsets.__getitem__, order)

@@ -61,7 +61,7 @@ class PendingMessages:
         self._rests = {offset: rests[offset] for offset in statuses.with_status(RESTING)}
         """Until when messages rest: other entries do not count. Has some that do not rest any more."""
         self._overdue: set[int] = set()
-        """Expired while they were leased, or while what was said about them was being written down."""
+        """Messages that expired while they were leased or their settlement was being written."""
 
         self.on_change: Callable[[], object] = _nothing
         """Called when what is ready, or when something happens next, may have changed."""
@@ -117,14 +117,14 @@ class PendingMessages:
         self._overdue.clear()
 
     def expire_later(self, offsets: Sequence[int], time_us: int) -> None:
-        """These could not be got rid of: try again then."""
+        """Make expired messages ready again that could not be dropped; they expire anew at this time."""
         self.make_ready(list(offsets))
         for offset in offsets:
             self.expiring.push(time_us, offset)
         self.on_change()
 
     def expire_again(self, offsets: Iterable[int], now_us: int) -> None:
-        """These are not leased any more: those of them whose time was over meanwhile can go."""
+        """Let messages expire that are not leased any more and whose time was over meanwhile."""
         for offset in self._overdue.intersection(offsets) if self._overdue else ():
             self._overdue.discard(offset)
             self.expiring.push(now_us, offset)
@@ -132,13 +132,13 @@ class PendingMessages:
     # Messages become ready, or have to wait.
 
     def make_ready(self, offsets: list[int]) -> None:
-        """These can be handed out."""
+        """Make messages ready."""
         if offsets:
             self.statuses.change(offsets, READY)
             self.add_ready(self.statuses.only(offsets, READY))
 
     def rest(self, times_us: Sequence[int], offsets: Sequence[int]) -> None:
-        """These can be handed out at these times."""
+        """Let messages rest until these times."""
         self.statuses.change(offsets, RESTING)
         self._rests.update(zip(offsets, times_us, strict=True))
         for time_us, offset in zip(times_us, offsets, strict=True):
@@ -175,7 +175,7 @@ class PendingMessages:
             self.make_ready([offset])
 
     def settle(self, offsets: Sequence[int]) -> None:
-        """These are done with."""
+        """Settle messages."""
         self.statuses.change(offsets, SETTLED)
         if self._overdue:
             self._overdue.difference_update(common(self._overdue, offsets))
@@ -235,7 +235,7 @@ class PendingMessages:
         return chosen
 
     def put_back(self, offsets: set[int], entries: Entries) -> None:
-        """These were taken out in vain."""
+        """Put back messages that were taken out."""
         for runs, keys, entered in entries:
             status = WAITING if runs is self.waiting else READY
             for key, offset in zip(keys, entered, strict=True):

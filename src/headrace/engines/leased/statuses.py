@@ -39,7 +39,7 @@ class Statuses:
         """Those of which nothing is known yet share one that cannot be changed: `_chunk` gives it its own."""
         self._failed: dict[int, bytearray] = {}
         self._shared: set[int] = set()
-        """Chunks that somebody else looks at as they are: they are copied before they are changed."""
+        """Chunks that a frozen copy shares; they are copied before they are changed."""
         self._fill(start)
 
     def __getitem__(self, offset: int) -> int:
@@ -95,7 +95,7 @@ class Statuses:
         return True
 
     def change(self, offsets: Offsets, status: int) -> None:
-        """These have this status from now on; what is settled stays so."""
+        """Set the status of messages; settled messages stay settled."""
         if not offsets:
             return
         counts = self.counts
@@ -225,7 +225,7 @@ class Statuses:
     # How often messages were handed out in vain.
 
     def fail(self, offsets: Sequence[int]) -> None:
-        """These were handed out in vain."""
+        """Count a failed delivery of messages."""
         if self._shared:
             self._unshare({offset >> _BITS for offset in offsets})
         for offset in offsets:
@@ -236,7 +236,7 @@ class Statuses:
                 chunk[offset & _MASK] += 1
 
     def failures(self, offsets: Offsets) -> list[int]:
-        """How often each was handed out in vain; an empty list if none ever was."""
+        """How many deliveries of each failed; an empty list if none did."""
         if not self._failed or (type(offsets) is range and self._failed.keys().isdisjoint(_numbers(offsets))):
             return []
         found = []
@@ -246,7 +246,7 @@ class Statuses:
         return found if any(found) else []
 
     def failed(self) -> list[int]:
-        """Those that were handed out in vain and are not settled."""
+        """The messages with failed deliveries that are not settled."""
         return [
             offset
             for number, chunk in sorted(self._failed.items())
@@ -267,7 +267,7 @@ class Statuses:
         return same and self._failed.get(number) is frozen.failed.get(number)
 
     def _unshare(self, numbers: Iterable[int]) -> None:
-        """These chunks are going to be changed."""
+        """Copy shared chunks that are going to be changed."""
         for number in self._shared.intersection(numbers):
             self._shared.discard(number)
             for table in (self._chunks, self._failed):
@@ -282,7 +282,7 @@ class Statuses:
         self._chunks.clear()
 
     def load_chunk(self, number: int, runs: bytes, failed: bytes) -> None:
-        """Take back a chunk."""
+        """Load a chunk."""
         chunk = self._chunks[number] = bytearray(_CHUNK)
         bounds = array("H", runs)
         for begin, last in zip(bounds[::2], bounds[1::2], strict=True):
@@ -291,7 +291,7 @@ class Statuses:
             self._failed[number] = bytearray(failed)
 
     def _fill(self, start: int) -> None:
-        """What comes before the start of the subscription is none of its business."""
+        """Settle what comes before the start of the subscription."""
         if start & _MASK:
             chunk = self._chunk(start >> _BITS)
             chunk[: start & _MASK] = _TABLES[SETTLED][: start & _MASK]

@@ -65,18 +65,30 @@ def pipeline(
     streaming DataFrame with the columns that the sink takes. It stays an ordinary function, which tests may call.
 
     Parameters:
-        source: a topic, a list of topics, or argument names to topics or to options of `format("headrace")`. With
-            `format` among the options it is another source of Spark's, with `batch` a table read once at the start,
-            with `schema` one of such columns, and `watermark` says how late rows may be: `timestamp 10 minutes`.
+        source: a topic, a list of topics, or argument names mapped to topics or to options of `format("headrace")`.
+            With `format` among the options it is another source of Spark, with `batch` a table that is read once at the
+            start, with `schema` one of such columns, and `watermark` says how late rows may be: `timestamp 10 minutes`.
         sink: a topic, `console`, `noop`, a function of a DataFrame and a batch's number, or options of
-            `format("headrace")`. With `format` it is another sink of Spark's, with `table` one of its tables;
+            `format("headrace")`. With `format` it is another sink of Spark, with `table` one of its tables;
             `partitionBy` is a list of columns.
         trigger: `10 seconds`, `available now`, or `as fast as possible`, which is the default.
         output_mode: `append`; `update`, which writes the rows of groups that have changed; or `complete`, which writes
             all of them with every batch.
         options: for all sources that are topics, such as `{"maxOffsetsPerTrigger": 100000}`.
-        conf: settings of Spark; they hold for the whole file.
-        name: of the query; by default the function's.
+        conf: settings of Spark for the whole file.
+        name: the name of the query; by default the function's.
+
+    Returns:
+        The decorator, which returns the function unchanged.
+
+    Raises:
+        InvalidArgument: if an argument is wrong.
+
+    Example:
+        >>> from headrace.spark import pipeline
+        >>> @pipeline(source={"orders": {"subscribe": "orders", "value.format": "json"}}, sink="large-orders")
+        ... def large_orders(orders):
+        ...     return orders.where("value.amount > 1000").selectExpr("key", "to_json(value) AS value")
     """
 
     def register(function: Function) -> Function:

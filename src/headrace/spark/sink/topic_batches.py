@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 
 from headrace.client._sync.producer.transaction import Transaction
 from headrace.client.producer.topic_metadata import TopicMetadata
-from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
+from headrace.model.errors import InvalidArgument, PartitionNotFound
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+from headrace.model.message import check_message_bytes
 from headrace.model.partitioning import by_key
 from headrace.spark.sink.packed_columns import packed
 
@@ -144,11 +145,7 @@ def portions(topic: str, rows: pa.RecordBatch, shape: TopicMetadata) -> Iterator
     """The rows divided into batches of a good size, with how many bytes their messages have."""
     sizes = _sizes(rows)
     largest = pc.max(sizes).as_py()
-    if largest > shape.message_bytes_max:
-        raise MessageTooLarge(
-            f"a message for {topic} has {largest} bytes; the topic takes {shape.message_bytes_max} at most, "
-            "as its setting message_bytes_max says"
-        )
+    check_message_bytes(largest, shape.message_bytes_max, topic)
     ends = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")
     # Rather some that are equal than a small one in the end.
     share = min(ceil(ends[-1] / max(ceil(ends[-1] / _BATCH_BYTES), 1)) + largest, _BATCH_BYTES)

@@ -29,21 +29,31 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 class AsyncApp:
     """Calls handlers with the messages of leased subscriptions, until it is stopped.
 
-    A message whose handler returns is acknowledged. One whose handler raises is given back with the traceback, handed
-    out again as the subscription's retry settings say, and in the end becomes a dead letter: no message ends the app.
-    `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` says when to try again. While
-    a handler runs, the lease of its message is extended by itself.
+    The app acknowledges a message when its handler returns. If the handler raises, the app releases the message with
+    the traceback; the broker delivers it again as the subscription's retry settings say, and in the end makes it a dead
+    letter. `raise headrace.Reject(...)` makes a dead letter at once, `raise headrace.Retry(...)` sets the delay. While
+    a handler runs, the app extends the lease of its message.
 
-    Handlers make no topics: one whose topic does not exist waits for it, and the app logs that once.
+    Handlers do not create topics: one whose topic does not exist waits for it, and the app logs that once.
 
-    Handlers may be plain functions or coroutine functions. With threads, coroutines run on one event loop in a thread
-    of its own; with asyncio, plain functions run in threads. SystemExit, KeyboardInterrupt and other errors that are
+    Handlers may be plain functions or coroutine functions. With threads, coroutines run on one event loop in its own
+    thread; with asyncio, plain functions run in threads. SystemExit, KeyboardInterrupt and other errors that are
     no Exception end the app.
 
     Parameters:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
-        name: what the app calls itself in the broker's lists and logs, if it makes the connection.
-        wait: for how many seconds to keep trying if the broker cannot be reached yet, if it makes the connection.
+        name: the name of the client in the broker's lists and logs, if the app makes the connection.
+        wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
+
+    Example:
+        >>> app = headrace.AsyncApp(bus)
+        >>> @app.on("jobs", concurrency=8)
+        ... def work(job):
+        ...     print(job.value)
+        ...     app.stop()
+        >>> receipt = await bus.publish("jobs", b"resize cat.jpg")
+        >>> await app.run(stop_on_signals=False)
+        b'resize cat.jpg'
     """
 
     def __init__(self, bus: AsyncBus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
@@ -80,20 +90,30 @@ class AsyncApp:
         deserializer: str | Deserializer | None = None,
         prefetch: int | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Call the decorated function with each message of a topic.
+        """Register the decorated function as the handler of a topic's messages.
 
         Parameters:
-            topic: whose messages.
+            topic: the topic.
             concurrency: how many messages are handled at once.
-            subscription: which leased subscription; made if there is none of that name, with all messages.
-            retry: settings that the subscription is to have, as SubscriptionSettings or by name, such as
-                `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app begins. By default it is left
-                as it is.
-            lease: for how many seconds a message is leased at a time; by default as the subscription's settings say.
-                It is extended while the handler runs: this is how long it takes others to get the message when this
-                process dies.
-            deserializer: what makes bytes into values: `bytes` (the default: none), `str`, `json`, or a callable.
+            subscription: the name of the leased subscription; created if it does not exist, with all messages.
+            retry: settings that the subscription shall have, as SubscriptionSettings or by name, such as
+                `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app starts. By default they are left
+                as they are.
+            lease: for how many seconds a message is leased at a time; by default the subscription's setting. The lease
+                is extended while the handler runs: this is how long others wait for the message when this process dies.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
             prefetch: how many messages are leased ahead; by default more when they are handled quickly, up to 1000.
+
+        Returns:
+            The decorator, which returns the function unchanged.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the function cannot be called with a job.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.on("jobs", concurrency=8, retry={"deliveries_max": 5}, deserializer="json")
+            ... def work(job): ...
         """
 
         def register(handler: Handler) -> Handler:
@@ -124,19 +144,30 @@ class AsyncApp:
         retry: SubscriptionSettings | Mapping[str, Any] | None = None,
         lease: float | timedelta | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Call the decorated function at certain times; of several processes with the same app one does it.
+        """Register the decorated function to run by a schedule; of several processes with the same app one runs it.
 
-        The times are a schedule of the broker's, which publishes to the topic `every.NAME`: a run that fails is
-        tried again as any other message. The function may take the message, or nothing.
+        The broker's schedule publishes to the topic `every.NAME`: a run that fails is retried like any other message.
+        The function may take the job, or nothing.
 
         Parameters:
             when: a crontab expression, a nickname such as `@daily`, or an interval such as `every 90s`.
             zone: the time zone of the expression, such as `Europe/Berlin`.
-            name: of the schedule; by default the function's.
-            missed: what becomes of runs missed while the broker was down: `skip`, `once` or `all`.
+            name: the name of the schedule; by default the function's.
+            missed: for runs that were missed while the broker was down: `skip`, `once` or `all`.
             overlap: `skip`: no run while the last one is unfinished; or `allow`.
             retry: as for `on`.
             lease: as for `on`.
+
+        Returns:
+            The decorator, which returns the function unchanged.
+
+        Raises:
+            InvalidArgument: if the expression, the zone or another argument is wrong.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.every("0 7 * * mon-fri", zone="Europe/Berlin")
+            ... def wake(): ...
         """
 
         def register(handler: Handler) -> Handler:
@@ -150,13 +181,27 @@ class AsyncApp:
         return register
 
     async def run(self, *, stop_on_signals: bool = True) -> None:
-        """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT comes.
+        """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT arrives.
 
-        At the end it finishes what is in hand, and gives back what was not begun. A second signal ends the process at
-        once, with exit code 128 + its number; leases of messages in hand then expire.
+        At the end it finishes the messages in progress, and releases those that were not begun. A second signal ends
+        the process at once, with exit code 128 + its number; the leases of messages in progress then expire.
 
         Parameters:
-            stop_on_signals: let SIGTERM and SIGINT stop it; only in a program's main thread do they in any case.
+            stop_on_signals: let SIGTERM and SIGINT stop it; they do so only in a program's main thread.
+
+        Raises:
+            ConnectionFailed: if the broker cannot be reached when the app starts.
+            InvalidArgument: if no handler is registered.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.on("jobs")
+            ... def work(job):
+            ...     print(job.value)
+            ...     app.stop()
+            >>> receipt = await bus.publish("jobs", b"resize cat.jpg")
+            >>> await app.run(stop_on_signals=False)
+            b'resize cat.jpg'
         """
         if self._running:
             raise InvalidArgument("the app is running")
@@ -171,7 +216,15 @@ class AsyncApp:
             raise self._fatal
 
     def stop(self) -> None:
-        """Let `run` come to its end, also if it has yet to begin; may be called from anywhere."""
+        """Let `run` end, even if it has not begun; any thread may call it.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.on("jobs")
+            ... def work(job): ...
+            >>> app.stop()
+            >>> await app.run(stop_on_signals=False)
+        """
         with self._monitor.guard:
             self._stopped = True
             for handling in self._handlings:

@@ -1,4 +1,4 @@
-"""One connection to a broker, on an event loop. `_sync/link.py` has the same names for threads."""
+"""One connection to a broker, on an event loop. `_sync/connection/connection.py` has the same names for threads."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ _SMALL_BYTES = 4 << 10
 
 
 class Connection(RequestRouter, asyncio.BufferedProtocol):
-    """A connection. When it is gone it is gone: a Line makes another."""
+    """One connection on an event loop. It is never reopened: an AsyncReconnectingConnection makes another."""
 
     def __init__(self, on_lost: Callable[["Connection", HeadraceError], None], memory: Memory | None) -> None:
         super().__init__()

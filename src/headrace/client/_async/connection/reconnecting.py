@@ -1,4 +1,4 @@
-"""A way to a broker that lasts: connections are made again when they break."""
+"""A connection to a broker that is made again whenever it breaks."""
 
 import logging
 import weakref
@@ -27,7 +27,7 @@ _LAST_DIAL_S = 0.05
 
 
 class AsyncConnectionListener(Protocol):
-    """One who wants to know about the connections of a line, for as long as it lives. Neither may block."""
+    """Is told about new connections, for as long as it lives. Neither method may block."""
 
     def connection_up(self, connection: Connection) -> None:
         """There is a new connection: nothing that was said over the one before counts any more."""
@@ -119,7 +119,7 @@ class AsyncReconnectingConnection:
             except ConnectionFailed:
                 if not repeat or self._closed:
                     raise
-                continue  # the line itself waits before it connects again
+                continue  # `get` waits until there is another connection
             with self._monitor.guard:
                 await self._monitor.wait(wait_s)
 

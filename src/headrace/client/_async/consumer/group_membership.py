@@ -31,12 +31,12 @@ CommitCallback = Callable[[HeadraceError | None], None]
 class AsyncGroupMembership:
     """One member of a group. Everything here happens without waiting, when frames come and go."""
 
-    def __init__(self, fetcher: AsyncFetcher, timers: Timers, wish: GroupJoin, auto_commit: bool) -> None:
-        self.group = wish.group
-        self.member = wish.member
+    def __init__(self, fetcher: AsyncFetcher, timers: Timers, join_request: GroupJoin, auto_commit: bool) -> None:
+        self.group = join_request.group
+        self.member = join_request.member
         self.joined: ResultCell[None] = ResultCell()
         """The broker has told which partitions are ours, for the first time."""
-        self._wish = wish
+        self._join_request = join_request
         self._fetcher = fetcher
         self._timers = timers
         self._auto_commit = auto_commit
@@ -130,12 +130,12 @@ class AsyncGroupMembership:
             self._ready = False
             current = self._connection is connection and not connection.closed and not self._left
         if current:
-            connection.request_nowait(self._wish, b"", partial(self._answered, connection))
+            connection.request_nowait(self._join_request, b"", partial(self._answered, connection))
 
     def _answered(self, connection: Connection, answer: GroupJoined | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, GroupJoined):
             self._backoff.reset()
-            self._wish.missing = "wait"  # a topic that is deleted later may be made again
+            self._join_request.missing = "wait"  # a topic that is deleted later may be made again
             self._begin(connection, answer)
             self.joined.settle(None)
         elif isinstance(answer, ConnectionFailed):

@@ -1,16 +1,16 @@
 """Receiving: messages and batches of topics, alone or as a member of a group."""
 
 import logging
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.client._async.concurrency import Lock, ResultCell, Timer, now
+from headrace.client._async.concurrency import Lock, ResultCell, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.discovery import AsyncDiscovery
 from headrace.client._async.consumer.fetcher import AsyncFetcher
 from headrace.client._async.consumer.group_membership import AsyncGroupMembership
+from headrace.client._async.consumer.position_committer import AsyncPositionCommitter
 from headrace.client._async.consumer.runner import AsyncRunner
 from headrace.client.app.handlers import Handler
 from headrace.client.connection import fork_guard
@@ -22,7 +22,7 @@ from headrace.client.producer.serializing import Deserializer, deserializer_of
 from headrace.client.results import Received, ReceivedBatch
 from headrace.client.times import Start, checked_count, checked_seconds, listed, spot_at
 from headrace.model.arguments import check_flag, checked_timeout, shown
-from headrace.model.errors import Closed, ConnectionFailed, HeadraceError, InvalidArgument, MemberFenced, UnknownMember
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument, MemberFenced
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import GroupJoin, Offsets, PartitionOffset
 
@@ -35,9 +35,17 @@ logger = logging.getLogger("headrace.client")
 class AsyncSubscription:
     """Receives messages. Made by `bus.subscribe(...)`, which explains the settings.
 
-    Iterate it for messages, or `batches()` for batches, which is the fast way; `run(handler)` calls a handler. Use it
-    from one place at a time, except for `stop()`. Used in `with` it can be iterated again and again, and is closed at
-    the end of the block; otherwise it closes itself when its iteration ends, by `stop()` or by its time-out.
+    Iterate it for messages, or `batches()` for batches, which is faster; `run(handler)` calls a handler. Only one
+    thread or task may use it at a time, except for `stop()`. In a `with` block it can be iterated repeatedly, and the
+    end of the block closes it; otherwise it closes itself when its iteration ends, by `stop()` or by its time-out.
+
+    Example:
+        >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+        >>> async with bus.subscribe("orders", group="billing", timeout=1) as orders:
+        ...     async for message in orders:
+        ...         print(message.offset, message.value)
+        0 b'3 apples'
+        1 b'5 pears'
     """
 
     def __init__(
@@ -75,7 +83,7 @@ class AsyncSubscription:
         self._partitions = partitions
         self._auto_commit = commit == "auto"
         self._commit_interval = commit_interval
-        self._opening = BatchDeserializer(deserializer_of(deserializer), on_error)
+        self._deserializer = BatchDeserializer(deserializer_of(deserializer), on_error)
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._session_s = session_timeout
         self._prefetch_bytes = prefetch_bytes
@@ -96,7 +104,7 @@ class AsyncSubscription:
         self._discovery: AsyncDiscovery | None = None
         self._beginning = Lock()
         self._begun = False
-        self._timer: Timer | None = None
+        self._committer: AsyncPositionCommitter | None = None
         # What is being handed out: a batch's partition, its messages, and where the partition is when they are done.
         self._reader: PartitionReader | None = None
         self._messages: Iterator[Received] = iter(())
@@ -117,7 +125,7 @@ class AsyncSubscription:
                     return
                 reader, batch = taken
                 self._reader, self._next_offset = reader, batch.next_offset
-                self._messages = self._opening.messages(batch)
+                self._messages = self._deserializer.messages(batch)
             auto = self._auto_commit
             if auto:
                 reader.done = reader.handed
@@ -133,7 +141,24 @@ class AsyncSubscription:
             self._finish(reader)
 
     async def batches(self) -> AsyncIterator[ReceivedBatch]:
-        """The messages in the batches in which they were published: the fast way."""
+        """Iterate over the messages in the batches in which they were published: the fast way.
+
+        Yields:
+            Batches, whose `values`, `keys` and other columns are lists.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            CorruptBatch: if messages are damaged, unless `on_corrupt` says otherwise.
+            OffsetOutOfRange: if the next message was removed, with `on_out_of_range="raise"`.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", timeout=10) as orders:
+            ...     async for batch in orders.batches():
+            ...         print(batch.values)
+            ...         break
+            [b'3 apples', b'5 pears']
+        """
         await self.begin()
         while True:
             if self._reader is not None:
@@ -160,17 +185,35 @@ class AsyncSubscription:
         processed when its handler has returned.
 
         Parameters:
-            handler: is called with each message: a function, or a coroutine function. With asyncio plain functions are
-                called in a thread; without it coroutines run on an event loop in a thread of its own.
+            handler: called with each message: a function, or a coroutine function. With asyncio plain functions run in
+                a thread; without it coroutines run on an event loop in its own thread.
             workers: how many messages are handled at once, each of another partition.
-            on_error: what happens when the handler raises: `raise` ends the run with that error, after what the other
-                workers are at is finished and committed; `skip` logs it and goes on; a callable gets the message and
-                the error, and ends the run only by raising.
-            stop_on_signals: let SIGTERM and SIGINT stop it, gracefully; a second one ends the process at once. In the
+            on_error: when the handler raises: `raise` ends the run with that error, after the other workers have
+                finished and committed; `skip` logs it and continues; a callable gets the message and the error, and
+                ends the run only by raising.
+            stop_on_signals: let SIGTERM and SIGINT stop it gracefully; a second one ends the process at once. In the
                 main thread only.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            Exception: what the handler raised, with `on_error="raise"`.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", group="billing", timeout=1) as orders:
+            ...     await orders.run(lambda message: print(message.value))
+            b'3 apples'
+            b'5 pears'
         """
         runner = AsyncRunner(
-            self._fetcher, self._take, self._ended_batch, self._opening, handler, workers, on_error, self._auto_commit
+            self._fetcher,
+            self._take,
+            self._ended_batch,
+            self._deserializer,
+            handler,
+            workers,
+            on_error,
+            self._auto_commit,
         )
         await self.begin()
         if self._reader is not None:
@@ -180,12 +223,21 @@ class AsyncSubscription:
         finally:
             try:
                 if self._auto_commit and self._membership is not None:
-                    await self._commit_done()
+                    await self._commit_processed()
             finally:
                 await self._over()
 
     def stop(self) -> None:
-        """End the iteration, or the run, after what is being processed now; may be called from anywhere."""
+        """End the iteration, or the run, after the messages that were already decoded; any thread may call it.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> async with bus.subscribe("orders") as orders:
+            ...     async for message in orders:
+            ...         print(message.value)
+            ...         orders.stop()
+            b'3 apples'
+        """
         self._fetcher.stop()
 
     # How far.
@@ -208,11 +260,22 @@ class AsyncSubscription:
             return {place: reader.done for place, reader in self._fetcher.readers.items()}
 
     async def commit(self, upto: Received | ReceivedBatch | None = None) -> None:
-        """Commit positions of the group, and wait until they are safe.
+        """Commit offsets of the group, and wait until they are safe.
 
         Parameters:
-            upto: of its partition, everything up to this message or batch, itself included; by default everything that
-                was handed out, the present message included.
+            upto: everything of its partition up to and including this message or batch; by default everything that was
+                delivered, including the current message.
+
+        Raises:
+            MemberFenced: if the partition was assigned to another member; nothing was committed for it.
+            InvalidArgument: if the subscription has no group.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> async with bus.subscribe("orders", group="billing", commit="manual", timeout=10) as orders:
+            ...     message = await anext(aiter(orders))
+            ...     await orders.commit(message)
         """
         fork_guard.check(self._forks, "a subscription")
         if self._membership is None:
@@ -229,15 +292,27 @@ class AsyncSubscription:
                 if found is None:
                     raise MemberFenced(f"{upto.topic}[{upto.partition}] is not assigned to this member any more")
                 found.done = upto.next_offset if isinstance(upto, ReceivedBatch) else upto.offset + 1
-        await self._commit_done()
+        await self._commit_processed()
 
     async def seek(self, to: Start, *, topic: str | None = None, partitions: Sequence[int] | None = None) -> None:
-        """Go on somewhere else, in what is being read. With a group, the next commit makes it the group's position.
+        """Continue at another offset. With a group, the next commit stores it.
 
         Parameters:
             to: `earliest`, `latest`, a datetime, or an offset.
-            topic: only in this one.
-            partitions: only in these.
+            topic: only in this topic.
+            partitions: only in these partitions.
+
+        Raises:
+            InvalidArgument: if the topic or a partition is not being read.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipts = await bus.publish_many("orders", [b"3 apples", b"5 pears"])
+            >>> async with bus.subscribe("orders", timeout=10) as orders:
+            ...     await orders.seek(1)
+            ...     message = await anext(aiter(orders))
+            >>> message.value
+            b'5 pears'
         """
         spot = spot_at(to)
         numbers = None if partitions is None else listed(partitions, "partitions")
@@ -296,7 +371,18 @@ class AsyncSubscription:
     # Beginning and end.
 
     async def begin(self) -> None:
-        """Find or join what is to be read, if that has not been done; iterating does it."""
+        """Resolve the topics, and join the group; iterating does it.
+
+        Raises:
+            TopicNotFound: if a topic does not exist.
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> orders = bus.subscribe("orders", group="billing")
+            >>> await orders.begin()
+            >>> await orders.close()
+        """
         fork_guard.check(self._forks, "a subscription")
         if not self._begun:
             async with self._beginning:
@@ -313,7 +399,17 @@ class AsyncSubscription:
             self._forks = forks
 
     async def close(self) -> None:
-        """End: commit what is processed (with automatic commits), and leave the group."""
+        """Commit processed messages (with automatic commits), leave the group, and close.
+
+        Raises:
+            Timeout: if the broker does not answer the last commit in time.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> orders = bus.subscribe("orders", group="billing")
+            >>> await orders.begin()
+            >>> await orders.close()
+        """
         if not self._closed:
             await self._close_by(now() + (0.0 if self._broker is None else self._broker.timeout))
 
@@ -382,7 +478,7 @@ class AsyncSubscription:
                 await self._begin_in_group(broker, self.group, began + broker.timeout)
         except BaseException:
             self._let_go()
-            self._broker = self._membership = self._discovery = None
+            self._broker = self._membership = self._committer = self._discovery = None
             raise
         self._begun = True
 
@@ -398,19 +494,22 @@ class AsyncSubscription:
         spot = spot_at(self._start)
         session_ms = round(self._session_s * 1000)
         member = member_id(self._bus.name)
-        wish = GroupJoin(group, member, list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
-        wish.missing = "create" if self._create else "refuse"
-        membership = self._membership = AsyncGroupMembership(self._fetcher, self._bus._timers, wish, self._auto_commit)
+        joining = GroupJoin(group, member, list(self.topics), list(self._patterns), spot.kind, spot.value, session_ms)
+        joining.missing = "create" if self._create else "refuse"
+        membership = self._membership = AsyncGroupMembership(
+            self._fetcher, self._bus._timers, joining, self._auto_commit
+        )
+        self._committer = AsyncPositionCommitter(membership, self._bus._timers)
         broker.ping_every(self._session_s / 3)
         broker.listen(membership)
         await membership.joined.wait(max(deadline - now(), 0.001))
         if self._auto_commit:
-            self._commit_later()
+            self._committer.start(self._commit_interval)
 
     async def _leave(self, membership: AsyncGroupMembership, deadline: float) -> None:
         try:
             if self._auto_commit:
-                await self._commit_done(deadline)
+                await self._commit_processed(deadline)
             left: ResultCell[None] = ResultCell()
             membership.leave(lambda _answer, _body: left.settle(None))
             await left.wait(max(deadline - now(), 0.001))
@@ -419,8 +518,8 @@ class AsyncSubscription:
 
     def _let_go(self) -> None:
         """Give back what the broker keeps for this subscription, without waiting: member and streams."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._committer is not None:
+            self._committer.stop()
         if self._discovery is not None:
             self._discovery.close()
         broker, membership = self._broker, self._membership
@@ -459,36 +558,7 @@ class AsyncSubscription:
         if self._membership is not None:
             self._membership.let_go()
 
-    async def _commit_done(self, deadline: float | None = None) -> None:
-        assert self._membership is not None
+    async def _commit_processed(self, deadline: float | None = None) -> None:
+        assert self._committer is not None
         assert self._broker is not None
-        if deadline is None:
-            deadline = now() + self._broker.timeout
-        wanted = [reader for reader in self._membership.held() if reader.done > reader.committed]
-        error: HeadraceError | None = ConnectionFailed()
-        while error is not None:
-            outcome: ResultCell[HeadraceError | None] = ResultCell()
-            self._membership.commit_nowait(outcome.settle, surely=True)
-            error = await outcome.wait(max(deadline - now(), 0.001))
-            if isinstance(error, ConnectionFailed | MemberFenced | UnknownMember) and now() < deadline:
-                await self._membership.rejoined(deadline)  # what is still ours then is tried again
-            elif error is not None:
-                raise error
-        lost = [f"{reader.topic}[{reader.partition}]" for reader in wanted if reader.committed < reader.done]
-        if lost:
-            raise MemberFenced(f"{', '.join(lost)} went to other members before it was committed")
-
-    def _commit_later(self) -> None:
-        itself = weakref.ref(self)  # a timer must not keep alive what nobody reads any more
-
-        def commit() -> None:
-            subscription = itself()
-            if subscription is not None:
-                subscription._commit_now()
-
-        self._timer = self._bus._timers.later(self._commit_interval, commit)
-
-    def _commit_now(self) -> None:
-        if not self._closed and self._membership is not None:
-            self._membership.commit_nowait(lambda _error: None)
-            self._commit_later()
+        await self._committer.commit(now() + self._broker.timeout if deadline is None else deadline)

@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
 
 class AsyncScheduled:
-    """A handle for a message of a topic. Made by `bus.schedule(...)`, or `bus.scheduled(id)` from the handle's `id`.
+    """The handle of a message. Made by `bus.schedule(...)`, or `bus.scheduled(id)` from the handle's `id`.
 
-    Changes are made only if the message still has the handle's `version`, which each of them raises: StaleVersion says
-    that somebody else has changed it since, MessageLeased that somebody has it in hand, MessageGone that it is
-    settled or deleted, and NotOwner that it belongs to another producer group. Nothing is changed then.
+    A change applies only if the message still has the handle's `version`, which each change increments.
+
+    Example:
+        >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+        >>> await reminder.move(in_=7200)
+        >>> await reminder.update(value=b"call ann and bob")
+        >>> reminder.version
+        3
+        >>> await reminder.cancel()
     """
 
     def __init__(
@@ -67,11 +73,21 @@ class AsyncScheduled:
         return str(self._name)
 
     async def move(self, *, at: Moment | None = None, in_: float | timedelta | None = None) -> None:
-        """Let it be due at another time.
+        """Change the due time.
 
         Parameters:
             at: a datetime, or microseconds since 1970;
-            in_: or so many seconds from now on.
+            in_: or so many seconds from now.
+
+        Raises:
+            StaleVersion: if somebody else changed the message since; nothing was changed.
+            MessageLeased: if a worker has leased it; nothing was changed.
+            MessageGone: if it is settled or deleted.
+            NotOwner: if it belongs to another producer group; nothing was changed.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> await reminder.move(in_=60)
         """
         due = moment_of(at, in_, self._clock.now_us())
         await self._edit(self.version, now() + self._broker.timeout, due=due)
@@ -85,14 +101,24 @@ class AsyncScheduled:
         at: Moment | None = None,
         in_: float | timedelta | None = None,
     ) -> None:
-        """Change what it says.
+        """Change the content.
 
         Parameters:
-            value: another value.
-            headers: other headers, instead of all it has.
-            priority: another priority.
-            at: another time, as for `move`;
-            in_: see there.
+            value: a new value.
+            headers: new headers, which replace all existing ones.
+            priority: a new priority.
+            at: a new due time, as for `move`;
+            in_: as for `move`.
+
+        Raises:
+            StaleVersion: if somebody else changed the message since; nothing was changed.
+            MessageLeased: if a worker has leased it; nothing was changed.
+            MessageGone: if it is settled or deleted.
+            NotOwner: if it belongs to another producer group; nothing was changed.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> await reminder.update(value=b"call bob", priority=5)
         """
         due = None if at is None and in_ is None else moment_of(at, in_, self._clock.now_us())
         replaces = value is not UNCHANGED or headers is not UNCHANGED
@@ -106,15 +132,38 @@ class AsyncScheduled:
             self._content = (value, headers)
 
     async def cancel(self) -> None:
-        """Delete it. Said again, after an answer was lost perhaps, it is deleted all the same."""
+        """Delete the message. A repeated cancel, for example after a lost answer, succeeds again.
+
+        Raises:
+            StaleVersion: if somebody else changed the message since; nothing was changed.
+            MessageLeased: if a worker has leased it; nothing was changed.
+            MessageGone: if it is settled.
+            NotOwner: if it belongs to another producer group; nothing was changed.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> await reminder.cancel()
+        """
         await self._edit(self.version, now() + self._broker.timeout, delete=True)
 
     async def look(self, subscription: str | None = None) -> "PendingMessage":
-        """The message as it is now.
+        """Return the message as it is now.
 
         Parameters:
-            subscription: as this leased subscription of its topic has it; by default any that it has, and if it has
-                none, as a new one would have it.
+            subscription: the leased subscription whose view is wanted; by default any of the topic, and if it has
+                none, the view of a new one.
+
+        Returns:
+            The message and its status.
+
+        Raises:
+            MessageGone: if it is settled or deleted.
+            TopicNotFound: if the topic does not exist any more.
+
+        Example:
+            >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
+            >>> (await reminder.look()).status
+            'waiting'
         """
         return await self._look(subscription, now() + self._broker.timeout)
 

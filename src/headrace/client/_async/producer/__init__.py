@@ -1,1 +1,1 @@
-"""Publishing: accumulating, sending, metadata, partitioning, serializing, transactions."""
+"""Publishing, the side that does I/O; `headrace.client.producer` tells the way of a batch."""

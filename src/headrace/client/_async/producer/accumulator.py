@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable
-from functools import partial
 
 from headrace.client._async.concurrency import ResultCell, Timers, breathe, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -40,13 +39,18 @@ class AsyncAccumulator:
         on_close: Callable[["AsyncAccumulator"], None],
         bus: object,
     ) -> None:
-        self.settings = settings
         self.topic = settings.topic
         self.bus = bus
         """Kept alive until all messages are acknowledged."""
         self._metadata_cache = metadata_cache
         self._timers = timers
         self._on_close = on_close
+        # The settings that every message needs: a field of a named tuple costs more than an attribute.
+        self.durability = settings.durability
+        self._before_publish = settings.before_publish
+        self._serializer = settings.serializer
+        self._partitioner = settings.partitioner
+        self._codec = settings.codec
         self._batch_bytes = settings.batch_bytes
         self._batch_count = settings.batch_count
         self._linger = settings.linger
@@ -91,7 +95,7 @@ class AsyncAccumulator:
         if batch is None:
             if self._linger or not self.takes_bytes or self.topic is None:
                 return None
-            added = self.add_bare(self.topic, value, self.settings.durability, observed=0)
+            added = self.add_bare(self.topic, value, self.durability, observed=0)
             return None if added is None else AsyncSent(*added)
         with self._guard:
             if batch is not self._bare_batch or len(value) > self._bare_bytes_max:
@@ -150,36 +154,36 @@ class AsyncAccumulator:
         urgent: bool = False,
     ) -> tuple[PendingBatch, int]:
         """Add a message to a batch; returns the batch, and the place of the message in it."""
-        if self.settings.before_publish:
+        if self._before_publish:
             hooked = self._run_hooks(message)
             if hooked is None:
                 return self._dropped(message, callback)
             message = hooked
         value, topic = message.value, message.topic
-        if type(value) is not bytes or self.settings.serializer is not to_bytes:
-            value = serialized(self.settings.serializer, value)
+        if type(value) is not bytes or self._serializer is not to_bytes:
+            value = serialized(self._serializer, value)
         metadata, deadline = self._metadata_cache.known(topic), None
         if metadata is None:
             deadline = now() + self._timeout
             metadata = await self._metadata_cache.get(topic, deadline)
         if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
             raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
-        place = partial(self._place, message, value, callback, durability, expected_offset, urgent)
         try:
-            return await place(metadata, deadline)
+            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
         except (MessageTooLarge, PartitionNotFound) as refusal:
             deadline = deadline or now() + self._timeout
-            return await place(await self._metadata_cache.refreshed(topic, refusal, deadline), deadline)
+            metadata = await self._metadata_cache.refreshed(topic, refusal, deadline)
+            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
 
     async def _place(
         self,
         message: OutgoingMessage,
         value: bytes | None,
+        metadata: TopicMetadata,
         callback: WhenSent | None,
         durability: int,
         expected_offset: int | None,
         urgent: bool,
-        metadata: TopicMetadata,
         deadline: float | None,
     ) -> tuple[PendingBatch, int]:
         """Add a serialized message to the open batch of its partition; returns the batch and the place in it."""
@@ -187,7 +191,10 @@ class AsyncAccumulator:
         if number is None:
             if expected_offset is not None and metadata.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
-            number = self._partition(topic, message.key, metadata)
+            key = message.key
+            number = (
+                self._keyless_partition(topic, metadata) if key is None else self._partitioner(key, metadata.partitions)
+            )
         with self._guard:
             if not self._sender.open:
                 deadline = deadline or now() + self._timeout
@@ -214,7 +221,7 @@ class AsyncAccumulator:
         else:
             self._start_lingering()
             bare = self.takes_bytes and batch.plain and buffer.partition_sender.topic == self.topic
-            if bare and batch.durability == self.settings.durability:
+            if bare and batch.durability == self.durability:
                 self._bare_batch, self._bare_buffer = batch, buffer
                 self._bare_bytes_max = buffer.metadata.message_bytes_max
         if batch is self._bare_batch and not batch.plain:
@@ -224,17 +231,17 @@ class AsyncAccumulator:
         self, topic: str, given: GivenMessages, partition: int | None, durability: int
     ) -> list[PendingBatch]:
         """Send messages in batches of their own, behind what was added before; returns the batches."""
-        if self.settings.before_publish:
+        if self._before_publish:
             added = [await self.add(each, None, durability) for each in given.messages(topic, partition)]
             self.send_open_batches()
             return list(dict.fromkeys(batch for batch, _ in added))
-        checked = given.checked(self.settings.serializer)
+        checked = given.checked(self._serializer)
         metadata = self._metadata_cache.known(topic) or await self._metadata_cache.get(topic, now() + self._timeout)
 
         def planned(metadata: TopicMetadata) -> BatchPlan:
-            keyless = self._partition(topic, None, metadata)
+            keyless = self._keyless_partition(topic, metadata)
             limits = (self._batch_bytes, self._batch_count)
-            return plan_batches(topic, checked, partition, keyless, metadata, self.settings.partitioner, *limits)
+            return plan_batches(topic, checked, partition, keyless, metadata, self._partitioner, *limits)
 
         try:
             plan = planned(metadata)
@@ -348,9 +355,12 @@ class AsyncAccumulator:
     def send_open_batches(self) -> None:
         """Hand all open batches to the sender, without waiting for the broker."""
         with self._guard:
-            for buffer in list(self._buffers.values()):
-                self._seal(buffer)
+            self._seal_all()
         self._sender.flush()
+
+    def _seal_all(self) -> None:
+        for buffer in list(self._buffers.values()):
+            self._seal(buffer)
 
     async def flush(self, timeout: float | None) -> None:
         """Send all open batches, and wait until the broker has acknowledged everything."""
@@ -376,17 +386,19 @@ class AsyncAccumulator:
 
     def abandon(self) -> None:
         """Close without waiting for the broker; messages that it has not acknowledged may be stored or not."""
-        if not self._sender.closed:
-            self.send_open_batches()
-            self._sender.close()
+        with self._guard:
+            if self._sender.closed:
+                return
+            self._seal_all()
+            self._sender.closed = True  # with the guard still held: a message that came in between would be lost
+        self._sender.flush()
+        self._sender.close()
 
     # Partitions and hooks.
 
-    def _partition(self, topic: str, key: bytes | None, metadata: TopicMetadata) -> int:
-        """Choose the partition by key; messages without a key go to one partition for a batch, then to the next."""
-        if key is None:
-            return self._next_partition.get(topic, self._first_partition) % metadata.partitions
-        return self.settings.partitioner(key, metadata.partitions)
+    def _keyless_partition(self, topic: str, metadata: TopicMetadata) -> int:
+        """Choose the partition of messages without a key: one for a batch, then the next."""
+        return self._next_partition.get(topic, self._first_partition) % metadata.partitions
 
     def _buffer(self, topic: str, partition: int, metadata: TopicMetadata) -> PartitionBuffer:
         check_partition(topic, partition, metadata)
@@ -395,12 +407,11 @@ class AsyncAccumulator:
             sender = self._sender.partition_sender(topic, partition)
             buffer = self._buffers[topic, partition] = PartitionBuffer(sender, metadata)
         buffer.metadata = metadata
-        codec = self.settings.codec
-        buffer.partition_sender.codec = metadata.codec if codec is None else codec
+        buffer.partition_sender.codec = metadata.codec if self._codec is None else self._codec
         return buffer
 
     def _run_hooks(self, message: OutgoingMessage) -> OutgoingMessage | None:
-        for hook in self.settings.before_publish:
+        for hook in self._before_publish:
             changed = hook(message)
             if changed is None:
                 return None

@@ -1,4 +1,4 @@
-"""What is known about topics, so that a producer need not ask for every message."""
+"""The metadata of topics, cached so that a producer does not ask the broker for every message."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ _FRESH_S = 30.0
 
 
 class AsyncMetadataCache:
-    """The shapes of topics, asked for once and then now and then."""
+    """Holds the metadata of topics; fetches it with the first use of a topic, and again when it is old."""
 
     def __init__(self, broker: AsyncReconnectingConnection) -> None:
         self._broker = broker
@@ -24,7 +24,7 @@ class AsyncMetadataCache:
         self._lock = Lock()
 
     def known(self, topic: str) -> TopicMetadata | None:
-        """What is known, without waiting; if that is old it is asked for anew beside."""
+        """Return the cached metadata without waiting; if it is old, a request for new metadata is sent."""
         try:
             metadata = self._known.get(topic)
         except TypeError as error:  # costs nothing where there is none
@@ -36,7 +36,7 @@ class AsyncMetadataCache:
         return metadata
 
     async def get(self, topic: str, deadline: float | None = None) -> TopicMetadata:
-        """The shape of a topic, which the broker may make now if there is none."""
+        """Return the metadata of a topic, which the broker may create now."""
         metadata = self.known(topic)
         if metadata is None:
             if deadline is None:
@@ -50,7 +50,7 @@ class AsyncMetadataCache:
         return metadata
 
     async def refreshed(self, topic: str, refusal: HeadraceError, deadline: float) -> TopicMetadata:
-        """Ask anew, because by what is known something must be refused; if the broker does not say, it is refused."""
+        """Fetch the metadata again before a message is refused because of it; raises the refusal if that fails."""
         self.forget(topic)
         try:
             return await self.get(topic, deadline)
@@ -58,19 +58,19 @@ class AsyncMetadataCache:
             raise refusal from error
 
     def learn(self, topic: str, info: TopicInfo) -> TopicMetadata:
-        """Somebody was told this about a topic."""
+        """Cache what the broker said about a topic."""
         metadata = metadata_of(info)
         self._asked[topic] = now()
         self._known[topic] = metadata
         return metadata
 
     def forget(self, topic: str) -> None:
-        """The topic is not what it was."""
+        """Drop the metadata of a topic that has changed."""
         if isinstance(topic, str):  # nothing is known by another name
             self._known.pop(topic, None)
 
     def disown(self) -> None:
-        """In a forked child: ask anew, which makes the connection."""
+        """In a forked child: drop everything; the next request makes a connection."""
         self._known, self._asked, self._lock = {}, {}, Lock()
 
     def _described(self, topic: str, answer: TopicInfo | HeadraceError, _body: Bytes) -> None:

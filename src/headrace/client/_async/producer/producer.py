@@ -19,10 +19,17 @@ from headrace.model.representation import described, short, state_of
 
 
 class AsyncProducer:
-    """Publishes messages. Made by `bus.producer(...)`, which explains the settings; close it, or use it in `with`.
+    """Publishes messages. Made by `bus.producer(...)`, which explains the settings; close it, or use `with`.
 
-    `publish` waits for the broker's receipt. `send` only puts a message into the batch that is being gathered, and is
-    the quick way for single messages; `send_many` and `publish_many` are the quickest way of all.
+    `publish` waits for the broker's receipt. `send` only adds a message to the current batch, and is the fast way for
+    single messages; `send_many` and `publish_many` are the fastest way of all.
+
+    Example:
+        >>> async with bus.producer("orders") as producer:
+        ...     for number in range(100):
+        ...         sent = await producer.send(b"order %d" % number)
+        >>> await bus.offsets("orders")
+        {0: 100}
     """
 
     def __init__(self, accumulator: AsyncAccumulator) -> None:
@@ -52,20 +59,39 @@ class AsyncProducer:
         callback: WhenSent | None = None,
         **fields: Unpack[MessageFields],
     ) -> AsyncSent:
-        """Put a message into the batch that is being gathered; it goes out when that is full, or has lingered.
+        """Add a message to the current batch; it is sent when the batch is full, or `linger` has passed.
 
         Waits only if the buffer is full (with `on_full="block"`), or when a topic is used for the first time.
 
         Parameters:
-            value: what the serializer takes; bytes unless the producer has another. None marks the key as deleted.
+            value: what the serializer accepts; bytes by default. None marks the key as deleted.
             key: messages with the same key go to the same partition, in order.
-            topic: where to; by default the producer's topic.
-            callback: is called with the receipt and None, or None and the error, as soon as it is known. It must not
+            topic: the topic; by default the producer's.
+            headers: names mapped to text or bytes.
+            timestamp: the message's time, by default now; a datetime or microseconds since 1970.
+            due: leased subscriptions do not deliver the message before this time.
+            priority: an integer, for subscriptions with the discipline `priority`; greater first.
+            expires: the broker does not deliver the message after this time.
+            partition: the partition, instead of by key.
+            callback: called with the receipt and None, or None and the error, as soon as it is known. It must not
                 block.
-            fields: as for `bus.publish`: headers, timestamp, due, priority, expires, partition.
 
         Returns:
-            What can be waited for to get the receipt.
+            A handle for the receipt.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            MessageTooLarge: if the message is larger than the topic's `message_bytes_max`.
+            CannotSerialize: if the serializer cannot encode the value.
+            Busy: if the buffer is full, with `on_full="raise"`.
+            Closed: if the producer is closed.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     sent = await producer.send(b"3 apples", key="ann")
+            ...     receipt = await sent.result()
+            >>> receipt.offset
+            0
         """
         if type(value) is bytes and key is None and topic is None and callback is None and not fields:
             sent = self._accumulator.send_bare(value)
@@ -75,7 +101,7 @@ class AsyncProducer:
             check_callable(callback, "callback")
         message = OutgoingMessage(self._topic_of(topic), value, checked_key(key), **fields)
         accumulator = self._accumulator
-        return AsyncSent(*await accumulator.add(message, callback, accumulator.settings.durability))
+        return AsyncSent(*await accumulator.add(message, callback, accumulator.durability))
 
     @show_fields
     async def publish(
@@ -88,20 +114,39 @@ class AsyncProducer:
         expected_offset: int | None = None,
         **fields: Unpack[MessageFields],
     ) -> Receipt:
-        """Publish a message now, and wait for the receipt. Those published at the same time share a batch.
+        """Publish a message now, and wait for the receipt. Messages that are published concurrently share a batch.
 
         Parameters:
-            value: as for `send`, like all that are not explained here.
-            durability: what must be reached before the receipt: `memory`, `written` or `synced`; the topic's own if
-                that is more.
-            expected_offset: append only if the message gets this offset; else UnexpectedOffset is raised. Needs a
-                partition, or a topic that has only one.
+            value: as for `send`.
+            key: as for `send`.
+            topic: as for `send`.
+            headers: as for `send`.
+            timestamp: as for `send`.
+            due: as for `send`.
+            priority: as for `send`.
+            expires: as for `send`.
+            partition: as for `send`.
+            durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
+            expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
 
         Returns:
-            Where the message is, and how safe.
+            Where the message is stored, and the durability reached.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            MessageTooLarge: if the message is larger than the topic's `message_bytes_max`.
+            UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            Timeout: if no receipt arrives in time; the message may still be published.
+            Closed: if the producer is closed.
+
+        Example:
+            >>> async with bus.producer("orders", serializer="json") as producer:
+            ...     receipt = await producer.publish({"item": "plum"}, durability="memory")
+            >>> receipt.offset
+            0
         """
         accumulator = self._accumulator
-        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        asked = accumulator.durability if durability is None else durability_of(durability)
         name = self._topic_of(topic)
         if accumulator.takes_bytes and type(value) is bytes and key is None and expected_offset is None and not fields:
             added = accumulator.add_bare(name, value, asked, observed=1)
@@ -124,25 +169,41 @@ class AsyncProducer:
         durability: Durability | str | None = None,
         **columns: Unpack[MessageColumns],
     ) -> AsyncSentMany:
-        """Send messages at once, in as few batches as can be; the quickest way.
+        """Send messages in as few batches as possible; the fastest way.
 
-        Without keys all go to one partition, in order; the next call's go to the next partition. Waits only if the
-        buffer is full, or when a topic is used for the first time.
+        Without keys all go to one partition, in order; those of the next call go to the next partition. Waits only if
+        the buffer is full, or when a topic is used for the first time.
 
         Parameters:
-            values: as many as you like, each as for `send`.
-            keys: one for each value, or None where there is none; so are headers, timestamps, dues, priorities and
-                expires.
-            topic: where to; by default the producer's topic.
-            partition: where all of them go, instead of by key.
+            values: any number of values, each as for `send`.
+            keys: one for each value, or None where there is none.
+            topic: the topic; by default the producer's.
+            headers: one mapping for each value, or None.
+            timestamps: one for each value, or None.
+            dues: one for each value, or None.
+            priorities: one for each value, or None.
+            expires: one for each value, or None.
+            partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
 
         Returns:
-            What can be waited for to get the receipts.
+            A handle for the receipts.
+
+        Raises:
+            InvalidArgument: if an argument is wrong; nothing was sent.
+            MessageTooLarge: if a message is larger than the topic's `message_bytes_max`.
+            Closed: if the producer is closed.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     sent = await producer.send_many([b"3 apples", b"5 pears"])
+            ...     receipts = await sent.result()
+            >>> receipts[0].count
+            2
         """
         accumulator = self._accumulator
         given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
-        asked = accumulator.settings.durability if durability is None else durability_of(durability)
+        asked = accumulator.durability if durability is None else durability_of(durability)
         return AsyncSentMany(await accumulator.add_many(self._topic_of(topic), given, partition, asked))
 
     @show_fields
@@ -158,24 +219,68 @@ class AsyncProducer:
     ) -> list[Receipt]:
         """Publish messages as `send_many` does, and wait for the receipts.
 
+        Parameters:
+            values: as for `send_many`.
+            keys: as for `send_many`.
+            topic: as for `send_many`.
+            headers: as for `send_many`.
+            timestamps: as for `send_many`.
+            dues: as for `send_many`.
+            priorities: as for `send_many`.
+            expires: as for `send_many`.
+            partition: as for `send_many`.
+            durability: as for `publish`.
+
         Returns:
-            A receipt for each partition that got messages; several for one where other producers' came between.
+            A receipt for each partition that got messages; several for one if other producers' messages came between.
+
+        Raises:
+            InvalidArgument: if an argument is wrong; nothing was published.
+            Timeout: if the receipts do not arrive in time; the messages may still be published.
+            Closed: if the producer is closed.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     receipts = await producer.publish_many([b"3 apples", b"5 pears"], keys=["ann", "bob"])
+            >>> sum(receipt.count for receipt in receipts)
+            2
         """
         sent = await self.send_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
         return await sent.result()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is gathered, and wait until the broker has acknowledged everything.
-
-        Raises Undelivered when messages were given up that nobody has asked about, saying how many.
+        """Send the current batches, and wait until the broker has acknowledged all messages.
 
         Parameters:
-            timeout: how many seconds to wait; by default the bus's.
+            timeout: how many seconds to wait; by default the time-out of the bus.
+
+        Raises:
+            Undelivered: if messages were given up and the program did not ask for their results; it says how many.
+            Timeout: if the broker does not acknowledge in time.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     sent = await producer.send(b"3 apples")
+            ...     await producer.flush()
+            ...     sent.done
+            True
         """
         await self._accumulator.flush(timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, and end. Whatever could not be delivered by then is given up, and an error says how much."""
+        """Flush, and close the producer. Messages that could not be delivered by then are given up.
+
+        Parameters:
+            timeout: how many seconds to wait; by default the time-out of the bus.
+
+        Raises:
+            Undelivered: if messages were given up; it says how many.
+
+        Example:
+            >>> producer = bus.producer("orders")
+            >>> sent = await producer.send(b"3 apples")
+            >>> await producer.close()
+        """
         await self._accumulator.close(timeout)
 
     def _topic_of(self, topic: str | None) -> str:

@@ -10,7 +10,15 @@ from headrace.model.representation import described, state_of
 
 
 class AsyncSent(PendingResult):
-    """A message on its way."""
+    """The handle of a message that a producer has sent.
+
+    Example:
+        >>> async with bus.producer("orders") as producer:
+        ...     sent = await producer.send(b"3 apples")
+        ...     receipt = await sent.result()
+        ...     sent.done, receipt.offset
+        (True, 0)
+    """
 
     __slots__ = ("_asked", "_pending_batch", "_place")
 
@@ -28,10 +36,22 @@ class AsyncSent(PendingResult):
         return self._pending_batch.outcome.done
 
     async def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, as soon as there is one; raises what went wrong.
+        """Wait for the receipt.
 
         Parameters:
-            timeout: how many seconds to wait; by default as long as the producer tries.
+            timeout: how many seconds to wait; by default as long as the producer retries.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            Timeout: if there is no receipt in time; the message may still be published.
+            HeadraceError: why the message was not published.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     sent = await producer.send(b"3 apples")
+            ...     receipt = await sent.result(timeout=10)
         """
         if timeout is not None:
             timeout = checked_timeout(timeout)
@@ -44,7 +64,15 @@ class AsyncSent(PendingResult):
 
 
 class AsyncSentMany(PendingResult):
-    """Messages on their way, in as many batches as they needed."""
+    """The handle of messages that a producer has sent together.
+
+    Example:
+        >>> async with bus.producer("orders") as producer:
+        ...     sent = await producer.send_many([b"3 apples", b"5 pears"])
+        ...     receipts = await sent.result()
+        >>> receipts[0].count
+        2
+    """
 
     __slots__ = ("_pending_batches",)
 
@@ -60,10 +88,22 @@ class AsyncSentMany(PendingResult):
         return all(pending_batch.outcome.done for pending_batch in self._pending_batches)
 
     async def result(self, timeout: float | None = None) -> list[Receipt]:
-        """A receipt for each partition that got messages, or several where other messages came between.
+        """Wait for the receipts.
 
         Parameters:
-            timeout: how many seconds to wait; by default as long as the producer tries.
+            timeout: how many seconds to wait; by default as long as the producer retries.
+
+        Returns:
+            A receipt for each partition that got messages; several for one if other producers' messages came between.
+
+        Raises:
+            Timeout: if receipts are missing after that time; the messages may still be published.
+            HeadraceError: why messages were not published.
+
+        Example:
+            >>> async with bus.producer("orders") as producer:
+            ...     sent = await producer.send_many([b"3 apples", b"5 pears"])
+            ...     receipts = await sent.result(timeout=10)
         """
         if timeout is not None:
             timeout = checked_timeout(timeout)

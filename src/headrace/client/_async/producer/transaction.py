@@ -71,11 +71,21 @@ class _Staging:
 class AsyncTransaction:
     """A transaction, to be used in `with`. Made by `bus.transaction(...)`.
 
-    What is published in it is kept by the broker, and becomes visible at the end of the block, all at once; if the
-    block ends with an exception, nothing of it ever is.
+    The broker stages what is published in it, and makes it visible at the end of the block, all at once; if the block
+    raises, nothing of it ever becomes visible.
 
-    Several processes can share one: each calls `join`, stages batches, and hands what `staged` returns to one of them,
-    which calls `adopt_stages` with all of it, and commits.
+    Several processes can share one: each calls `join`, stages batches, and passes the result of `staged` to one of
+    them, which calls `adopt_stages` with all of them, and commits.
+
+    Example:
+        >>> receipts = await bus.publish_many("orders", [b"3", b"5"])
+        >>> async with bus.subscribe("orders", group="totals", commit="manual", timeout=1) as orders:
+        ...     async for batch in orders.batches():
+        ...         async with bus.transaction("totals") as transaction:
+        ...             await transaction.publish("invoices", b"%d" % sum(map(int, batch.values)))
+        ...             await transaction.commit_positions(orders)
+        >>> await bus.offsets("invoices")
+        {0: 1}
     """
 
     def __init__(
@@ -146,7 +156,28 @@ class AsyncTransaction:
         key: bytes | str | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
-        """Publish a message with the commit; all as in `bus.publish`."""
+        """Publish a message with the commit.
+
+        Parameters:
+            topic: as for `bus.publish`.
+            value: as for `bus.publish`.
+            key: as for `bus.publish`.
+            headers: as for `bus.publish`.
+            timestamp: as for `bus.publish`.
+            due: as for `bus.publish`.
+            priority: as for `bus.publish`.
+            expires: as for `bus.publish`.
+            partition: as for `bus.publish`.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            TransactionFenced: if another process began a transaction of the same name.
+            TransactionNotFound: if the broker has aborted the transaction, because it took too long.
+
+        Example:
+            >>> async with bus.transaction("load") as transaction:
+            ...     await transaction.publish("orders", b"3 apples", key="ann")
+        """
         if self._nothing_to_do():
             return
         message = OutgoingMessage(topic, value, checked_key(key), **fields)
@@ -170,7 +201,29 @@ class AsyncTransaction:
         partition: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> None:
-        """Publish messages with the commit; all as in `bus.publish_many`."""
+        """Publish messages with the commit.
+
+        Parameters:
+            topic: as for `bus.publish_many`.
+            values: as for `bus.publish_many`.
+            keys: as for `bus.publish_many`.
+            headers: as for `bus.publish_many`.
+            timestamps: as for `bus.publish_many`.
+            dues: as for `bus.publish_many`.
+            priorities: as for `bus.publish_many`.
+            expires: as for `bus.publish_many`.
+            partition: as for `bus.publish_many`.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            TransactionFenced: if another process began a transaction of the same name.
+            LimitExceeded: if open transactions have staged `staged_bytes_max` bytes.
+
+        Example:
+            >>> async with bus.transaction("load", sequence=1) as transaction:
+            ...     if not transaction.already_committed:
+            ...         await transaction.publish_many("orders", [b"3 apples", b"5 pears"])
+        """
         if self._nothing_to_do():
             return
         given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
@@ -191,9 +244,22 @@ class AsyncTransaction:
         self._turn += 1
 
     def commit_positions(self, subscription: AsyncSubscription) -> None:
-        """Commit, with the transaction, the positions behind all that the subscription has handed out so far.
+        """Commit, with the transaction, the offsets after all messages that the subscription has delivered so far.
 
-        The subscription needs a group, and `commit="manual"`: it must not commit by itself.
+        Parameters:
+            subscription: it needs a group, and `commit="manual"`.
+
+        Raises:
+            InvalidArgument: if the subscription has no group, or commits automatically.
+            MemberFenced: at the commit, if a partition was assigned to another member; nothing was committed.
+
+        Example:
+            >>> receipt = await bus.publish("orders", b"3")
+            >>> async with bus.subscribe("orders", group="totals", commit="manual", timeout=10) as orders:
+            ...     message = await anext(aiter(orders))
+            ...     async with bus.transaction("totals") as transaction:
+            ...         await transaction.publish("invoices", b"total: " + message.value)
+            ...         await transaction.commit_positions(orders)
         """
         if not hasattr(subscription, "_positions_handed"):
             raise InvalidArgument(f"positions are those of a subscription, not of {shown(subscription)}")
@@ -202,28 +268,100 @@ class AsyncTransaction:
             self._subscription = subscription
 
     async def begin(self) -> None:
-        """Begin; `with` does it."""
+        """Begin the transaction; `with` does it.
+
+        Raises:
+            Timeout: if the broker does not answer in time.
+
+        Example:
+            >>> transaction = bus.transaction("load")
+            >>> await transaction.begin()
+            >>> await transaction.publish("orders", b"3 apples")
+            >>> await transaction.commit()
+        """
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000))
         self._begun = await self._broker.request(head, late=self._begun_late)
 
     async def join(self) -> None:
-        """Begin, or take part in what others have begun in this way; a restart of the broker does not end it."""
+        """Begin a shared transaction, or take part in one that others began with `join`.
+
+        It survives a restart of the broker.
+
+        Raises:
+            TransactionFenced: if the name has gone on to a later sequence.
+
+        Example:
+            >>> transaction = bus.transaction("load", sequence=1)
+            >>> await transaction.join()
+            >>> await transaction.publish("orders", b"3 apples")
+            >>> await transaction.commit()
+        """
         fork_guard.check(self._forks, "a transaction")
         head = TransactionBegin(self.name, self._sequence, round(self._timeout * 1000), join=True)
         self._begun = await self._broker.request(head)
 
     def adopt_stages(self, epoch: int, stages: Sequence[int]) -> None:
-        """Go on with what those who joined have staged."""
+        """Continue with the batches that processes which joined have staged.
+
+        Parameters:
+            epoch: the epoch of the shared transaction.
+            stages: the numbers that their `staged` returned.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> task = bus.transaction("load", sequence=1)
+            >>> await task.join()
+            >>> await task.publish("orders", b"3 apples")
+            >>> driver = bus.transaction("load", sequence=1)
+            >>> driver.adopt_stages(task.epoch, await task.staged())
+            >>> await driver.commit()
+            >>> await bus.offsets("orders")
+            {0: 1}
+        """
         self._begun = TransactionBegun(epoch, self._sequence or 0)
         self._stages += stages
 
     async def metadata(self, topic: str) -> TopicMetadata:
-        """What must be known to stage batches for a topic, which the broker may make now."""
+        """Return what must be known to stage batches for a topic; the broker may create the topic.
+
+        Parameters:
+            topic: the topic.
+
+        Returns:
+            Its partitions and limits.
+
+        Raises:
+            TopicNotFound: if the topic does not exist and the broker does not create topics.
+
+        Example:
+            >>> async with bus.transaction("load") as transaction:
+            ...     (await transaction.metadata("orders")).partitions
+            1
+        """
         return await self._metadata_cache.get(topic)
 
     async def stage(self, topic: str, partition: int, batch: Batch) -> None:
-        """Stage a batch, whose messages have been checked; returns before the broker has it."""
+        """Stage a batch, whose messages have been checked; returns before the broker has it.
+
+        Parameters:
+            topic: the topic.
+            partition: the partition.
+            batch: the batch.
+
+        Raises:
+            TransactionFenced: if another process began a transaction of the same name.
+            LimitExceeded: if open transactions have staged `staged_bytes_max` bytes.
+
+        Example:
+            >>> from headrace.model.batch import encode
+            >>> receipt = await bus.publish("orders", b"3 apples")
+            >>> batches = await bus.fetch("orders", partition=0, offset=0)
+            >>> async with bus.transaction("copy") as transaction:
+            ...     await transaction.stage("copies", 0, encode(batches[0].columns(), time_us=0))
+        """
         if not isinstance(batch, Batch):
             raise InvalidArgument(f"only a Batch can be staged, not {shown(batch)}")
         if self._nothing_to_do():
@@ -239,7 +377,21 @@ class AsyncTransaction:
         await self._send(topic, partition, batch.data, deadline)
 
     async def staged(self) -> list[int]:
-        """The numbers of all batches that were staged here, once the broker has them."""
+        """Return the numbers of all batches that were staged here, once the broker has them.
+
+        Returns:
+            The numbers, for `adopt_stages`.
+
+        Raises:
+            TransactionFenced: if another process began a transaction of the same name.
+
+        Example:
+            >>> task = bus.transaction("load", sequence=1)
+            >>> await task.join()
+            >>> await task.publish("orders", b"3 apples")
+            >>> len(await task.staged())
+            1
+        """
         return await self._staged(now() + self._broker.timeout)
 
     async def _staged(self, deadline: float) -> list[int]:
@@ -250,7 +402,23 @@ class AsyncTransaction:
         return list(self._stages)
 
     async def commit(self, timeout: float | None = None) -> None:
-        """Make all of it visible; leaving the `with` block does it. It may take so many seconds, or as the bus says."""
+        """Make all of it visible; the end of the `with` block does it.
+
+        Parameters:
+            timeout: how many seconds it may take; by default the time-out of the bus.
+
+        Raises:
+            TransactionFenced: if another process began a transaction of the same name; nothing was committed.
+            TransactionNotFound: if the broker has aborted the transaction; nothing was committed.
+            MemberFenced: if a partition of committed positions was assigned to another member; nothing was committed.
+            Timeout: if the broker does not answer in time; a commit with the same sequence tells whether it happened.
+
+        Example:
+            >>> transaction = bus.transaction("load")
+            >>> await transaction.begin()
+            >>> await transaction.publish("orders", b"3 apples")
+            >>> await transaction.commit()
+        """
         wait_s = self._broker.timeout if timeout is None else checked_timeout(timeout)
         if self._ended or self._nothing_to_do():
             return
@@ -265,7 +433,17 @@ class AsyncTransaction:
             self._subscription._positions_committed(places)
 
     async def abort(self) -> None:
-        """Forget all of it; an exception in the `with` block does it."""
+        """Discard all of it; an exception in the `with` block does it.
+
+        Raises:
+            Timeout: if the broker does not answer in time; it aborts the transaction later.
+
+        Example:
+            >>> transaction = bus.transaction("load")
+            >>> await transaction.begin()
+            >>> await transaction.publish("orders", b"3 apples")
+            >>> await transaction.abort()
+        """
         await self._abort_by(now() + self._broker.timeout)
 
     async def _abort_by(self, deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""One connection to a broker, with a thread that listens. `_async/link.py` has the same names for asyncio."""
+"""One connection to a broker, with a thread that receives; `_async/connection/connection.py` is the one for asyncio."""
 
 import contextlib
 import os

@@ -33,7 +33,7 @@ class Runner:
         fetcher: Fetcher,
         take: Callable[[], Any],
         ended: Callable[[PartitionReader, int], None],
-        opening: BatchDeserializer,
+        deserializer: BatchDeserializer,
         handler: Handler,
         workers: int,
         on_error: OnHandlerError,
@@ -45,7 +45,7 @@ class Runner:
         self._fetcher = fetcher
         self._take = take
         self._ended = ended
-        self._opening = opening
+        self._deserializer = deserializer
         self._handler = checked_handler(handler)
         self._executor = HandlerExecutor(workers)
         self._workers = workers
@@ -122,7 +122,7 @@ class Runner:
     def _handle(self, reader: PartitionReader, batch: ReceivedBatch) -> None:
         """Handle the messages of a batch, as far as it is still ours to do and nothing has ended the run."""
         done = reader.handed
-        messages = self._opening.messages(batch)
+        messages = self._deserializer.messages(batch)
         message: Received | None = None
         while True:
             if reader.gone or self._fetcher.stopped or self._error is not None:

@@ -22,9 +22,17 @@ if TYPE_CHECKING:
 class Jobs:
     """Leased messages to iterate over. Made by `queue.jobs(...)`, which explains the settings.
 
-    Use it from one place at a time, except for `stop()`. Leases of messages in hand are extended by themselves. Used
-    in `with`, a loop that is left with `break` has processed its last message; otherwise nobody can know, and
-    that message is given back to be handed out again.
+    Only one thread or task may use it at a time, except for `stop()`. Leases of the messages that it holds are extended
+    automatically. In a `with` block, a loop that is left with `break` has processed its last message; otherwise that
+    message is released, to be delivered again.
+
+    Example:
+        >>> receipts = bus.publish_many("jobs", [b"resize 1.png", b"resize 2.png"])
+        >>> with bus.queue("jobs").jobs(timeout=1) as jobs:
+        ...     for job in jobs:
+        ...         print(job.value)
+        b'resize 1.png'
+        b'resize 2.png'
     """
 
     def __init__(
@@ -65,11 +73,26 @@ class Jobs:
                 self.close()
 
     def stop(self) -> None:
-        """End the iteration after the message that is being processed; may be called from anywhere."""
+        """End the iteration after the current message; any thread may call it.
+
+        Example:
+            >>> receipts = bus.publish_many("jobs", [b"resize 1.png", b"resize 2.png"])
+            >>> with bus.queue("jobs").jobs() as jobs:
+            ...     for job in jobs:
+            ...         print(job.value)
+            ...         jobs.stop()
+            b'resize 1.png'
+        """
         self._prefetch.stop()
 
     def close(self) -> None:
-        """End: give back what was not handed over, and the last message if nothing has been said about it."""
+        """Release the messages that were leased ahead, and the last one if it is not settled, and close.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> jobs = bus.queue("jobs").jobs()
+            >>> jobs.close()
+        """
         self._close_by(now() + self._acknowledger.timeout)
 
     def _close_by(self, deadline: float) -> None:

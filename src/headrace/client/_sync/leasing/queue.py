@@ -26,11 +26,20 @@ if TYPE_CHECKING:
 
 
 class Queue(QueueInspection):
-    """Takes messages of a topic, and says what became of them. Made by `bus.queue(...)`; costs nothing to make.
+    """A work queue: leases messages of a topic, and settles them. Made by `bus.queue(...)`, which costs nothing.
 
-    Messages are leased: until they are settled, or the lease is over, nobody else has them. What is said about one
-    message raises LeaseExpired, NotLeaseHolder or MessageGone if it is refused; what is said about a list of messages
-    returns the refusals, with the reasons, and is done for all others.
+    Until a leased message is settled, or its lease expires, no other worker gets it. A method that settles one message
+    raises LeaseExpired, NotLeaseHolder or MessageGone if the broker refuses it; a method that settles a list returns
+    the refusals, with the reasons, and settles all others.
+
+    Example:
+        >>> receipts = bus.publish_many("jobs", [b"resize 1.png", b"resize 2.png"])
+        >>> queue = bus.queue("jobs")
+        >>> for job in queue.lease(max=2):
+        ...     print(job.value)
+        ...     queue.ack(job)
+        b'resize 1.png'
+        b'resize 2.png'
     """
 
     def __init__(
@@ -65,16 +74,29 @@ class Queue(QueueInspection):
         wait: float | timedelta = 0.0,
         bytes_max: int = 1 << 20,
     ) -> list[Job]:
-        """Take messages that are ready; none when there are none.
+        """Lease messages that are ready.
 
-        Should the answer get lost on its way, its messages are handed out again when the lease is over. Messages that
-        cannot be deserialized are given back with the reason, and in the end become dead letters.
+        If the answer is lost, the broker delivers its messages again when the lease expires. Messages that cannot be
+        decoded are released with the reason, and in the end become dead letters.
 
         Parameters:
-            max: how many at most.
-            lease: for how many seconds; by default as the subscription's settings say.
-            wait: how many seconds to wait when there is none.
-            bytes_max: how much at most, but one message in any case.
+            max: how many messages at most.
+            lease: for how many seconds; by default the subscription's setting.
+            wait: how many seconds to wait if no message is ready.
+            bytes_max: how many bytes at most, but at least one message.
+
+        Returns:
+            The leased messages; none if none is ready.
+
+        Raises:
+            TopicNotFound: if the topic does not exist and the queue was opened without `create`.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> jobs = bus.queue("jobs").lease(max=10, lease=60)
+            >>> [(job.value, job.deliveries) for job in jobs]
+            [(b'resize cat.jpg', 1)]
         """
         return self._take(max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
 
@@ -86,16 +108,28 @@ class Queue(QueueInspection):
         wait: float | timedelta = 0.0,
         bytes_max: int = 1 << 20,
     ) -> LeasedBlock:
-        """The same for use in `with`: at the end of the block messages are acknowledged, after an exception given back.
+        """Lease messages for a block: acknowledged at its end, released if it raises.
 
-        Messages about which something was said in the block are left as that said. In the block leases are extended
-        by themselves.
+        Messages that the block settled itself are left alone. In the block leases are extended automatically.
 
         Parameters:
-            max: as for `lease`, like all others.
-            lease: see there.
-            wait: see there.
-            bytes_max: see there.
+            max: as for `lease`.
+            lease: as for `lease`.
+            wait: as for `lease`.
+            bytes_max: as for `lease`.
+
+        Returns:
+            A context manager that yields the list of jobs.
+
+        Raises:
+            TopicNotFound: in `with`, if the topic does not exist.
+            LeaseExpired: at the end of the block, if another worker has a message.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> with bus.queue("jobs").leased(max=10) as jobs:
+            ...     print(len(jobs))
+            1
         """
         terms = (max, lease_ms_of(lease), wait_ms_of(wait), bytes_max)
         return LeasedBlock(self._acknowledger, lambda: self._take(*terms, extend=True), self.ack, self.release)
@@ -108,17 +142,32 @@ class Queue(QueueInspection):
         lease: float | timedelta | None = None,
         timeout: float | None = None,
     ) -> Jobs:
-        """Messages to iterate over, leased ahead so that the next one is there when it is asked for.
+        """Iterate over messages that are leased ahead, so that the next one is there when it is requested.
 
-        Messages with a time are there beforehand and handed over when it has come by the broker's clock, never
-        before. Leases of all messages in hand are extended by themselves.
+        Messages with a due time are leased shortly before it and returned when it has come by the broker's clock, never
+        earlier. The leases of all messages that the client holds are extended automatically.
 
         Parameters:
-            prefetch: how many messages are leased ahead.
-            ack: `auto`: a message is acknowledged when the next one is asked for, without waiting for the answer;
-                `manual`: only what you say about it counts.
-            lease: for how many seconds; by default as the subscription's settings say.
-            timeout: iteration ends when no message has come for so many seconds; by default never.
+            prefetch: how many messages to lease ahead.
+            ack: `auto`: acknowledge a message when the next one is requested, without waiting for the answer;
+                `manual`: only you settle messages.
+            lease: for how many seconds; by default the subscription's setting.
+            timeout: end the iteration after so many seconds without a message; by default never.
+
+        Returns:
+            The jobs, to iterate over.
+
+        Raises:
+            InvalidArgument: if an argument is wrong.
+            TopicNotFound: in the iteration, if the topic does not exist.
+
+        Example:
+            >>> receipts = bus.publish_many("jobs", [b"resize 1.png", b"resize 2.png"])
+            >>> with bus.queue("jobs").jobs(timeout=10) as jobs:
+            ...     for job in jobs:
+            ...         print(job.value)
+            ...         break
+            b'resize 1.png'
         """
         if ack not in ("auto", "manual"):
             raise InvalidArgument(f"ack is 'auto' or 'manual', not {shown(ack)}")
@@ -143,10 +192,26 @@ class Queue(QueueInspection):
     def ack(self, jobs: Sequence[Job]) -> list[Refusal]: ...
 
     def ack(self, jobs: Job | Sequence[Job]) -> list[Refusal] | None:
-        """These are done. Accepted also after the lease is over, if nobody else has taken the message since.
+        """Acknowledge messages: they are processed.
+
+        The broker accepts it also after the lease expired, if no other worker has leased the message since.
 
         Parameters:
-            jobs: a message, or a list of them.
+            jobs: a job, or a list of jobs.
+
+        Returns:
+            For a list, the refusals; for one job, None.
+
+        Raises:
+            LeaseExpired: for one job, if its lease expired and another worker has the message, or may have it.
+            NotLeaseHolder: for one job, if it is not leased by this token.
+            MessageGone: for one job, if it is already settled or removed.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> queue.ack(queue.lease(max=10))
+            []
         """
         if isinstance(jobs, Job):
             refused = self._acknowledger.ack_one(jobs).wait()
@@ -162,11 +227,26 @@ class Queue(QueueInspection):
     def extend(self, jobs: Sequence[Job], lease: float | timedelta | None = None) -> list[Refusal]: ...
 
     def extend(self, jobs: Job | Sequence[Job], lease: float | timedelta | None = None) -> list[Refusal] | None:
-        """Keep these for longer.
+        """Extend the leases of messages.
 
         Parameters:
-            jobs: a message, or a list of them.
-            lease: for how many seconds from now on; by default as the subscription's settings say.
+            jobs: a job, or a list of jobs.
+            lease: for how many seconds from now on; by default the subscription's setting.
+
+        Returns:
+            For a list, the refusals; for one job, None.
+
+        Raises:
+            LeaseExpired: for one job, if its lease expired.
+            NotLeaseHolder: for one job, if it is not leased by this token.
+            MessageGone: for one job, if it is already settled or removed.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> jobs = queue.lease()
+            >>> queue.extend(jobs, lease=300)
+            []
         """
         lease_ms = lease_ms_of(lease)
         heads = [Extend(self.topic, part, lease_ms, self.subscription) for part in self._parts(jobs)]
@@ -203,14 +283,30 @@ class Queue(QueueInspection):
         reason: str = "",
         state: bytes = b"",
     ) -> list[Refusal] | None:
-        """Give these back, to be handed out again; by default when the subscription's retry settings say.
+        """Release messages, to be delivered again; by default after the delay of the subscription's retry settings.
 
         Parameters:
-            jobs: a message, or a list of them.
+            jobs: a job, or a list of jobs.
             delay: after so many seconds; 0 is at once.
             until: or at this time.
-            reason: why, for the dead letter, should it come to that.
-            state: a few bytes for whoever gets the message next.
+            reason: why, for the dead letter that it may become.
+            state: a few bytes for the next holder.
+
+        Returns:
+            For a list, the refusals; for one job, None.
+
+        Raises:
+            LeaseExpired: for one job, if its lease expired.
+            NotLeaseHolder: for one job, if it is not leased by this token.
+            MessageGone: for one job, if it is already settled or removed.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> queue.release(queue.lease(), delay=0, state=b"half done")
+            []
+            >>> (queue.lease())[0].state
+            b'half done'
         """
         if not isinstance(state, bytes | bytearray | memoryview):
             raise InvalidArgument(f"a state is bytes, not {shown(state)}")
@@ -243,11 +339,27 @@ class Queue(QueueInspection):
     def reject(self, jobs: Sequence[Job], reason: str = "") -> list[Refusal]: ...
 
     def reject(self, jobs: Job | Sequence[Job], reason: str = "") -> list[Refusal] | None:
-        """These cannot be processed: make them dead letters.
+        """Reject messages that cannot be processed: they become dead letters.
 
         Parameters:
-            jobs: a message, or a list of them.
-            reason: why, for whoever looks at them.
+            jobs: a job, or a list of jobs.
+            reason: why, for the dead letter.
+
+        Returns:
+            For a list, the refusals; for one job, None.
+
+        Raises:
+            LeaseExpired: for one job, if its lease expired.
+            NotLeaseHolder: for one job, if it is not leased by this token.
+            MessageGone: for one job, if it is already settled or removed.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> queue.reject(queue.lease(), reason="not a picture")
+            []
+            >>> (queue.stats()).dead
+            1
         """
         heads = [Reject(self.topic, part, cut_reason(reason), self.subscription) for part in self._parts(jobs)]
         return self._say(heads, jobs)

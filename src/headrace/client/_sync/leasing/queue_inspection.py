@@ -35,10 +35,22 @@ class QueueInspection:
         self._broker = broker
 
     def peek(self, n: int = 1) -> list[PendingMessage]:
-        """The first messages that are ready, without leasing them.
+        """Return the first messages that are ready, without leasing them.
 
         Parameters:
             n: how many at most.
+
+        Returns:
+            The messages, with their status.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription is named and does not exist.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> [found.value for found in bus.queue("jobs").peek()]
+            [b'resize cat.jpg']
         """
         return self.find(status="ready", limit=n)
 
@@ -54,9 +66,9 @@ class QueueInspection:
         messages: Iterable[Placed] = (),
         limit: int = 100,
     ) -> list[PendingMessage]:
-        """Messages that are not settled and to which all of this applies.
+        """Find unsettled messages that match all criteria.
 
-        They come in the order of partition and offset; with the status `waiting` in the order of their time.
+        They are in the order of partition and offset; with the status `waiting` in the order of their time.
 
         Parameters:
             status: `waiting`, `ready`, `leased` or `dead`; by default all but dead ones.
@@ -65,8 +77,21 @@ class QueueInspection:
             key: with this key.
             owner: of this producer group.
             headers: with these headers, and perhaps others.
-            messages: only these: anything that has a partition and an offset.
+            messages: only these: any objects with a partition and an offset.
             limit: how many at most.
+
+        Returns:
+            The messages, with their status.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription is named and does not exist.
+            InvalidArgument: if a criterion is wrong.
+
+        Example:
+            >>> reminder = bus.schedule("reminders", b"call ann", in_=3600, key="ann")
+            >>> [(found.value, found.status) for found in bus.queue("reminders").find(key="ann")]
+            [(b'call ann', 'waiting')]
         """
         checked_count(limit, "limit")
         found: list[PendingMessage] = []
@@ -98,11 +123,29 @@ class QueueInspection:
         messages: Iterable[Placed] = (),
         page: int = 100,
     ) -> Iterator[list[PendingMessage]]:
-        """The same as `find`, but all there are, page by page.
+        """Find all messages that match, page by page.
 
         Parameters:
-            status: as for `find`, like all that are not explained here.
+            status: as for `find`.
+            due_from: as for `find`.
+            due_to: as for `find`.
+            key: as for `find`.
+            owner: as for `find`.
+            headers: as for `find`.
+            messages: as for `find`.
             page: how many messages a page has at most.
+
+        Yields:
+            Pages: lists of messages.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            InvalidArgument: if a criterion is wrong.
+
+        Example:
+            >>> reminder = bus.schedule("reminders", b"call ann", in_=3600)
+            >>> [len(page) for page in bus.queue("reminders").find_pages(page=50)]
+            [1]
         """
         checked_count(page, "page", LEASE_MESSAGES_MAX)
         wanted = selection(status, due_from, due_to, key, owner, headers, messages)
@@ -118,12 +161,26 @@ class QueueInspection:
                 return
 
     def forecast(self, start: Moment, bucket_seconds: float | timedelta, buckets: int = 24) -> Forecasted:
-        """How many messages come due when.
+        """Count the messages that become due in each of several buckets of time.
 
         Parameters:
-            start: when the first bucket of time begins.
-            bucket_seconds: how long each is.
+            start: when the first bucket begins.
+            bucket_seconds: the length of a bucket.
             buckets: how many.
+
+        Returns:
+            The counts of the buckets, and of what is due before and after them.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> from datetime import UTC, datetime
+            >>> day = datetime(2040, 6, 1, tzinfo=UTC)
+            >>> reminder = bus.schedule("reminders", b"call ann", at=day)
+            >>> (bus.queue("reminders").forecast(day, 3600, buckets=3)).counts
+            [1, 0, 0]
         """
         bucket_us = span_us(bucket_seconds)
         head = Forecast(self.topic, microseconds(start), bucket_us, buckets, self.subscription)
@@ -146,22 +203,35 @@ class QueueInspection:
         matching_headers: GivenHeaders | None = None,
         messages: Iterable[Placed] = (),
     ) -> list[EditOutcome]:
-        """Change all messages to which something applies, each once; says of each whether it was done.
+        """Change all messages that match, each once.
 
         Parameters:
             due: move them to this time,
             shift: or by so many seconds, from when they will be ready, or else were published.
-            priority: give them this priority.
+            priority: set their priority.
             value: replace value and headers by this value
             headers: and these headers.
-            delete: remove them.
-            owner: in whose name: only messages of this producer group are changed then.
-            status: which messages, as for `find`, like all that follow.
-            due_from: see there.
-            due_to: see there.
-            key: see there.
-            matching_headers: `headers` there.
-            messages: see there.
+            delete: delete them.
+            owner: in whose name: then only messages of this producer group are changed.
+            status: which messages, as for `find`.
+            due_from: as for `find`.
+            due_to: as for `find`.
+            key: as for `find`.
+            matching_headers: as `headers` for `find`.
+            messages: as for `find`.
+
+        Returns:
+            The outcome for each message.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            InvalidArgument: if an argument is wrong, or nothing is to be changed.
+
+        Example:
+            >>> reminder = bus.schedule("reminders", b"call ann", in_=3600, key="ann")
+            >>> outcomes = bus.queue("reminders").edit_matching(shift=86400, key="ann")
+            >>> [outcome.outcome for outcome in outcomes]
+            ['applied']
         """
         change, body = edition(
             due=due, shift=shift, priority=priority, value=value, headers=headers, delete=delete, owner=owner
@@ -188,16 +258,30 @@ class QueueInspection:
         messages: Iterable[Placed] = (),
         limit: int | None = None,
     ) -> int:
-        """Put dead messages back where they died, to be handed out anew; returns how many.
+        """Publish dead messages again to their topic.
 
         Parameters:
-            due_from: which messages, as for `find`; by default all that are dead.
-            due_to: see there.
-            key: see there.
-            owner: see there.
-            headers: see there.
-            messages: see there.
+            due_from: which messages, as for `find`; by default all dead ones.
+            due_to: as for `find`.
+            key: as for `find`.
+            owner: as for `find`.
+            headers: as for `find`.
+            messages: as for `find`.
             limit: how many at most; by default all.
+
+        Returns:
+            How many were redriven.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription does not exist.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> refusals = queue.reject(queue.lease())
+            >>> queue.redrive()
+            1
         """
         wanted: Selection = selection("dead", due_from, due_to, key, owner, headers, messages)
         if limit is not None:
@@ -214,15 +298,56 @@ class QueueInspection:
         return redriven
 
     def stats(self) -> SubscriptionInfo:
-        """The subscription as it is now: its settings, how many messages are waiting, ready, leased and dead."""
+        """Describe the subscription: its settings, and how many messages are waiting, ready, leased and dead.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription does not exist.
+
+        Example:
+            >>> receipt = bus.publish("jobs", b"resize cat.jpg")
+            >>> queue = bus.queue("jobs")
+            >>> jobs = queue.lease()
+            >>> (queue.stats()).leased
+            1
+        """
         return self._broker.request(SubscriptionDescribe(self.topic, self.subscription))
 
     def pause(self) -> SubscriptionInfo:
-        """Hand out nothing until `resume`; what is leased can be settled."""
+        """Stop deliveries until `resume`; leased messages can be settled.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription does not exist.
+
+        Example:
+            >>> info = bus.create_subscription("jobs")
+            >>> (bus.queue("jobs").pause()).settings["paused"]
+            True
+        """
         return self._alter(paused=True)
 
     def resume(self) -> SubscriptionInfo:
-        """Hand out messages again."""
+        """Resume deliveries after `pause`.
+
+        Returns:
+            The subscription as it is now.
+
+        Raises:
+            TopicNotFound: if the topic does not exist.
+            SubscriptionNotFound: if the subscription does not exist.
+
+        Example:
+            >>> info = bus.create_subscription("jobs")
+            >>> (bus.queue("jobs").resume()).settings["paused"]
+            False
+        """
         return self._alter(paused=False)
 
     def _alter(self, **settings: Any) -> SubscriptionInfo:

@@ -1,4 +1,4 @@
-"""Every place a log can live gives the same log: one suite over all drivers."""
+"""Every kind of log is the same log: one suite over files, files on other disks, and memory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,47 +8,42 @@ import pytest
 from headrace.model.batch import Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import (
-    DiskFull,
-    DurabilityUnavailable,
-    InvalidArgument,
-    LogClosed,
-    LogNotFound,
-    OffsetOutOfRange,
-)
-from headrace.storage.driver import Driver, FileDriver, MemoryDriver, StoredLog
+from headrace.model.errors import DiskFull, DurabilityUnavailable, HeadraceError, LogClosed, OffsetOutOfRange
+from headrace.storage.disk import Disk
+from headrace.storage.log import FileLog
+from headrace.storage.memory import MemoryLog
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
-from headrace.testing import FaultyDisk, InlineWorker
+from headrace.storage.stored_log import StoredLog
+from headrace.testing import FaultyDisk, InlineWorker, MemoryDisk
 
 MIB = 1 << 20
-Drivers = dict[str, Callable[[str, StorageRuntime], Driver]]
+Open = Callable[[str], StoredLog]
 
-DRIVERS: Drivers = {
-    "files": lambda root, host: FileDriver(host, root, LogSettings(segment_bytes=MIB)),
-    "files in small segments": lambda root, host: FileDriver(host, root, LogSettings(segment_bytes=50_000)),
-    "memory": lambda *_: MemoryDriver(64 * MIB),
-    "memory that spills": lambda root, host: MemoryDriver(
-        2 * MIB, FileDriver(host, root, LogSettings(segment_bytes=MIB))
-    ),
+
+def runtime(disk: Disk | None = None) -> StorageRuntime:
+    """A runtime with so few files and mappings that logs have to open theirs again and again."""
+    return StorageRuntime(disk, files_max=4, views_max=2, indexes_max=1)
+
+
+def files(directory: str, disk: Disk | None = None, segment_bytes: int = MIB) -> FileLog:
+    return FileLog(runtime(disk), directory, LogSettings(segment_bytes=segment_bytes))
+
+
+_IN_MEMORY = MemoryDisk()
+LOGS: dict[str, Open] = {
+    "files": files,
+    "files in small segments": lambda directory: files(directory, segment_bytes=50_000),
+    "files on a faulty disk": lambda directory: files(directory, FaultyDisk()),
+    "files on a disk in memory": lambda directory: files(directory, _IN_MEMORY),
+    "memory": lambda _: MemoryLog(64 * MIB),
+    "memory that spills": lambda directory: MemoryLog(2 * MIB, files(directory)),
 }
 
 
-@pytest.fixture
-def host() -> Iterator[StorageRuntime]:
-    host = StorageRuntime(files_max=4, views_max=2, indexes_max=1)
-    yield host
-    host.close()
-
-
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest, tmp_path: Path, host: StorageRuntime) -> Driver:
-    return DRIVERS[request.param](str(tmp_path / "logs"), host)
-
-
-@pytest.fixture
-def log(driver: Driver) -> Iterator[StoredLog]:
-    log = driver.open("orders")
+@pytest.fixture(params=LOGS)
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoredLog]:
+    log = LOGS[request.param](str(tmp_path / "log"))
     yield log
     log.close()
 
@@ -199,46 +194,99 @@ def test_retention_by_size_and_age(log: StoredLog) -> None:
 
 def test_a_receipt_says_what_was_reached(log: StoredLog) -> None:
     batch = encode(Columns([b"x"]), 1)
-    try:
+    if log.durable:
         receipt = log.append(batch, 1, Durability.SYNCED)
-    except DurabilityUnavailable:
-        assert log.append(batch, 1, Durability.MEMORY).reached is Durability.MEMORY
-        with pytest.raises(DurabilityUnavailable):
-            log.wait_synced(1)
-    else:
         receipt.wait(Durability.SYNCED, 10)
         assert receipt.reached is Durability.SYNCED
         assert log.synced_offset == 1
+    else:
+        with pytest.raises(DurabilityUnavailable):
+            log.append(batch, 1, Durability.SYNCED)
+        assert log.next_offset == 0
+        receipt = log.append(batch, 1, Durability.MEMORY)
+        assert receipt.reached is Durability.MEMORY
+        with pytest.raises(DurabilityUnavailable):
+            receipt.wait(Durability.SYNCED, 10)
 
 
-def test_a_closed_log_takes_nothing(driver: Driver) -> None:
-    log = driver.open("orders")
+def test_an_append_that_asks_for_nothing_reaches_what_the_log_promises(log: StoredLog) -> None:
+    receipt = log.append(encode(Columns([b"x"]), 1), 1)
+    assert receipt.reached >= log.append_durability
+    receipt.wait(log.append_durability, 0)
+    assert log.awaits_sync(log.next_offset) <= log.durable
+
+
+def test_whoever_waits_for_a_sync_is_called_back_when_no_sync_is_left_to_do(log: StoredLog) -> None:
+    append(log, b"a", b"b")
+    reported: list[tuple[HeadraceError | None, bool, Durability]] = []
+    log.when_synced(2, lambda error: reported.append((error, log.awaits_sync(2), log.reached(2))))
+    log.wait_synced(2, 10)
+    append(log, b"c")
+    log.request_sync()
+    log.wait_synced(3, 10)
+    assert reported == [(None, False, Durability.SYNCED if log.durable else Durability.MEMORY)]
+    assert not log.awaits_sync(log.next_offset)
+    assert not log.is_small_backlog
+    assert log.synced_offset == (3 if log.durable else 0)
+
+
+def test_retention_says_what_it_would_remove(log: StoredLog) -> None:
+    for number in range(400):
+        append(log, bytes(10_000), now_us=number)
+    offset = log.retention_offset(400, bytes_max=1_500_000)
+    assert log.first_offset == 0
+    assert log.retain(400, bytes_max=1_500_000) == log.first_offset == offset > 0
+    assert log.retention_offset(400) == 0
+
+
+def test_settings_change_while_the_log_is_open(log: StoredLog) -> None:
+    for number in range(30):
+        append(log, b"%02d" % number + bytes(100_000))
+    log.alter(LogSettings(segment_bytes=200_000, memory_bytes=2 * MIB), 1_000)
+    for number in range(30, 60):
+        append(log, b"%02d" % number + bytes(100_000))
+    assert len(log.segments) > 3 if log.durable else log.size_bytes <= 7 * MIB
+    assert [value[:2] for value in values(log) if value] == [b"%02d" % number for number in range(log.first_offset, 60)]
+
+
+def test_the_owner_is_kept_with_the_log(log: StoredLog) -> None:
+    assert log.owner == b""
+    log.set_owner(b"somebody")
+    assert log.owner == b"somebody"
+
+
+def test_a_new_log_tells_of_itself(log: StoredLog) -> None:
+    assert log.location
+    assert log.writer_at_work
+    assert (log.survived_offset, log.findings.lost, log.size_bytes) == (0, [], 0)
+    append(log, b"x" * 1000)
+    assert log.size_bytes > 1000
+    assert [segment.base_offset for segment in log.segments] == [0]
+    assert log.batch_bytes_max >= MIB
+    log.refresh()
+    assert log.verify().lost == []
+
+
+def test_a_closed_log_takes_nothing(log: StoredLog) -> None:
     log.close()
     log.close()
     with pytest.raises(LogClosed):
         append(log, b"x")
 
 
-def test_logs_have_names(driver: Driver) -> None:
-    for name in ("b", "a", "with-dash_and.dot"):
-        append(driver.open(name), b"x")
-    assert driver.names() == ["a", "b", "with-dash_and.dot"]
-    for log in map(driver.open, ["a"]):
+def test_durable_logs_are_there_when_they_are_opened_again(tmp_path: Path) -> None:
+    for name, opened in LOGS.items():
+        log = opened(str(tmp_path / name))
+        append(log, b"a", b"b")
         log.close()
-    driver.delete("a")
-    assert driver.names() == ["b", "with-dash_and.dot"]
-    with pytest.raises(LogNotFound):
-        driver.delete("a")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "x" * 201, "ü", "a b"])
-def test_names_that_cannot_be(driver: Driver, name: str) -> None:
-    with pytest.raises(InvalidArgument):
-        driver.open(name)
+        again = opened(str(tmp_path / name))
+        assert again.survived_offset == (2 if log.durable else 0)
+        assert values(again) == ([b"a", b"b"] if log.durable else [])
+        again.close()
 
 
 def test_memory_drops_the_oldest() -> None:
-    log = MemoryDriver(4 * MIB).open("x")
+    log = MemoryLog(4 * MIB)
     for number in range(100):
         append(log, b"%03d" % number + bytes(100_000))
     assert 0 < log.first_offset < 100
@@ -248,9 +296,8 @@ def test_memory_drops_the_oldest() -> None:
     assert log.size_bytes <= 4 * MIB
 
 
-def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: StorageRuntime) -> None:
-    files = FileDriver(host, str(tmp_path), LogSettings(segment_bytes=MIB))
-    log = MemoryDriver(4 * MIB, files).open("x")
+def test_what_left_memory_is_read_from_disk(tmp_path: Path) -> None:
+    log = MemoryLog(4 * MIB, files(str(tmp_path / "log")))
     for number in range(200):
         append(log, b"%03d" % number + bytes(100_000))
     assert log.first_offset == 0
@@ -259,14 +306,15 @@ def test_what_left_memory_is_read_from_disk(tmp_path: Path, host: StorageRuntime
     log.truncate_before(150)
     assert len(values(log)) == 50
     log.close()
-    assert MemoryDriver(4 * MIB, files).open("x").first_offset == MemoryDriver(4 * MIB, files).open("x").next_offset
+    again = MemoryLog(4 * MIB, files(str(tmp_path / "log")))
+    assert again.first_offset == again.next_offset >= 150
+    again.close()
 
 
 def test_a_disk_that_fills_up_while_memory_is_moved_there(tmp_path: Path) -> None:
     disk = FaultyDisk()
     host = StorageRuntime(disk, flusher=InlineWorker(), preparer=InlineWorker())
-    files = FileDriver(host, str(tmp_path / "logs"), LogSettings(segment_bytes=MIB))
-    log = MemoryDriver(2 * MIB, files).open("x")
+    log = MemoryLog(2 * MIB, FileLog(host, str(tmp_path / "log"), LogSettings(segment_bytes=MIB)))
     refused = 0
     for number in range(60):
         disk.capacity_bytes = disk.used_bytes + 350_000 if number == 30 else disk.capacity_bytes
