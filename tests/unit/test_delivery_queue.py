@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.gateways.native.delivery_queue import SLICE_S, DeliveryQueue
-from headrace.gateways.native.frame_writer import FrameWriter
-from headrace.gateways.native.stream_pump import FrameSource
+from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.runtime.loop_scheduler import LoopScheduler
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.streams import Stream, WaitingFetch
 from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
-from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.gateways.native.hangup import hung_up
-from headrace.gateways.native.stream_pump import FetchAnswer, FrameSource, StreamPump
+from headrace.gateways.native.stream_pump import FetchAnswer, StreamPump
 from headrace.model.errors import (
     Busy,
     Draining,

@@ -4,15 +4,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from headrace.model.errors import HeadraceError, InternalError, LimitExceeded
 from headrace.model.limits import FRAME_BYTES_MAX
 from headrace.wire.frames import HEADER_BYTES, frame
 from headrace.wire.native import Kind, failure
-
-if TYPE_CHECKING:
-    from headrace.gateways.native.stream_pump import FrameSource
 
 logger = logging.getLogger("headrace.native")
 
@@ -27,6 +24,35 @@ _SENDER_BYTES_MIN = 16 << 10
 """What a source's turn counts for at least, so that many sources with little to send do not take long either."""
 
 
+class FrameSource:
+    """Sends batches when it has its turn."""
+
+    __slots__ = ("_out", "correlation", "queued")
+
+    last_word: ClassVar[Kind]
+    """The kind of frame that tells the client of a failure."""
+
+    def __init__(self, out: "FrameWriter", correlation: int) -> None:
+        self._out = out
+        self.correlation = correlation
+        self.queued = False
+        """Whether it waits for a turn."""
+
+    def turn(self, now_us: int) -> int:
+        """Send something; returns the number of bytes."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Send nothing more."""
+        raise NotImplementedError
+
+    def want_turn(self) -> None:
+        """Wait for a turn: what there is may not be read in the middle of a request to the broker."""
+        if not self.queued:
+            self.queued = True
+            self._out.queue(self)
+
+
 class FrameWriter:
     """The sending half of a connection."""
 
@@ -35,7 +61,7 @@ class FrameWriter:
         transport: asyncio.Transport,
         deliver_soon: Callable[["FrameWriter"], None],
         flush_soon: Callable[["FrameWriter"], None],
-        failed: Callable[["FrameSource", HeadraceError], None],
+        failed: Callable[[FrameSource, HeadraceError], None],
     ) -> None:
         self._transport = transport
         self._deliver_soon = deliver_soon
@@ -87,7 +113,7 @@ class FrameWriter:
         before, self._unsent_bytes = self._unsent_bytes, self._transport.get_write_buffer_size()
         return self._unsent_bytes != before
 
-    def queue(self, sender: "FrameSource") -> None:
+    def queue(self, sender: FrameSource) -> None:
         """Give a source a turn, when the client receives."""
         self._waiting.append(sender)
         self._take_turns_soon()
@@ -125,7 +151,7 @@ class FrameWriter:
             self._turn_comes = True
             self._deliver_soon(self)
 
-    def _turn(self, sender: "FrameSource", now_us: int) -> int:
+    def _turn(self, sender: FrameSource, now_us: int) -> int:
         try:
             return sender.turn(now_us)
         except HeadraceError as error:
