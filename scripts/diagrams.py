@@ -163,7 +163,11 @@ FLOWS: tuple[tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]], ...] = (
             (2, "route it; merge small batches", ("broker/broker.py", "broker/active_partition.py")),
             (3, "recognise retries; append", ("engines/producers.py", "engines/partition.py")),
             (4, "write to the segment", ("storage/log.py", "storage/segment.py")),
-            (4, "fsync, once for all that wait", ("storage/inline_sync.py", "storage/worker.py", "storage/disk.py")),
+            (
+                4,
+                "fsync, once for all that wait",
+                ("storage/group_commit.py", "storage/inline_sync.py", "storage/disk.py"),
+            ),
             (2, "answer what is synced", ("broker/sync_waiters.py",)),
             (1, "write the answer", ("gateways/native/frame_writer.py",)),
             (0, "resolve the receipt", ("client/connection/request_router.py",)),
