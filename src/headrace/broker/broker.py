@@ -16,8 +16,10 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
+from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -49,7 +51,6 @@ from headrace.model.leasing import (
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
-    Assignment,
     BrokerInfo,
     Commit,
     Done,
@@ -88,6 +89,7 @@ from headrace.model.schedule_requests import (
     ScheduleRun,
     ScheduleSet,
 )
+from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -126,6 +128,10 @@ class Broker:
         dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
+        self._policies = SubscriptionPolicies(
+            self._subscriptions, self._admin, self._standing, self._ledger, self._turns
+        )
         self._editor = MessageEditor(*leased, self._ledger, self._turns)
         self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
@@ -162,7 +168,7 @@ class Broker:
 
     def connect(
         self,
-        push: Callable[[Assignment], None],
+        push: Callable[[Any], None],
         client: str,
         now_us: int,  # noqa: ARG002
         *,
@@ -198,12 +204,21 @@ class Broker:
         """Keep the group memberships of a session alive."""
         self._groups.touch(session, now_us)
 
-    def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
+    def pause(self, session: Session) -> None:
+        """Lease nothing more to a session: its client does not take what is sent as fast as it comes."""
+        self._standing.pause(session)
+
+    def resume(self, session: Session) -> None:
+        """Lease to a session again."""
+        self._standing.resume(session)
+
+    def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
         self._readers.disconnect(session)
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
+        self._standing.disconnect(session, now_us)
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
@@ -231,6 +246,8 @@ class Broker:
         self._tick("transactions", self._transactions.tick, now_us)
         self._tick("maintenance", self._maintenance.tick, now_us)
         self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("standing leases", self._standing.tick, now_us)
+        self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
         if not self._draining:
@@ -254,6 +271,7 @@ class Broker:
     def drain(self) -> None:
         """Refuse new work from now on; work that was begun can be finished."""
         self._draining = True
+        self._standing.drain()
         self._leasing.drain()
 
     def close(self, now_us: int) -> None:
@@ -286,6 +304,7 @@ class Broker:
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
         admin, leasing, editing, finding = self._admin, self._leasing, self._editor, self._queries
+        standing = self._standing
         return {
             SubscriptionCreate: lambda _, ask, __, now: admin.create(ask, now),
             SubscriptionAlter: lambda _, ask, __, now: admin.alter(ask, now),
@@ -294,6 +313,9 @@ class Broker:
             SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
             SubscriptionList: lambda _, ask, __, now: admin.listed(ask, now),
             Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
+            LeaseOpen: lambda session, ask, _, now: standing.open(session, ask, now),
+            LeaseCredit: lambda session, ask, _, __: standing.credit(session, ask),
+            LeaseClose: lambda session, ask, _, now: standing.close(session, ask, now),
             LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
             Ack: lambda _, ask, __, now: leasing.ack(ask, now),
             Extend: lambda _, ask, __, now: leasing.extend(ask, now),
@@ -360,11 +382,18 @@ class Broker:
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
+        if topic.id in self._policies.refusing:
+            active.flush()  # what was gathered counts
+            self._policies.check(topic)
         return active.publish(request, batch, now_us)
 
     def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
+        if self._policies.refusing:
+            topic = self._topics.find(request.topic)
+            if topic is not None and topic.id in self._policies.refusing:
+                self._policies.check(topic)  # here, because a commit is never refused
         return self._transactions.stage(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:

@@ -1,10 +1,9 @@
 """What surrounds a broker: the threads that it runs on, and the sessions through which it is asked."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.model.identity import ANONYMOUS, Identity
-from headrace.model.requests import Assignment
 from headrace.model.topic import DEFAULT_TENANT
 
 
@@ -32,7 +31,7 @@ class Session:
 
     def __init__(
         self,
-        push: Callable[[Assignment], None],
+        push: Callable[[Any], None],
         *,
         identity: Identity = ANONYMOUS,
         tenant: str = DEFAULT_TENANT,
@@ -42,7 +41,9 @@ class Session:
         is_local: bool = False,
     ) -> None:
         self.push = push
-        """Sends what the broker tells unasked."""
+        """Sends what the broker tells unasked: an Answer, or an AnswerWithBody."""
+        self.blocked = False
+        """Whether the client does not take what is sent as fast as it comes: nothing more is leased to it meanwhile."""
         self.identity = identity
         self.tenant = tenant
         """Names without a slash are this tenant's."""

@@ -23,6 +23,7 @@ from headrace.model.errors import (
     SubscriptionExists,
     SubscriptionFailed,
     SubscriptionNotFound,
+    SubscriptionReopened,
     TopicNotFound,
 )
 from headrace.model.leasing import (
@@ -96,6 +97,7 @@ class SubscriptionAdmin:
         )
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
+        self._registry.settings_changed(found)
         yield from self._registry.prepare(found, self._altering(found, settings, now_us))
         return (yield from self._answer(found, now_us))
 
@@ -140,6 +142,8 @@ class SubscriptionAdmin:
         self._ledger.record(now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
         found.fact, found.failure = fact, ""
         self._registry.detach(found)
+        why = SubscriptionReopened(f"the leased subscription {found} was reset: its leases are over")
+        self._registry.ended(found, why)
         yield from self._registry.opening(found, now_us)
 
     def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:
@@ -211,6 +215,7 @@ class SubscriptionAdmin:
             released=subscription.released,
             expired_leases=subscription.expired_leases,
             timing=subscription.timing,
+            dropped=subscription.dropped,
             error=subscription.failure or subscription.topic.failure,
         )
 

@@ -300,6 +300,20 @@ class SubscriptionFailed(HeadraceError):
     code = "subscription_failed"
 
 
+class SubscriptionFull(HeadraceError):
+    """A leased subscription of the topic has as many unsettled messages as it may have; publish again later."""
+
+    code = "subscription_full"
+    retryable = True
+
+
+class SubscriptionReopened(HeadraceError):
+    """The leased subscription was reset, and its leases are over; open the standing lease request again."""
+
+    code = "subscription_reopened"
+    retryable = True
+
+
 class LeaseExpired(HeadraceError):
     """The lease is over, and the message has gone to another holder since, or may have."""
 

@@ -72,6 +72,8 @@ class SubscriptionInfo(Answer):
     """These four count since the broker was started."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Also since the broker was started."""
+    dropped: int = 0
+    """Messages that were dropped because there were too many, since the broker was started."""
     error: str = ""
     """Why it could not be opened; empty when it is at work."""
 

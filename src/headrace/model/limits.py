@@ -36,6 +36,9 @@ FRAME_BYTES_MAX = BATCH_BYTES_MAX + (64 << 10)
 STREAMS_MAX = 4096
 """Streams open at once on one connection."""
 
+STANDING_LEASES_MAX = 1024
+"""Standing lease requests open at once on one connection."""
+
 IN_FLIGHT_MAX = 64
 """Batches of one producer to one partition that are sent and not acknowledged; as many are recognised when repeated."""
 

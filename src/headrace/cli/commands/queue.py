@@ -31,7 +31,7 @@ from headrace.model.leasing import SubscriptionInfo, Timing
 from headrace.model.request import WireStruct
 from headrace.model.subscription import SubscriptionSettings
 
-_DONE = ("delivered", "acked", "released", "expired_leases")
+_DONE = ("delivered", "acked", "released", "expired_leases", "dropped")
 
 _VALUES = """\
 TIME is a number of seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. All

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
-from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout, error_of
 from headrace.model.leasing import Ack, Extend, Lease
 from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
+from headrace.model.standing_lease import LeaseCredit, LeaseDelivery, LeaseEnd
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
 from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
@@ -31,10 +32,11 @@ _SILENT_HEARTBEATS = 3
 _CLOCK_AGE_S = 2.0
 """How old what is known about a clock may become that somebody goes by."""
 _CORRELATIONS = 1 << 32
-_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, Ping})
+_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, LeaseCredit, Ping})
 """Requests whose types are checked where their values come from: these are many, or large."""
 # Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
 _ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
+_LEASE_DELIVERY = int(Kind.LEASE_DELIVERY)
 
 
 class StreamReader(Protocol):
@@ -45,6 +47,16 @@ class StreamReader(Protocol):
 
     def ended(self, error: HeadraceError) -> None:
         """No more will come."""
+
+
+class LeaseReader(Protocol):
+    """Whom the deliveries of a standing lease request are for."""
+
+    def lease_delivered(self, delivery: LeaseDelivery, body: Bytes) -> None:
+        """Leased messages came; the body is good only until this returns."""
+
+    def lease_ended(self, standing: int, error: HeadraceError) -> None:
+        """The broker has ended the request."""
 
 
 class _PendingRequest(NamedTuple):
@@ -118,6 +130,8 @@ class RequestRouter:
         self.on_drain: Callable[[], None] | None = None
         self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
         """Whom the assignments of a group's member are for."""
+        self.leases: dict[int, LeaseReader] = {}
+        """Whom the deliveries of a standing lease request are for, by its number."""
         self._asked: dict[int, _PendingRequest] = {}
         self._streams: dict[int, StreamReader] = {}
         self._numbers = itertools.count(1)
@@ -181,10 +195,14 @@ class RequestRouter:
 
     def tell(self, request: Request[Any]) -> None:
         """Send a request that has no answer."""
+        self.queue_tell(request)
+        self.flush()
+
+    def queue_tell(self, request: Request[Any]) -> None:
+        """Queue a request that has no answer for the next `flush`, for callers that hold a guard."""
         self._said = True
         if not self.closed:
             self.write(frame(request.declared.kind, self._number(), request), b"")
-            self.flush()
 
     def arrived(self, come: Frame) -> None:
         """Tell whom it is for what came."""
@@ -197,6 +215,11 @@ class RequestRouter:
             if reader is not None:
                 body = come.body if come.lasting else bytes(come.body)
                 reader.delivered(decode(kind, come.head), body)
+        elif kind == _LEASE_DELIVERY:
+            delivery: LeaseDelivery = decode(kind, come.head)
+            holder = self.leases.get(delivery.standing)
+            if holder is not None:
+                holder.lease_delivered(delivery, come.body)
         else:
             self._pushed(come)
 
@@ -204,6 +227,7 @@ class RequestRouter:
         """The connection is gone: tell all who wait for an answer."""
         self.closed = True
         self._streams.clear()
+        self.leases.clear()
         while self._asked:
             try:
                 _, asked = self._asked.popitem()
@@ -287,6 +311,11 @@ class RequestRouter:
             listener = self.members.get((assignment.group, assignment.member))
             if listener is not None:
                 listener(assignment)
+        elif come.kind == Kind.LEASE_END:
+            end: LeaseEnd = decode(come.kind, come.head)
+            holder = self.leases.pop(end.standing, None)
+            if holder is not None:
+                holder.lease_ended(end.standing, error_of(end.code, end.text, end.retryable, end.details))
         elif come.kind == Kind.DRAIN:
             self.draining = True
             if self.on_drain is not None:
