@@ -94,7 +94,7 @@ class LeaseDispatcher:
         """Lease messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
-        subscription.used_us = now_us
+        subscription.use(now_us)
         self._registry.catch_up(subscription, now_us)
         self._expiry.end_some(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
@@ -306,7 +306,7 @@ class LeaseDispatcher:
         Each holding is checked after the ones before it were settled, so that no message is settled twice.
         """
         check_holdings(holdings)
-        subscription.used_us = now_us
+        subscription.use(now_us)
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
             if index is None:

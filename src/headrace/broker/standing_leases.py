@@ -58,8 +58,7 @@ class StandingLease:
         self.credit_messages = request.credit_messages
         self.credit_bytes = request.credit_bytes
         lease = Lease(request.topic, subscription.name, lease_ms=request.lease_ms, ahead_ms=request.ahead_ms)
-        self.pending_lease = PendingLease(session, lease, _NEVER_US, PendingAnswer())
-        self.pending_lease.session_bound = request.session_bound
+        self.pending_lease = PendingLease(session, lease, _NEVER_US, PendingAnswer(), request.session_bound)
         self.queued = False
         """Whether it waits for messages, or for the journal to have those that it was granted."""
         self.ended = False
@@ -276,7 +275,7 @@ class StandingLeases:
     def _forget(self, standing: StandingLease) -> None:
         """Grant a request nothing any more."""
         standing.ended = True
-        standing.subscription.used_us = max(standing.subscription.used_us, self._turns.now_us)
+        standing.subscription.use(self._turns.now_us)
         self._withdraw(standing)
         others = self._subscriptions.get(standing.subscription.id)
         if others is not None:

@@ -60,6 +60,10 @@ class Subscription:
                 "which keeps what is settled, or delete it; the broker's log has the details"
             )
 
+    def use(self, now_us: int) -> None:
+        """Remember that somebody uses it."""
+        self.used_us = max(self.used_us, now_us)
+
     def is_settled(self, partition: int, offset: int) -> bool:
         """Whether it has settled a message, as far as it has read the partition."""
         index = self.indexes.get(partition)

@@ -43,7 +43,7 @@ class SubscriptionPolicies:
         self._unused: dict[int, Subscription] = {}
         """Those that are deleted when nobody uses them."""
         for subscription in registry:
-            subscription.used_us = turns.now_us  # nobody could have used it before
+            subscription.use(turns.now_us)  # nobody could have used it before
             self._changed(subscription)
         registry.settings_changed.connect(self._changed)
         registry.scanned.connect(self._trim)
@@ -63,7 +63,7 @@ class SubscriptionPolicies:
             seconds = subscription.settings.delete_unused_seconds
             assert seconds is not None
             if self._standing.are_open(subscription) or subscription.pending_leases:
-                subscription.used_us = now_us
+                subscription.use(now_us)
             elif now_us - subscription.used_us >= seconds * 1e6 and not subscription.preparing:
                 logger.info("unused leased subscription deleted  subscription=%s", subscription)
                 self._admin.delete(SubscriptionDelete(str(subscription.topic), subscription.name), now_us)
@@ -77,7 +77,7 @@ class SubscriptionPolicies:
             self.refusing.discard(topic.id)
         is_there = registry.find(topic, subscription.name) is subscription
         if is_there and subscription.settings.delete_unused_seconds is not None:
-            subscription.used_us = max(subscription.used_us, self._turns.now_us)
+            subscription.use(self._turns.now_us)
             self._unused[subscription.id] = subscription
         else:
             self._unused.pop(subscription.id, None)

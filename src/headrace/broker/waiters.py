@@ -21,12 +21,19 @@ class PendingLease:
 
     __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session", "session_bound", "taken_bytes")
 
-    def __init__(self, session: Session, request: Lease, deadline_us: int, pending_answer: PendingLeased) -> None:
+    def __init__(
+        self,
+        session: Session,
+        request: Lease,
+        deadline_us: int,
+        pending_answer: PendingLeased,
+        session_bound: bool = False,
+    ) -> None:
         self.session = session
         self.request = request
         self.deadline_us = deadline_us
         self.pending_answer = pending_answer
-        self.session_bound = False
+        self.session_bound = session_bound
         """Whether its leases last as long as the session."""
         self.taken_bytes = 0
         """Bytes of the messages that it was granted last."""
