@@ -1,13 +1,14 @@
 """Messages on their way into a log: gathered in columns until there are enough for a batch."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import GivenHeaders, Headers, checked_headers, header_count
 from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.message import check_message_bytes, message_size
 
@@ -20,10 +21,6 @@ MESSAGE_WEIGHT = 128
 _HEADER_WEIGHT = 10
 """What a header weighs beyond its bytes."""
 _PORTION_COUNT = 1024
-
-GivenHeaders = Mapping[str, str | bytes]
-"""Headers as a caller may give them; text is stored as UTF-8."""
-
 
 _ASK, _TAKE, _TAKE_AND_CLOSE = object(), object(), object()
 """What the buffer's inside can be asked, other than to add messages."""
@@ -40,7 +37,7 @@ class BufferedMessage(NamedTuple):
 
     value: bytes | None
     key: bytes | None
-    headers: dict[str, bytes] | None
+    headers: Headers | None
     timestamp: int | None
     weight: int
 
@@ -62,7 +59,7 @@ class BatchColumns:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
-        self.headers: list[dict[str, bytes] | None] | None = None
+        self.headers: list[Headers | None] | None = None
         self.weight = 0
 
     @property
@@ -213,13 +210,13 @@ def checked_message(
     """The parts of a message, if they are what they should be."""
     value = _bytes(value, "a value")
     key = _bytes(key, "a key")
-    checked_headers = _checked_headers(headers)
+    stored_headers = checked_headers(headers)
     if timestamp is not None:
         _check_timestamp(timestamp)
-    size = message_size(value, key, checked_headers)
+    size = message_size(value, key, stored_headers)
     check_message_bytes(size, MESSAGE_BYTES_MAX)
-    weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
-    return BufferedMessage(value, key, checked_headers, timestamp, weight)
+    weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * header_count(stored_headers)
+    return BufferedMessage(value, key, stored_headers, timestamp, weight)
 
 
 def portions(values: Iterable[bytes]) -> list[BufferPortion]:
@@ -263,27 +260,6 @@ def _check_timestamp(timestamp: int) -> None:
             f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
             f"not {shown(timestamp)}"
         )
-
-
-def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
-    """Headers as they are stored."""
-    if headers is None:
-        return None
-    if not isinstance(headers, Mapping):
-        raise InvalidArgument(f"headers are a mapping of names to values, not {type(headers).__name__}")
-    checked = {}
-    for name, text in headers.items():
-        if not isinstance(name, str):
-            raise InvalidArgument(f"a header's name is text, not {shown(name)}")
-        try:
-            name.encode()
-            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {shown(name)}")
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
-        if content is None:
-            raise InvalidArgument(f"header {shown(name)} has no value")
-        checked[name] = content
-    return checked or None
 
 
 def _bytes(content: bytes | bytearray | memoryview | None, what: str) -> bytes | None:
