@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def test_life_of_a_topic(topic: str) -> None:
 def test_settings_that_cannot_be(topic: str) -> None:
     for wrong in (["--validity", "ttl"], ["--partitions", "0"], ["--storage", "memory", "--durability", "synced"]):
         assert error_of(run("topic", "create", topic, *wrong, code=1))[1] == "invalid_argument"
-    assert error_of(run("topic", "create", "no topic", code=1))[1] == "invalid_argument"
+    assert error_of(run("topic", "create", "no,topic", code=1))[1] == "invalid_argument"
     assert text_of("topic", "list", topic) == ""
 
 
@@ -291,6 +292,20 @@ def test_bytes_that_are_no_text(topic: str) -> None:
     assert "\t\\xfe\t\\xff\th=\\xfd\tt=x\n" in text
     assert "\t-\t\\x1b[31mred\\ttab\n" in text
     assert run("tail", topic, "--no-follow", "--values", "-0").stdout == b"\xff\0\x1b[31mred\ttab\0last\0"
+
+
+def test_names_with_any_sign(topic: str) -> None:
+    name = f'_größe "{topic}" \\ $(x) 100%'
+    run("topic", "create", name)
+    assert text_of("publish", name, "one").startswith(f"published 1 message to {name}, synced")
+    assert [line["topic"] for line in told("tail", name, "--no-follow")] == [name]
+    assert name in text_of("topic", "list", "--names").splitlines()
+    assert [line["topic"] for line in told("topic", "list", f"_gr??e*{topic}*")] == [name]
+    run("tail", name, "--no-follow", "--group", name)
+    assert name in text_of("group", "list", "--names").splitlines()
+    run("topic", "delete", name, "--yes")
+    missing = run("topic", "describe", name, code=1).stderr.decode()
+    assert f"`headrace topic create {shlex.quote(name)}`" in missing
 
 
 def test_headers_that_repeat_and_hold_null(topic: str) -> None:

@@ -442,6 +442,9 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert paths.read_whole(base.below("a", "b.json")) == b"content"
     assert paths.names_below(base.below("a")) == ["b.json"]
     assert paths.topic_folder("acme/orders", "b", 7) == "topic=acme%2Forders/id=b-7"
+    assert paths.topic_folder("größe 1~", "b", 7) == "topic=gr%C3%B6%C3%9Fe%201%7E/id=b-7"
+    long = {paths.topic_folder("ß" * 248 + end, "b", 7).partition("/")[0] for end in "ßs"}
+    assert [len(folder) < 255 for folder in long] == [True, True]
 
 
 def test_only_old_leftovers_are_removed(tmp_path: Path) -> None:

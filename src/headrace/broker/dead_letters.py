@@ -22,8 +22,9 @@ from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.headers import Headers, header_text, replaced_headers, without_headers
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
+from headrace.model.names import derived_topic
 from headrace.model.requests import Done, PartitionOffset, TopicCreate
-from headrace.model.subscription import SubscriptionSettings
+from headrace.model.subscription import DEAD_SUFFIX, SubscriptionSettings
 
 REDRIVE = "redrive"
 """The subscription of a dead letter topic that knows which messages were not put back yet."""
@@ -344,7 +345,7 @@ class _Burial(NamedTuple):
 
 def dead_topic(subscription: Subscription) -> str:
     """The name of a subscription's dead letter topic."""
-    return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
+    return subscription.settings.dead_letter_topic or derived_topic(str(subscription.topic), DEAD_SUFFIX)
 
 
 def _about(

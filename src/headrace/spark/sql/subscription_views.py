@@ -24,6 +24,8 @@ from headrace.client._sync.bus import connect
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, header_pairs, header_text
 from headrace.model.leasing import OWNER_HEADER
+from headrace.model.names import derived_topic
+from headrace.model.subscription import DEAD_SUFFIX
 from headrace.spark.source.options import DEFAULT_COLUMNS, SourceOptions
 from headrace.spark.source.values import value_columns
 
@@ -176,7 +178,7 @@ def _page(subscription: str) -> Callable[[list["PendingMessage"]], Columns]:
 
 def _dead_page(queue: "Queue") -> Callable[[list["PendingMessage"]], Columns]:
     """What makes the columns of dead messages: where they were, what happened to them, and where they are now."""
-    where = queue.stats().settings.get("dead_letter_topic") or f"{queue.topic}.dead"
+    where = queue.stats().settings.get("dead_letter_topic") or derived_topic(queue.topic, DEAD_SUFFIX)
     living = _page(queue.subscription)
 
     def columns(messages: list["PendingMessage"]) -> Columns:
