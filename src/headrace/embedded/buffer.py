@@ -1,4 +1,4 @@
-"""Messages on their way into a log: gathered in columns until there are enough for a batch."""
+"""The accumulator of an embedded log: gathers messages in columns until there are enough for a batch."""
 
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -16,14 +16,14 @@ WEIGHT_MAX = 240 << 10
 """A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
 memory from the kernel each time, and touching its pages costs more than all the rest."""
 MESSAGE_WEIGHT = 128
-"""What a message weighs beyond its bytes."""
+"""Overhead of a message in the weight of a buffer, in bytes."""
 
 _HEADER_WEIGHT = 10
-"""What a header weighs beyond its bytes."""
+"""Overhead of a header in the weight of a buffer, in bytes."""
 _PORTION_COUNT = 1024
 
 _ASK, _TAKE, _TAKE_AND_CLOSE = object(), object(), object()
-"""What the buffer's inside can be asked, other than to add messages."""
+"""Requests to the buffer's generator, other than to add messages."""
 
 
 class _Begin(NamedTuple):
@@ -101,15 +101,16 @@ class BatchColumns:
 
 
 class Buffer:
-    """Where messages wait for the others of their batch.
+    """Accumulates messages for a batch.
 
-    Its inside is a generator, and a generator admits one thread at a time: that costs half of what a lock does, and
-    appending one message is hardly more. `send` may find it taken or, after an interrupt, ended; `call` copes.
+    A generator holds the state. A generator admits one thread at a time, at half the cost of a lock, which is most of
+    what appending a message costs. `send` raises if another thread is inside, or if an interrupt has ended the
+    generator; `call` tries again.
     """
 
     def __init__(self, next_offset: int) -> None:
         self.taken: BatchColumns | None = None
-        """What has been taken and not been written yet; whoever has written it sets this to None."""
+        """Columns that were taken and are not written yet; the writer sets this to None."""
         self._gathered = BatchColumns(next_offset)
         self._open = False
         self.send: Callable[[object], Any]
@@ -129,12 +130,12 @@ class Buffer:
         self.call(_Begin(next_offset))
 
     def take(self, *, close: bool) -> None:
-        """Set `taken` to what has been gathered; the buffer is empty then, and closed if it should be."""
+        """Move the accumulated columns to `taken`; the buffer is empty then, and closed if `close`."""
         assert self.taken is None
         self.call(_TAKE_AND_CLOSE if close else _TAKE)
 
     def call(self, item: object) -> Any:
-        """Send until it is heard; the caller has the lock of the log if the buffer may have to be revived."""
+        """Send an item, and again while another thread is inside; whoever may have to `revive` holds the log's lock."""
         while True:
             try:
                 return self.send(item)
@@ -144,16 +145,16 @@ class Buffer:
                 self.revive()
 
     def revive(self) -> None:
-        """Begin the inside anew with what has been gathered; what an interrupt kept out is kept out of all columns."""
+        """Start the generator anew; a message that an interrupt left in some columns only is removed from them."""
         gathered = self._gathered
         for column in (gathered.keys, gathered.timestamps, gathered.headers):
             if column is not None:
                 del column[len(gathered.values) :]
-        inside = self._inside()
-        next(inside)
-        self.send = inside.send
+        states = self._states()
+        next(states)
+        self.send = states.send
 
-    def _inside(self) -> Generator[object, object, None]:
+    def _states(self) -> Generator[object, object, None]:
         answer: object = None
         while True:
             gathered = self._gathered
@@ -162,7 +163,7 @@ class Buffer:
             weight_max = WEIGHT_MAX if self._open and gathered.plain else 0
             each = MESSAGE_WEIGHT
             item = yield answer
-            # The quick way, for all but the first message of a batch as long as they are only values.
+            # The fast path: all but the first message of a batch, as long as messages have only values.
             while type(item) is bytes:
                 weight += len(item) + each
                 if weight < weight_max:
@@ -207,7 +208,7 @@ class Buffer:
 def checked_message(
     value: bytes | None, key: bytes | None, headers: GivenHeaders | None, timestamp: int | None
 ) -> BufferedMessage:
-    """The parts of a message, if they are what they should be."""
+    """Validate the fields of a message."""
     value = _bytes(value, "a value")
     key = _bytes(key, "a key")
     stored_headers = checked_headers(headers)
@@ -254,7 +255,7 @@ def _value(value: bytes) -> bytes:
 
 
 def _check_timestamp(timestamp: int) -> None:
-    """Refuse what is no time in microseconds."""
+    """Refuse a timestamp that is not a number of microseconds in range."""
     if type(timestamp) is not int or not TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
         raise InvalidArgument(
             f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
