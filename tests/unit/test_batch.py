@@ -179,7 +179,10 @@ WRONG = {
     "values": [1, "text", True, 1.5, [b"a"], {}, msgspec.msgpack.Ext(1, b"a")],
     "keys": [1, "text", True, 1.5, [b"a"], {}, msgspec.msgpack.Ext(1, b"a")],
     "timestamps": [None, TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1"],
-    "headers": [1, b"", [], {b"name": b"text"}, {"name": "text"}, {"name": None}, {1: b"text"}, {"name": [b"text"]}],
+    "headers": [
+        *(1, b"", [], {b"name": b"text"}, {"name": "text"}, {1: b"text"}, {"name": [b"text"]}),
+        *([["name"]], [["name"], []], [["name"], [b"1", b"2"]], [[b"name"], [b"1"]], [["name"], ["1"]], ["name", b"1"]),
+    ],
     "dues": [TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1", [1]],
     "priorities": [-(2**31) - 1, 2**31, 2**63, 2**64 - 1, 1.0, True, b"", "1"],
     "expires": [TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1"],

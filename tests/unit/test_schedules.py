@@ -397,8 +397,8 @@ def test_runs_of_one_that_is_only_tried_out() -> None:
     [
         (InvalidArgument, {"name": ""}),
         (InvalidArgument, {"name": "a/b"}),
-        (InvalidArgument, {"name": "a" * 121}),
-        (InvalidArgument, {"topic": "no such name"}),
+        (InvalidArgument, {"name": "a" * 250}),
+        (InvalidArgument, {"topic": "no, such name"}),
         (InvalidArgument, {"when": "often"}),
         (InvalidArgument, {"zone": "Mars/Olympus"}),
         (InvalidArgument, {"missed": "maybe"}),

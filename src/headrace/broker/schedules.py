@@ -35,6 +35,7 @@ from headrace.model.errors import (
     ScheduleNotFound,
     TopicNotFound,
 )
+from headrace.model.headers import header_bytes, replaced_headers
 from headrace.model.limits import SCHEDULES_MAX
 from headrace.model.partitioning import by_key
 from headrace.model.request import Answer
@@ -335,7 +336,7 @@ class ScheduleRunner:
         kept = self._ledger.state.schedules[entry.name]
         rule = kept.definition
         missed_us = max(self._started_us, now_us - _LATE_US)
-        size = len(rule.value) + sum(map(len, rule.headers.values())) + 100
+        size = len(rule.value) + header_bytes(rule.headers) + 100
         due = entry.due(kept, missed_us, now_us, max(min(_RUNS_AT_ONCE_MAX, _RUNS_BYTES // size), 1))
         try:
             pending_answer = self._begin(entry, kept, due, now_us)
@@ -482,7 +483,7 @@ def _info(kept: ScheduleStored, next_us: int = 0, skipped: int = 0) -> ScheduleI
 def _columns(rule: ScheduleDefinition, times_us: list[int]) -> Columns:
     runs = len(times_us)
     name = rule.name.encode()
-    headers = [{**rule.headers, CRON_HEADER: name, RUN_HEADER: b"%d" % time_us} for time_us in times_us]
+    headers = [replaced_headers(rule.headers, {CRON_HEADER: name, RUN_HEADER: b"%d" % at}) for at in times_us]
     return Columns([rule.value] * runs, None if rule.key is None else [rule.key] * runs, headers=headers)
 
 

@@ -1,6 +1,7 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
+import shlex
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -137,7 +138,8 @@ class TopicRegistry:
         names = (text for text, topic in self._by_text.items() if topic.name.tenant == tenant)
         near = nearest(name, names, _LIKENESS, _LENGTHS_APART_MAX)
         meant = f"; {question(near)}" if near else ";"
-        return TopicNotFound(f"there is no topic {name}{meant} `headrace topic create {name}` makes it", nearest=near)
+        hint = f"`headrace topic create {shlex.quote(name)}` makes it"
+        return TopicNotFound(f"there is no topic {name}{meant} {hint}", nearest=near)
 
     def check(self, topic: Topic) -> None:
         """Refuse to do anything with one that could not be opened."""

@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from headrace.model.codec import Codec, compress, decompress, expands_too_far
 from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, UnsupportedFormat
+from headrace.model.headers import Headers, header_bytes
 from headrace.model.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -19,7 +20,7 @@ from headrace.model.limits import (
     TIMESTAMP_US_MAX,
     TIMESTAMP_US_MIN,
 )
-from headrace.model.message import Message, check_message_bytes, header_bytes, message_size
+from headrace.model.message import Message, check_message_bytes, message_size
 from headrace.model.packed_column import column_end
 
 MAGIC = b"\xa7HRB"
@@ -71,7 +72,7 @@ class Columns(msgspec.Struct, array_like=True, gc=False):
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
     timestamps: Sequence[Time] | None = None
-    headers: Sequence[dict[str, bytes] | None] | None = None
+    headers: Sequence[Headers | None] | None = None
     dues: Sequence[Time | None] | None = None
     priorities: Sequence[Priority | None] | None = None
     expires: Sequence[Time | None] | None = None
@@ -108,7 +109,7 @@ class Outline(msgspec.Struct, array_like=True, gc=False):
     keys: Sequence[bytes | None] | None = None
     """Only those that had to be decoded to be checked."""
     timestamps: Sequence[Time] | None = None
-    headers: Sequence[dict[str, bytes] | None] | None = None
+    headers: Sequence[Headers | None] | None = None
     dues: Sequence[Time | None] | None = None
     priorities: Sequence[Priority | None] | None = None
     expires: Sequence[Time | None] | None = None

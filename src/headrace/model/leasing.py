@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import Headers
 from headrace.model.kinds import Kind
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
@@ -320,7 +321,8 @@ class Selection(WireStruct):
     """Ready from the first to before the second: without `due` since it was published, a dead one since it died."""
     key: bytes | None = None
     owner: str = ""
-    headers: dict[str, bytes] = {}
+    headers: Headers = {}
+    """Pairs that the message has, among others."""
     messages: list[MessageId] = []
     """Only these; of dead ones, their places in the dead letter topic."""
 

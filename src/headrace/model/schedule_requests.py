@@ -2,6 +2,7 @@
 
 import msgspec
 
+from headrace.model.headers import Headers
 from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
@@ -21,7 +22,7 @@ class ScheduleDefinition(WireStruct):
     """A crontab expression of five or six fields (seconds first), a nickname such as `@daily`, or `every 90s`."""
     value: bytes = b""
     key: bytes | None = None
-    headers: dict[str, bytes] = {}
+    headers: Headers = {}
     partition: int | None = None
     """By default by key, or the first."""
     zone: str = "UTC"

@@ -13,6 +13,8 @@ from headrace.model.topic import checked_name, parse_topic
 
 DEFAULT_SUBSCRIPTION = "default"
 """The subscription of a topic that is meant when none is named."""
+DEAD_SUFFIX = ".dead"
+"""What a topic's own dead letter topic has behind the name."""
 
 
 class Discipline(Enum):

@@ -32,9 +32,9 @@ from headrace.client.connection.identity import checked_client_name, default_nam
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import GivenHeaders, MessageColumns, MessageFields, show_fields
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
 from headrace.client.producer.partitioning import Partitioner
-from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_headers, checked_key
+from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
 from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
 from headrace.client.results import Receipt
@@ -43,6 +43,7 @@ from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import Closed, HeadraceError
+from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
@@ -124,7 +125,7 @@ class Bus:
             topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
-            headers: names mapped to text or bytes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
             timestamp: the message's time, by default now; a datetime or microseconds since 1970.
             due: leased subscriptions do not deliver the message before this time.
             priority: an integer, for subscriptions with the discipline `priority`; greater first.
@@ -174,7 +175,7 @@ class Bus:
             topic: the topic.
             values: the messages' values.
             keys: one for each value, or None where there is none.
-            headers: one mapping for each value, or None.
+            headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
             priorities: one for each value, or None.
@@ -338,7 +339,7 @@ class Bus:
         """
         due = moment_of(at, in_, self._clock.now_us())
         if owner:
-            headers = {**(headers or {}), OWNER_HEADER: owner}
+            headers = replaced_headers(checked_headers(headers), {OWNER_HEADER: owner.encode()})
         receipt = self.publish(
             topic,
             value,
