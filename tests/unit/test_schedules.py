@@ -102,7 +102,7 @@ class Stage:
         return info
 
     def info(self, name: str = "sweep") -> ScheduleInfo:
-        infos: list[ScheduleInfo] = self.answer(self.crons.listed(ScheduleList())).schedules
+        infos: list[ScheduleInfo] = self.answer(self.crons.listed(ScheduleList(), "default")).schedules
         return next(info for info in infos if info.definition.name == name)
 
     def next(self, **asked: Any) -> list[int]:
@@ -370,11 +370,18 @@ def test_lists_by_topic_and_tenant() -> None:
     stage.set("a", topic="default/jobs")
     stage.set("c", topic="acme/jobs")
 
-    def names(**asked: Any) -> list[str]:
-        return [info.definition.name for info in stage.answer(stage.crons.listed(ScheduleList(**asked))).schedules]
+    stage.set("acme/d", topic="acme/jobs")
 
-    assert names() == names(topic="jobs") == names(tenant="default") == ["a", "b"]
-    assert names(topic="acme/jobs") == names(tenant="acme") == ["c"]
+    def names(topic: str = "", tenant: str = "default") -> list[str]:
+        listed = stage.answer(stage.crons.listed(ScheduleList(topic), tenant))
+        return [info.definition.name for info in listed.schedules]
+
+    assert names() == ["a", "b", "c"]
+    assert names("jobs") == ["a", "b"]
+    assert names("acme/jobs") == ["acme/d", "c"]
+    assert names("acme/jobs", "acme") == names(tenant="acme") == ["acme/d"]
+    with pytest.raises(InvalidArgument, match="own tenant"):
+        stage.set("acme/e", topic="jobs")
 
 
 def test_runs_of_one_that_is_only_tried_out() -> None:
@@ -750,7 +757,7 @@ def test_a_month_of_many_entries() -> None:
         assert all(
             message.timestamp == run for message, run in zip(stage.messages(name), stage.runs(name), strict=True)
         )
-    assert all(info.skipped == 0 for info in stage.answer(stage.crons.listed(ScheduleList())).schedules)
+    assert all(info.skipped == 0 for info in stage.answer(stage.crons.listed(ScheduleList(), "default")).schedules)
 
 
 @pytest.mark.parametrize("seed", range(6))

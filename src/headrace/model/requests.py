@@ -10,7 +10,7 @@ from headrace.model.request import Answer, Permission, Request, Resource, Verb, 
 
 
 class BrokerInfo(Answer):
-    """The answer to Info."""
+    """The answer to Info. To a session of another tenant than the default one it counts what that tenant has."""
 
     broker_id: str
     version: str
@@ -22,12 +22,12 @@ class BrokerInfo(Answer):
     connections: int
     transactions_open: int
     data: str
+    """Its directory, or `:memory:`; empty for clients that are not on the broker's machine."""
     subscriptions: int = 0
     """Leased ones."""
     schedules: int = 0
-    """Schedules."""
     listening: list[str] = []
-    """The addresses at which it listens."""
+    """The addresses at which it listens; without Unix sockets for clients that are not on the broker's machine."""
     pid: int = 0
     """Its process."""
     memory_bytes: int = 0
@@ -55,6 +55,8 @@ class PartitionInfo(WireStruct):
 
 class TopicInfo(Answer):
     """A topic as it is now; the answer to TopicCreate, TopicAlter and TopicDescribe."""
+
+    tenant_fields = ("topic", "groups")
 
     topic: str
     id: int
@@ -119,9 +121,10 @@ class Topics(Answer):
 class TopicList(Request[Topics]):
     """Which topics are there?"""
 
+    tenant_fields = ("pattern",)
+
     pattern: str = "*"
-    """`*` stands for any characters, `?` for one. Without a tenant it is about the default one's topics."""
-    tenant: str = ""
+    """`*` stands for any characters, `?` for one. Without a tenant it is about topics of the session's."""
 
 
 class TopicTrimmed(Answer):
@@ -195,6 +198,8 @@ class Offsets(Request[OffsetsFound]):
 class PartitionOffset(WireStruct):
     """A position in a partition."""
 
+    tenant_fields = ("topic",)
+
     topic: str
     partition: int
     offset: int
@@ -218,6 +223,8 @@ class GroupJoined(Answer):
 class GroupJoin(Request[GroupJoined]):
     """Take part in a group, which divides partitions among its members; repeated after a reconnect."""
 
+    tenant_fields = ("patterns",)
+
     group: str
     member: str
     """An id that the client made up and keeps."""
@@ -228,13 +235,14 @@ class GroupJoin(Request[GroupJoined]):
     start_us: int = 0
     session_ms: int = 10_000
     """How long a member may be out of touch before its partitions are given to others."""
-    tenant: str = ""
     missing: str = "refuse"
     """What to do about named topics that do not exist: `refuse`, `create` (if the broker may), or `wait` for them."""
 
 
 class Assignment(Answer):
     """The broker tells a member what changes for it."""
+
+    tenant_fields = ("group",)
 
     group: str
     member: str
@@ -278,6 +286,8 @@ class Commit(Request[Done]):
 class GroupSummary(WireStruct):
     """A group in a list."""
 
+    tenant_fields = ("group", "topics")
+
     group: str
     members: int
     topics: list[str]
@@ -292,13 +302,13 @@ class Groups(Answer):
 
 @declare(Kind.GROUP_LIST, Permission(Verb.DESCRIBE, Resource.GROUP))
 class GroupList(Request[Groups]):
-    """Which groups are there?"""
-
-    tenant: str = ""
+    """Which groups are there, of the session's tenant?"""
 
 
 class GroupPartition(WireStruct):
     """How far a group has come in a partition, and who reads it."""
+
+    tenant_fields = ("topic",)
 
     topic: str
     partition: int
@@ -312,6 +322,8 @@ class GroupPartition(WireStruct):
 
 class GroupInfo(Answer):
     """The answer to GroupDescribe and GroupSeek."""
+
+    tenant_fields = ("group",)
 
     group: str
     generation: int
@@ -330,6 +342,8 @@ class GroupDescribe(Request[GroupInfo]):
 @declare(Kind.GROUP_SEEK, Permission(Verb.ALTER, Resource.GROUP, "group"))
 class GroupSeek(Request[GroupInfo]):
     """Move a group: members go on from there."""
+
+    tenant_fields = ("topic",)
 
     group: str
     topic: str
