@@ -131,7 +131,7 @@ def test_a_log_of_a_topic_with_the_longest_name_can_be_made(data: str) -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (DataFormat(FORMAT + 1, 0, 0, "later", 1), "format 2"),
+        (DataFormat(FORMAT + 1, 0, 0, "later", 1), f"format {FORMAT + 1}"),
         (DataFormat(FORMAT, 1 << 40, 0, "later", 1), "0x10000000000"),
     ],
 )

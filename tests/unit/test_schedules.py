@@ -16,6 +16,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.topics import Topic
+from headrace.model.batch import HEADER_BYTES
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -567,7 +568,7 @@ def test_a_batch_that_nobody_can_read_is_in_the_way(data: str) -> None:
     stage.set(overlap="skip")
     stage.bench.now_us = START + HOUR
     bad = stage.bench.batch([b"x" * 100])
-    bad.data[88:] = b"\xff" * (bad.length - 88)
+    bad.data[HEADER_BYTES:] = b"\xff" * (bad.length - HEADER_BYTES)
     bad.stamp(bad.producer)
     topics = stage.bench.broker._topics
     topics.active(topics.get("jobs"), 0).partition.append(bad, stage.bench.now_us)  # as an earlier version did

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.engines.ballast import Ballast
-from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
+from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
 from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
@@ -29,11 +29,15 @@ from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
 from headrace.storage.recovery import Findings
+from headrace.storage.upgrade import FormerBatch
 
 __all__ = [
     "FORGOTTEN",
+    "FORMAT",
+    "FORMER_FORMAT",
     "PRODUCER_MIN",
     "RANK_BITS",
+    "UPGRADING",
     "Appended",
     "Ballast",
     "Content",
@@ -42,6 +46,7 @@ __all__ = [
     "EditRecord",
     "Findings",
     "ForecastCounter",
+    "FormerBatch",
     "FoundOwner",
     "FrozenIndex",
     "Gap",
