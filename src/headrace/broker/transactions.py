@@ -256,7 +256,9 @@ class Transactions:
 
     def _check(self, request: TransactionBegin) -> None:
         name, sequence = request.transaction, request.sequence
-        if not 0 < len(name) <= _NAME_CHARS_MAX + TENANT_NAME_CHARS_MAX + 1 or not name.isprintable():
+        tenant, slash, rest = name.partition("/")
+        bare = rest if slash and len(tenant) <= TENANT_NAME_CHARS_MAX else name
+        if not 0 < len(bare) <= _NAME_CHARS_MAX or not name.isprintable():
             raise InvalidArgument(f"a transaction's name has 1 to {_NAME_CHARS_MAX} printable characters")
         if not 0 < request.timeout_ms <= self._settings.transaction_seconds_max * 1000:
             raise InvalidArgument(f"timeout_ms is 1 to {self._settings.transaction_seconds_max * 1000:.0f}")
