@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "client": {"model", "wire", "security"},
     "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
-    "offline": {"model", "storage", "engines", "broker", "server"},  # a data directory from outside
+    "offline": {"model", "storage", "engines", "broker", "server"},  # data of an earlier format
     "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded"},

@@ -25,6 +25,9 @@ from headrace.wire.native import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.broker.repair import CheckedLog as CheckedLog
+    from headrace.broker.repair import Repaired as Repaired
+    from headrace.broker.repair import Verified as Verified
     from headrace.gateways.native.gateway import NativeGateway
     from headrace.runtime.broker_clock import BrokerClock
     from headrace.runtime.loop_scheduler import LoopScheduler
@@ -436,6 +439,46 @@ class DirectoryLock:
     def disown(self) -> None:
         """In a forked child: let go of the file, and leave the lock with the parent."""
         self._file = None
+
+
+def verify_data(path: str, progress: Callable[[int], None]) -> "Verified":
+    """Check a whole data directory, changing nothing; a broker may be at work in it. Progress is told in bytes."""
+    from headrace.broker.repair import verify
+    from headrace.engines.api import DataDirectory
+    from headrace.storage.runtime import StorageRuntime
+
+    host = StorageRuntime()
+    try:
+        return verify(DataDirectory(host, path), progress, running=DirectoryLock.is_held(host.disk, path))
+    finally:
+        host.close()
+
+
+def repair_data(path: str, progress: Callable[[int], None]) -> "Repaired":
+    """Make a data directory usable again that a broker refuses; none may be at work in it."""
+    from headrace.broker.repair import repair
+    from headrace.engines.api import DataDirectory
+    from headrace.gateways.native.gateway import time_us
+    from headrace.storage.disk import PrivateDisk
+    from headrace.storage.runtime import StorageRuntime
+
+    host = StorageRuntime(PrivateDisk())
+    data = DataDirectory(host, path)
+    data.check_used()  # before a lock is made there
+    lock = DirectoryLock(host.disk, path)
+    try:
+        return repair(data, secrets.token_hex(8), time_us(), progress)
+    finally:
+        lock.release()
+        host.close()
+
+
+def data_bytes(path: str) -> int:
+    """How large the logs of a data directory are, about: what verifying or repairing it has to look at."""
+    from headrace.engines.api import DataDirectory
+    from headrace.storage.runtime import StorageRuntime
+
+    return DataDirectory(StorageRuntime(), path).size_bytes()
 
 
 def version() -> str:

@@ -23,8 +23,8 @@ from headrace.model.requests import (
     TransactionCommit,
 )
 from headrace.model.schedule_requests import ScheduleList
-from headrace.offline import repair_data, upgrade_data, verify_data
-from headrace.server import DirectoryLock
+from headrace.offline import upgrade_data
+from headrace.server import DirectoryLock, repair_data, verify_data
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk, Unsynced

@@ -10,10 +10,10 @@ from headrace.cli.arguments import add_json
 from headrace.cli.commands.verify import add_data, log_content, log_lines
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted
-from headrace.offline import data_bytes, repair_data
+from headrace.server import data_bytes, repair_data
 
 if TYPE_CHECKING:
-    from headrace.offline import Repaired
+    from headrace.server import Repaired
 
 _EPILOG = """\
 example:

@@ -7,7 +7,8 @@ from headrace.cli.arguments import add_json
 from headrace.cli.commands.verify import add_data
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted
-from headrace.offline import Upgraded, data_bytes, upgrade_data
+from headrace.offline import Upgraded, upgrade_data
+from headrace.server import data_bytes
 
 _EPILOG = """\
 example:

@@ -12,10 +12,10 @@ from headrace.cli.log.health import EXIT_DAMAGED, lost_content, lost_text
 from headrace.cli.terminal.colours import paint_state
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted
-from headrace.offline import data_bytes, verify_data
+from headrace.server import data_bytes, verify_data
 
 if TYPE_CHECKING:
-    from headrace.offline import CheckedLog, Verified
+    from headrace.server import CheckedLog, Verified
 
 _EPILOG = """\
 example:
