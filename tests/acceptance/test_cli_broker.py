@@ -614,3 +614,20 @@ def test_bench_measures_a_broker_of_its_own(
     assert [*dict.fromkeys(row["name"].removeprefix("broker.") for row in rows)] == MEASURED
     assert all(row["median"] > 0 for row in rows)
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_tenant_has_names_of_its_own(broker: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("publish", topic, "ours")
+    run("publish", topic, "theirs", "--tenant", "acme")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "ours\n"
+    assert [info["topic"] for info in told("topic", "list", "--tenant", "acme")] == [topic]
+    monkeypatch.setenv("HEADRACE_TENANT", "acme")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "theirs\n"
+    assert f"{broker}?tenant=acme" in text_of("info")
+    run("topic", "delete", topic, "--yes")
+    monkeypatch.setenv("HEADRACE_TENANT", "a/b")
+    text, code = error_of(run("info", code=1))
+    assert code == "invalid_argument"
+    assert "$HEADRACE_TENANT" in text
+    monkeypatch.delenv("HEADRACE_TENANT")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "ours\n"

@@ -1,6 +1,6 @@
 """The broker's façade: every gateway calls `Broker.ask`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
-from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.leasing import (
     Ack,
@@ -98,6 +98,8 @@ Outcome: TypeAlias = A | AnswerWithBody[A] | PendingAnswer[A | AnswerWithBody[A]
 
 Handler = Callable[[Session, Any, memoryview, int], Any]
 
+UNIX_SCHEME = "headrace+unix:"
+"""What addresses of Unix sockets begin with: they are paths."""
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
     "(headrace topic trim), or free some space"
@@ -222,6 +224,18 @@ class Broker:
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
+        names = session.names
+        if names is None:
+            return self._answer(session, request, body, now_us)
+        try:
+            outcome: Outcome[A] = names.translated_outcome(
+                self._answer(session, names.qualified(request), body, now_us)
+            )
+            return outcome
+        except HeadraceError as error:
+            raise names.translated(error) from error
+
+    def _answer(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         self._turns.begin(now_us)
         handler = self._admit(session, request)
         try:
@@ -296,7 +310,7 @@ class Broker:
         return {
             ScheduleSet: lambda _, ask, __, now: schedules.set(ask, now + self.wall_offset_us),
             ScheduleRemove: lambda _, ask, __, now: schedules.remove(ask, now + self.wall_offset_us),
-            ScheduleList: lambda _, ask, __, ___: schedules.listed(ask),
+            ScheduleList: lambda session, ask, _, __: schedules.listed(ask, session.tenant),
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
@@ -311,7 +325,7 @@ class Broker:
             SubscriptionReset: lambda _, ask, __, now: admin.reset(ask, now),
             SubscriptionDelete: lambda _, ask, __, now: admin.delete(ask, now),
             SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
-            SubscriptionList: lambda _, ask, __, now: admin.listed(ask, now),
+            SubscriptionList: lambda session, ask, _, now: admin.listed(ask, session.tenant, now),
             Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
             LeaseOpen: lambda session, ask, _, now: standing.open(session, ask, now),
             LeaseCredit: lambda session, ask, _, __: standing.credit(session, ask),
@@ -431,19 +445,30 @@ class Broker:
             pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
         )  # few are there at once
 
-    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> BrokerInfo:
-        return BrokerInfo(
+    def _info(self, session: Session, _: Info, __: memoryview, now_us: int) -> BrokerInfo:
+        tenant = None if session.names is None else session.tenant
+        topics = [topic for topic in self._topics if tenant in (None, topic.name.tenant)]
+        info = BrokerInfo(
             broker_id=self.broker_id,
             version=self._version,
             started_us=self._started_us,
             time_us=now_us,
-            topics=len(self._topics),
-            partitions_open=sum(len(topic.active_partitions) for topic in self._topics),
-            groups=len(self._groups),
-            subscriptions=len(self._subscriptions),
-            schedules=len(self._schedules),
-            connections=len(self._sessions),
-            transactions_open=len(self._transactions),
+            topics=len(topics),
+            partitions_open=sum(len(topic.active_partitions) for topic in topics),
+            groups=_count(self._ledger.state.groups, tenant),
+            subscriptions=_count((str(one.topic) for one in self._subscriptions), tenant),
+            schedules=_count(self._ledger.state.schedules, tenant),
+            connections=sum(1 for one in self._sessions if tenant in (None, one.tenant)),
+            transactions_open=_count(self._transactions, tenant),
             data=self._store.directory or ":memory:",
             **self.surroundings(),
         )
+        if not session.is_local:
+            info.data = ""
+            info.listening = [address for address in info.listening if not address.startswith(UNIX_SCHEME)]
+        return info
+
+
+def _count(names: Iterable[str], tenant: str | None) -> int:
+    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
+    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))

@@ -38,7 +38,6 @@ from headrace.model.leasing import (
 )
 from headrace.model.requests import Done
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
-from headrace.model.topic import DEFAULT_TENANT
 
 logger = logging.getLogger("headrace.broker")
 
@@ -171,12 +170,11 @@ class SubscriptionAdmin:
         found = yield from self._idle(request.topic, request.subscription)
         return (yield from self.info(found, now_us))
 
-    def listed(self, request: SubscriptionList, now_us: int) -> PendingAnswer[Any]:
-        """Subscriptions, by name."""
+    def listed(self, request: SubscriptionList, tenant: str, now_us: int) -> PendingAnswer[Any]:
+        """Subscriptions of a topic, or of all topics of a tenant, by name."""
         if request.topic:
             chosen = self._registry.of_topic(self._topics.known(request.topic))
         else:
-            tenant = request.tenant or DEFAULT_TENANT
             chosen = [one for one in self._registry if one.topic.name.tenant == tenant]
         return self._turns.in_slices(self._listed(sorted(chosen, key=str), now_us))
 

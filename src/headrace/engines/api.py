@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.engines.ballast import Ballast
-from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
+from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
 from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
@@ -29,12 +29,16 @@ from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
 from headrace.storage.recovery import Findings
+from headrace.storage.upgrade import FormerBatch
 
 __all__ = [
     "FORGOTTEN",
+    "FORMAT",
+    "FORMER_FORMAT",
     "PRODUCER_MIN",
     "RANK_BITS",
     "SESSION_BOUND_US",
+    "UPGRADING",
     "Appended",
     "Ballast",
     "Content",
@@ -43,6 +47,7 @@ __all__ = [
     "EditRecord",
     "Findings",
     "ForecastCounter",
+    "FormerBatch",
     "FoundOwner",
     "FrozenIndex",
     "Gap",

@@ -52,6 +52,8 @@ class Timing(WireStruct):
 class SubscriptionInfo(Answer):
     """A leased subscription as it is now; the answer to all but the list and the deletion."""
 
+    tenant_fields = ("topic", "settings.dead_letter_topic")
+
     topic: str
     subscription: str
     created_us: int
@@ -86,6 +88,8 @@ class SubscriptionInfo(Answer):
 class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make a leased subscription of a topic."""
 
+    tenant_fields = ("settings.dead_letter_topic",)
+
     topic: str
     subscription: str = DEFAULT_SUBSCRIPTION
     settings: dict[str, Any] = {}
@@ -103,6 +107,8 @@ class SubscriptionCreate(Request[SubscriptionInfo]):
 @declare(Kind.SUBSCRIPTION_ALTER, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionAlter(Request[SubscriptionInfo]):
     """Change settings of a subscription while it is in use."""
+
+    tenant_fields = ("settings.dead_letter_topic",)
 
     topic: str
     settings: dict[str, Any]
@@ -147,9 +153,10 @@ class Subscriptions(Answer):
 class SubscriptionList(Request[Subscriptions]):
     """Which leased subscriptions are there?"""
 
+    tenant_fields = ("topic",)
+
     topic: str = ""
-    """Of this topic; empty: of all topics of the tenant."""
-    tenant: str = ""
+    """Of this topic; empty: of all topics of the session's tenant."""
 
 
 class LeasedPortion(WireStruct):

@@ -16,6 +16,8 @@ RUN_HEADER = "headrace-run"
 class ScheduleDefinition(WireStruct):
     """Publish a message again and again."""
 
+    tenant_fields = ("name", "topic")
+
     name: str
     topic: str
     when: str
@@ -79,9 +81,10 @@ class Schedules(Answer):
 class ScheduleList(Request[Schedules]):
     """Which schedules are there?"""
 
+    tenant_fields = ("topic",)
+
     topic: str = ""
-    """For this topic; empty: all."""
-    tenant: str = ""
+    """For this topic; empty: all of the session's tenant."""
 
 
 @declare(Kind.SCHEDULE_REMOVE, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))

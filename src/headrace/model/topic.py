@@ -58,13 +58,27 @@ def parse_topic(text: str) -> TopicName:
     )
 
 
+def tenant_of(name: str) -> str:
+    """The tenant that a name belongs to.
+
+    >>> tenant_of("acme/billing"), tenant_of("billing")
+    ('acme', 'default')
+    """
+    return name.rpartition("/")[0] or DEFAULT_TENANT
+
+
 def checked_group(name: str) -> str:
-    """The name, if it may be a group's; like a topic's it may begin with a tenant and a slash."""
-    tenant, slash, group = name.rpartition("/")
+    """The name, if it may be a group's, without the default tenant."""
+    return checked_tenant_name(name, "group")
+
+
+def checked_tenant_name(name: str, what: str) -> str:
+    """The name, if it may be that of a `what`, which like a topic's may begin with a tenant and a slash."""
+    tenant, slash, bare = name.rpartition("/")
     if slash:
         _checked(tenant, "tenant", TENANT_NAME_CHARS_MAX, name)
-    checked_characters(group, "group", GROUP_NAME_CHARS_MAX)
-    return group if tenant == DEFAULT_TENANT else name
+    checked_characters(bare, what, GROUP_NAME_CHARS_MAX)
+    return bare if tenant == DEFAULT_TENANT else name
 
 
 def checked_tenant(name: str) -> str:
@@ -73,7 +87,7 @@ def checked_tenant(name: str) -> str:
 
 
 def checked_name(name: str, what: str) -> str:
-    """The name, if it may be that of a `what`, which belongs to a topic or a tenant."""
+    """The name, if it may be that of a `what`, which belongs to a topic."""
     return checked_characters(name, what, GROUP_NAME_CHARS_MAX)
 
 
