@@ -1,7 +1,8 @@
 """A broker on a bench with a few holders, whose every step is chosen: what they ask for, and what comes between.
 
-The steps are the callbacks that the broker puts off (`ports.soon`, `last`, `from_thread`, `background`): between any
-two of them another request can come, time can pass, the disk fail, a connection end, or the broker be killed.
+The steps are the callbacks that the broker schedules (`ports.call_soon`, `call_at_turn_end`, `call_threadsafe`,
+`background`): between any two of them another request can come, time can pass, the disk fail, a connection end, or the
+broker be killed.
 """
 
 from collections import Counter

@@ -41,8 +41,8 @@ class Stage:
         info = self.watching.info()
         members = sum(group.members for group in self.watching.groups())
         leased = sum(self.watching.queue(topic).stats().leased for topic in (TOPIC, EMPTY))
-        connections = list(self.server._server.gateway._connections)
-        streams = sum(len(connection._streams) for connection in connections)
+        readers = self.server._server._broker._readers
+        streams = sum(len(of_session) for of_session in list(readers._streams.values()))
         return {
             "members": members,
             "leased": leased,

@@ -11,8 +11,10 @@ import pytest
 from headrace.broker.settings import BrokerSettings
 from headrace.cli.configuration import FIELDS, TOPIC_FIELDS, Configuration, configure
 from headrace.cli.setting_options import field_explanations
+from headrace.gateways.addresses import parse_listen_address
 from headrace.model.errors import InvalidArgument
 from headrace.server import ServerSettings, server_settings
+from headrace.server.gateway_list import listen_addresses
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_paths_in_a_file_count_from_the_file(
 
 @pytest.mark.parametrize("given", [{"unix_socket": ""}, {"data": ":memory:"}])
 def test_a_broker_that_nobody_could_reach_is_refused(home: dict[str, str], given: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match=r"host and unix_socket are both empty.*flag --host"):
+    with pytest.raises(InvalidArgument, match=r"host, unix_socket and listen are all empty.*flag --host"):
         configured(home, None, host="", **given)
     assert configured({**home, "HEADRACE_UNIX_SOCKET": "/run/a.sock"}, None, host="", data=":memory:").settings
     with pytest.raises(InvalidArgument, match="nobody could reach the broker"):
@@ -181,3 +183,69 @@ def test_every_setting_is_explained_and_every_one_of_the_brokers_is_there() -> N
     for field in msgspec.structs.fields(BrokerSettings):
         if field.name != "topic":
             assert ours[field.name] == field.default
+
+
+# Addresses.
+
+
+def test_addresses_come_from_flags_the_environment_or_a_file(home: dict[str, str], tmp_path: Path) -> None:
+    urls = ["headrace://0.0.0.0:7391", "unix:///run/a.sock"]
+    as_file = written(tmp_path, f"listen = {urls!r}")
+    in_environment = {**home, "HEADRACE_LISTEN": ", ".join(urls)}
+    for found in (
+        configure({"listen": urls}, {}, None, home),
+        configured(in_environment),
+        configured(home, as_file),
+    ):
+        assert found.settings.listen == urls
+        assert [str(address) for address in listen_addresses(found.settings)] == urls, "and nowhere else"
+        assert tomllib.loads(found.as_toml())["listen"] == urls
+    again = configured(home, written(tmp_path, configured(in_environment).as_toml()))
+    assert [str(address) for address in listen_addresses(again.settings)] == urls
+
+
+def test_host_port_and_unix_socket_add_to_the_addresses(home: dict[str, str]) -> None:
+    environ = {**home, "HEADRACE_LISTEN": "headrace://[::1]:1"}
+    found = configured(environ, None, port="2", unix_socket="/run/b.sock")
+    addresses = [str(address) for address in listen_addresses(found.settings)]
+    assert addresses == ["headrace://127.0.0.1:2", "headrace://[::1]:1", "unix:///run/b.sock"]
+    default = [str(address) for address in listen_addresses(configured(home).settings)]
+    assert default == ["headrace://127.0.0.1:7390", f"unix://{configured(home).settings.socket_path}"]
+    embedded = server_settings({"data": ":memory:", "listen": ["headrace://h"]})
+    assert [(each.host, each.port) for each in listen_addresses(embedded)] == [("h", 7390)]
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("127.0.0.1:7390", "is no URL"),
+        ("headrace://", "host and a port"),
+        ("headrace://h:70000", "is no URL"),
+        ("headrace://h/topic", "host and a port"),
+        ("headrace://user@h:1", "user"),
+        ("headrace://h:1?x=1", "query"),
+        ("unix://a.sock", "whole path"),
+        ("unix:///", "whole path"),
+        ("unix:///a%00b", "null"),
+        ("bad_scheme://h", "is no URL"),
+        ("headrace://[::1", "is no URL"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_the_right_way_to_write_one(home: dict[str, str], url: str, text: str) -> None:
+    told = wrong({**home, "HEADRACE_LISTEN": url})
+    assert text in told
+    assert url in told
+    assert "headrace://127.0.0.1:7390" in told
+    assert "HEADRACE_LISTEN" in told
+
+
+def test_an_address_is_given_once(home: dict[str, str]) -> None:
+    assert "twice" in wrong({**home, "HEADRACE_LISTEN": "headrace://h:1 headrace://h:1"})
+    assert configured({**home, "HEADRACE_LISTEN": "headrace://h:0 headrace://h:0"}).settings
+
+
+def test_the_path_of_a_socket_may_have_any_characters(home: dict[str, str]) -> None:
+    (address,) = listen_addresses(configured({**home, "HEADRACE_LISTEN": "unix:///run/a%2C%20b.sock"}).settings)
+    assert address.path == "/run/a, b.sock"
+    (address,) = listen_addresses(configured(home, None, host="", unix_socket="/run/ä b.sock").settings)
+    assert parse_listen_address(str(address)).path == address.path

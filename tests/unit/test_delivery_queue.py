@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.gateways.native.delivery_queue import SLICE_S, DeliveryQueue
-from headrace.gateways.native.frame_writer import FrameWriter
-from headrace.gateways.native.stream_pump import FrameSource
+from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.runtime.loop_scheduler import LoopScheduler
 
 
@@ -56,7 +55,7 @@ def run(make: Callable[[list[int], Clock], list[Connection]], count: int) -> tup
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
         clock = Clock()
-        queue = DeliveryQueue(loop, LoopScheduler(loop).soon, lambda: 7, clock)
+        queue = DeliveryQueue(loop, LoopScheduler(loop).call_soon, lambda: 7, clock)
         for connection in make(served, clock):
             connection.queue = queue
             queue.add(connection)  # type: ignore[arg-type]

@@ -250,9 +250,9 @@ def test_others_have_their_turn_between_two_rounds_of_callbacks_that_take_long()
 
         def again() -> None:
             done.append("slice")
-            turns.soon(again)
+            turns.call_soon(again)
 
-        turns.soon(again)
+        turns.call_soon(again)
         loop.call_soon(beat)
         while len(done) < 20:
             await asyncio.sleep(0)

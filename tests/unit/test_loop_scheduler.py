@@ -24,17 +24,17 @@ def test_what_follows_is_done_before_what_comes_last() -> None:
     def begin(turns: LoopScheduler) -> None:
         def one() -> None:
             done.append("one")
-            turns.soon(two)
+            turns.call_soon(two)
 
         def two() -> None:
             done.append("two")
 
         def last() -> None:
             done.append("last")
-            turns.soon(lambda: done.append("what follows from it"))
+            turns.call_soon(lambda: done.append("what follows from it"))
 
-        turns.last(last)
-        turns.soon(one)
+        turns.call_at_turn_end(last)
+        turns.call_soon(one)
 
     run(begin, lambda: len(done) == 4)
     assert done == ["one", "two", "last", "what follows from it"]
@@ -46,10 +46,10 @@ def test_who_never_ends_does_not_keep_the_last_from_its_turn() -> None:
     def begin(turns: LoopScheduler) -> None:
         def again() -> None:
             if not seen:
-                turns.soon(again)
+                turns.call_soon(again)
 
-        turns.soon(again)
-        turns.last(lambda: seen.append(1))
+        turns.call_soon(again)
+        turns.call_at_turn_end(lambda: seen.append(1))
 
     run(begin, lambda: bool(seen))
 
@@ -59,8 +59,8 @@ def test_other_threads_and_this_one_can_say_it() -> None:
     here = threading.get_ident()
 
     def begin(turns: LoopScheduler) -> None:
-        turns.from_thread(lambda: told.append(threading.get_ident()))
-        thread = threading.Thread(target=turns.from_thread, args=[lambda: told.append(threading.get_ident())])
+        turns.call_threadsafe(lambda: told.append(threading.get_ident()))
+        thread = threading.Thread(target=turns.call_threadsafe, args=[lambda: told.append(threading.get_ident())])
         thread.start()
         thread.join()
 
@@ -73,9 +73,9 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
     def begin(turns: LoopScheduler) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: done.append(str(context["exception"])))
-        turns.soon(lambda: [][0])
-        turns.soon(lambda: done.append("next"))
-        turns.last(lambda: done.append("last"))
+        turns.call_soon(lambda: [][0])
+        turns.call_soon(lambda: done.append("next"))
+        turns.call_at_turn_end(lambda: done.append("last"))
 
     run(begin, lambda: len(done) == 3)
     assert done == ["list index out of range", "next", "last"]
@@ -94,7 +94,9 @@ def test_work_in_slices_leaves_the_loop_between_any_two_of_them() -> None:
         """The ports that slices need."""
 
         def __init__(self, turns: LoopScheduler) -> None:
-            self.soon, self.last, self.from_thread = turns.soon, turns.last, turns.from_thread
+            self.call_soon = turns.call_soon
+            self.call_at_turn_end = turns.call_at_turn_end
+            self.call_threadsafe = turns.call_threadsafe
 
         def background(self, job: Callable[[], None]) -> None:
             raise NotImplementedError

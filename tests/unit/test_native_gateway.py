@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         pytest.importorskip("uvloop")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "asyncio":
-            patch.setattr("headrace.server.new_event_loop", asyncio.new_event_loop)
+            patch.setattr("headrace.server.embedded.new_event_loop", asyncio.new_event_loop)
         server = EmbeddedServer(":memory:")
     yield server
     server.close()

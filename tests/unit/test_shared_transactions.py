@@ -414,12 +414,12 @@ def test_a_large_commit_lets_others_have_their_turn(data: str) -> None:
         bench.ask(TransactionStage("other", other.epoch, "bills", 0), bench.batch([b"other"]).data)
         laters = [bench.begin(TransactionCommit("large", large.epoch))]
         while len(bench.values("orders")) < 3:
-            bench._calls.popleft()()
+            assert bench.step()
         laters += [
             bench.begin(TransactionCommit(name, begun.epoch)) for name, begun in (("small", small), ("other", other))
         ]
         while not bench.values("bills"):
-            bench._calls.popleft()()
+            assert bench.step()
         between = bench.begin(Publish("orders", 0), bench.batch([b"between"]).data)
         assert len(bench.values("orders")) < 15
         assert laters[0].outcome is None
@@ -439,7 +439,7 @@ def test_a_large_commit_that_is_cut_short_is_finished_after_a_restart(data: str)
         stages = [stage(bench, begun, "orders", b"%d" % value) for value in range(20)]
         bench.begin(TransactionCommit(NAME, begun.epoch, stages))
         while len(bench.values("orders")) < 5:
-            bench._calls.popleft()()
+            assert bench.step()
         assert len(bench.values("orders")) < 20
         bench = Workbench(data)
         assert bench.values("orders") == [b"%d" % value for value in range(20)]

@@ -354,10 +354,9 @@ class Meter:
         """Do what is to be done, call by call."""
         while True:
             self.most_read, self.read = max(self.most_read, self.read), 0
-            if not bench._calls:
+            if not bench.step():
                 break
             self.turns += 1
-            bench._calls.popleft()()
         return answer.outcome if isinstance(answer, PendingAnswer) else answer
 
 
@@ -399,10 +398,9 @@ def test_a_forecast_over_many_moved_messages_is_made_in_slices(monkeypatch: pyte
     # What happens meanwhile does not count: the answer is about the moment of the question.
     bench.begin(Publish("jobs", 0), encode(Columns([b""], dues=[begin_us]), bench.now_us).data)
     slices = [0]
-    while bench._calls:
-        counted.clear()
-        bench._calls.popleft()()
+    while bench.step():
         slices.append(len(counted))
+        counted.clear()
     assert (answer.outcome.before, answer.outcome.counts) == (0, [25_000, 5000])
     assert max(slices) <= 2000
 

@@ -302,7 +302,7 @@ class ActivePartition:
     def _gather(self, batch: Batch, needed: int, now_us: int) -> Answer:
         pending_answer: Answer = PendingAnswer()
         if not self._gathered:
-            self._ports.soon(self.flush)
+            self._ports.call_soon(self.flush)
         batch.data = bytearray(batch.data)  # what was received is written over soon
         self._gathered.append((batch, needed, pending_answer))
         self._gathered_bytes += batch.length

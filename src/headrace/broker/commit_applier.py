@@ -123,7 +123,7 @@ class CommitApplier:
                 work.tell, work.batches = _nothing, []
         if waiting and not self._comes:
             self._comes = True
-            self._ports.soon(self._another_turn)
+            self._ports.call_at_turn_end(self._another_turn)  # not soon: several of those run in one loop turn
 
     def _another_turn(self) -> None:
         self._comes = False

@@ -286,7 +286,7 @@ class GroupCoordinator:
                 _without_offsets(change.revoked),
                 _without_offsets(change.lost),
             )
-            self._ports.soon(partial(session.push, assignment))
+            self._ports.call_soon(partial(session.push, assignment))
         due_us = group.next_tick_us()
         if due_us is not None:
             self._deadlines.set(group.name, due_us)
@@ -302,7 +302,7 @@ class GroupCoordinator:
         self._detach(group.name, member)
         if session is not None:
             assignment = Assignment(group.name, member, group.generation, lost=_without_offsets(lost))
-            self._ports.soon(partial(session.push, assignment))
+            self._ports.call_soon(partial(session.push, assignment))
 
     def _places(self, group: Group, assigned: Iterable[AssignedPartition], now_us: int) -> list[PartitionOffset]:
         """Where a member begins; a group without a position gets one now, and keeps it."""

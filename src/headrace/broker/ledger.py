@@ -114,7 +114,7 @@ class Ledger:
     def gather(self, now_us: int, facts: Sequence[AnyFact], written: Written) -> None:
         """Write facts soon, together with others; calls back when they are applied, or with the error."""
         if not self._gathered:
-            self._ports.soon(self.flush)
+            self._ports.call_soon(self.flush)
         self._gathered.append((facts, written))
         self._gathered_us = now_us
 

@@ -125,7 +125,7 @@ class Maintenance:
             self._topics.ballast.restore()
         except (HeadraceError, OSError) as error:
             failure = error
-        self._ports.from_thread(partial(self._ballast_restored, failure))
+        self._ports.call_threadsafe(partial(self._ballast_restored, failure))
 
     def _ballast_restored(self, failure: Exception | None) -> None:
         if failure is None:
@@ -237,7 +237,7 @@ class Maintenance:
                     work()
             except Exception as error:  # noqa: BLE001 it is told
                 failure = error
-            self._ports.from_thread(partial(self._done, active, failure))
+            self._ports.call_threadsafe(partial(self._done, active, failure))
 
         self._ports.background(job)
 
@@ -255,7 +255,7 @@ class Maintenance:
         if freed:
             logger.info("partition compacted  topic=%s partition=%s freed_bytes=%s", active.topic, active.number, freed)
             steps = forget_compacted(topic, active, self._subscriptions, self._ledger.state.leased)
-            self._ports.from_thread(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
+            self._ports.call_threadsafe(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
 
 
 def _is_trimmed(settings: TopicSettings) -> bool:

@@ -11,13 +11,13 @@ from headrace.model.topic import DEFAULT_TENANT
 class Ports(Protocol):
     """The world around a broker. All methods of a broker run on one thread, the broker's thread."""
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         """Run a callback on the broker's thread, after all requests that have just arrived."""
 
-    def last(self, call: Callable[[], None]) -> None:
-        """Run a callback on the broker's thread, after all callbacks given to `soon` and what they schedule."""
+    def call_at_turn_end(self, call: Callable[[], None]) -> None:
+        """Run a callback on the broker's thread, after all callbacks given to `call_soon` and what they schedule."""
 
-    def from_thread(self, call: Callable[[], None]) -> None:
+    def call_threadsafe(self, call: Callable[[], None]) -> None:
         """Run a callback on the broker's thread; may be called on any thread."""
 
     def background(self, job: Callable[[], None]) -> None:

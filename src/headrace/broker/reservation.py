@@ -49,9 +49,9 @@ class Reservation:
         try:
             self._reserve(next_offset + self._block).then(told)
         except HeadraceError as error:
-            self._ports.soon(partial(told, error))
+            self._ports.call_soon(partial(told, error))
         except OSError as error:
-            self._ports.soon(partial(told, as_headrace_error(error)))
+            self._ports.call_soon(partial(told, as_headrace_error(error)))
         except BaseException:
             self.asked = False
             raise

@@ -42,7 +42,7 @@ def run_slices(ports: Ports, resume: Callable[[], None]) -> PendingAnswer[Any]:
             logger.exception("work in slices failed")
             pending_answer.resolve(InternalError())
         else:
-            ports.last(run_slice)  # not soon: several of those are done in one turn
+            ports.call_at_turn_end(run_slice)  # not soon: several of those are done in one turn
 
     run_slice()
     return pending_answer

@@ -50,7 +50,7 @@ class SyncWaiters:
     def wait(self, offset: int, tell: Told) -> None:
         """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, mostly."""
         if self._failure is not None:
-            self._ports.soon(partial(tell, self._failure))
+            self._ports.call_soon(partial(tell, self._failure))
             return
         if self._waiting and offset < self._waiting[-1][0]:
             self._waiting = deque(sorted([*self._waiting, (offset, tell)], key=_offset))
@@ -76,7 +76,7 @@ class SyncWaiters:
             self._ask()
         elif not self._coming:
             self._coming = True
-            self._ports.last(self._ask)
+            self._ports.call_at_turn_end(self._ask)
 
     def _ask(self) -> None:
         self._coming = False
@@ -86,7 +86,7 @@ class SyncWaiters:
         self._source.when_synced(self._asked, self._on_some_thread)
 
     def _on_some_thread(self, error: HeadraceError | None) -> None:
-        self._ports.from_thread(partial(self._tell, error))
+        self._ports.call_threadsafe(partial(self._tell, error))
 
     def _tell(self, error: HeadraceError | None) -> None:
         # Whatever was written when the disk began is synced now, which may be more than was asked for.
@@ -109,7 +109,7 @@ class SyncWaiters:
         finally:
             self._telling = bool(self._told)
             if self._told:
-                self._ports.soon(self._tell_some)
+                self._ports.call_soon(self._tell_some)
 
 
 def _offset(waiting: tuple[int, Told]) -> int:

@@ -83,7 +83,7 @@ class TopicTrimmer:
             except OSError as error:
                 failure = as_headrace_error(error)
             finally:
-                self._ports.from_thread(partial(answer.add, active, failure))
+                self._ports.call_threadsafe(partial(answer.add, active, failure))
 
         self._ports.background(job)
 

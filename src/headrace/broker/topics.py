@@ -410,7 +410,7 @@ class TopicRegistry:
                 self._store.data.delete_topic(topic_id, self._identity)
         except OSError as error:
             raise as_headrace_error(error) from error
-        self._ports.from_thread(partial(self._forget_files, topic_id))
+        self._ports.call_threadsafe(partial(self._forget_files, topic_id))
 
     def _forget_files(self, topic_id: int) -> None:
         try:

@@ -407,7 +407,7 @@ class Transactions:
                 self._staging.forget_before(offset)
             except (HeadraceError, OSError) as caught:
                 error = caught
-            self._ports.from_thread(partial(self._truncated, error))
+            self._ports.call_threadsafe(partial(self._truncated, error))
 
         if isinstance(outcome, HeadraceError):
             self._truncated(outcome)

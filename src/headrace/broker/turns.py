@@ -26,11 +26,11 @@ class Turns:
 
     def call_soon(self, callback: Callable[[int], None]) -> None:
         """Run a callback after all requests that have just arrived."""
-        self._ports.soon(lambda: callback(self._now_us))
+        self._ports.call_soon(lambda: callback(self._now_us))
 
     def call_at_turn_end(self, callback: Callable[[int], None]) -> None:
         """Run a callback after everything that was to run soon."""
-        self._ports.last(lambda: callback(self._now_us))
+        self._ports.call_at_turn_end(lambda: callback(self._now_us))
 
     def in_slices(self, steps: Steps | TimedSteps) -> PendingAnswer[Any]:
         """Run the first slice now and one more at the end of each turn, with `yield` returning its time."""

@@ -16,7 +16,7 @@ from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABL
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.topic import TopicSettings
-from headrace.server import MEMORY, ServerSettings
+from headrace.server import MEMORY, ServerSettings, replaced_by_listen
 
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
@@ -32,7 +32,7 @@ TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSetti
 
 
 class GivenSetting(NamedTuple):
-    """A value that somebody gave a setting."""
+    """A value that was given for a setting, and where."""
 
     content: Any
     source: str
@@ -47,22 +47,22 @@ class Configuration(NamedTuple):
 
     settings: ServerSettings
     givens: Givens
-    """What was given and counts; all others have their defaults."""
+    """The settings that were given; all others have their defaults."""
     file: str | None
 
     def source(self, name: str) -> str:
-        """Where a setting comes from."""
+        """The source of a setting."""
         return self.givens[name].source if name in self.givens else DEFAULT
 
     def contents(self) -> dict[str, Any]:
-        """The settings in plain values by name, those of topics as `topic.NAME`."""
+        """The settings as plain values by name, those of topics as `topic.NAME`."""
         plain = {name: getattr(self.settings, name) for name in FIELDS if name != "topic"}
         plain["unix_socket"] = self.settings.socket_path
         topic = self.settings.broker().topic.as_dict()
         return {**plain, **{f"topic.{name}": content for name, content in topic.items()}}
 
     def as_toml(self) -> str:
-        """A file that gives the same settings, with a remark on where each comes from."""
+        """A configuration file with the same settings, with a comment on the source of each."""
         lines = ["# The settings in effect, and where each comes from."]
         for name, content in self.contents().items():
             _, dot, key = name.rpartition(".")
@@ -82,7 +82,7 @@ class Configuration(NamedTuple):
 
 
 def configure(
-    flags: Mapping[str, str], topic_flags: Mapping[str, str], config: str | None, environ: Mapping[str, str]
+    flags: Mapping[str, str | list[str]], topic_flags: Mapping[str, str], config: str | None, environ: Mapping[str, str]
 ) -> Configuration:
     """The settings in effect: a flag counts before the environment, that before the file, and that before defaults."""
     path, why = _config_file(config, environ)
@@ -91,6 +91,8 @@ def configure(
         givens |= _from_file(path, why)
     givens |= _from_environment(environ)
     givens |= from_flags(flags, topic_flags)
+    for name, text in replaced_by_listen(givens).items():
+        givens[name] = GivenSetting(text, givens["listen"].source)
     plain: dict[str, Any] = {name: given.content for name, given in givens.items() if not name.startswith("topic.")}
     plain["topic"] = {name[6:]: given.content for name, given in givens.items() if name.startswith("topic.")}
     try:
@@ -100,8 +102,8 @@ def configure(
     return Configuration(settings, {name: given for name, given in givens.items() if given.source != DEFAULT}, path)
 
 
-def from_flags(flags: Mapping[str, str], topic_flags: Mapping[str, str]) -> Givens:
-    """What flags say."""
+def from_flags(flags: Mapping[str, str | list[str]], topic_flags: Mapping[str, str]) -> Givens:
+    """Read settings from flags."""
     givens = {}
     for name, text in flags.items():
         source = f"flag --{name.replace('_', '-')}"
@@ -114,7 +116,7 @@ def from_flags(flags: Mapping[str, str], topic_flags: Mapping[str, str]) -> Give
 
 
 def default_data(environ: Mapping[str, str]) -> str:
-    """Where data is kept unless somebody says otherwise."""
+    """The default data directory."""
     home = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return os.path.join(home, "headrace")
 
@@ -124,7 +126,7 @@ def _defaults(environ: Mapping[str, str]) -> Givens:
 
 
 def _config_file(config: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The file, if there is one, and who named it."""
+    """The configuration file, if there is one, and what named it."""
     if config is not None:
         return config, "--config"
     if environ.get(CONFIG_VARIABLE):
@@ -184,7 +186,7 @@ def _known(name: str, names: Iterable[str], what: str, source: str) -> None:
 
 
 def _read(name: str, content: Any, source: str, folder: str) -> Any:
-    """The value of a setting, whether it comes as text or not."""
+    """Parse and check the value of a setting, which is text or already a plain value."""
     key = name.removeprefix("topic.")
     field = (TOPIC_FIELDS if name.startswith("topic.") else FIELDS)[key]
     if field.type is Durability:
@@ -201,11 +203,13 @@ def _read(name: str, content: Any, source: str, folder: str) -> Any:
 
 
 def _parsed(key: str, text: str, kind: Any) -> Any:
-    """Numbers and such from text, with units where there are any."""
+    """Parse a value of a kind from text, with units where there are any."""
     if kind is bool:
         if text.lower() not in _WORDS:
             raise ValueError(f"{text!r} is neither yes nor no")
         return _WORDS[text.lower()]
+    if kind == list[str]:
+        return text.replace(",", " ").split()
     optional = kind == (int | None) or kind == (float | None)
     if optional and text == "none":
         return None
@@ -228,7 +232,7 @@ def _number(text: str, kind: Callable[[str], Any], what: str) -> Any:
 
 
 def _blame(text: str, givens: Givens) -> str:
-    """Who gave the settings that an error names."""
+    """The sources of the settings that an error names."""
     words = set(text.replace(",", " ").replace(":", " ").split())
     sources = [given.source for name, given in givens.items() if name.removeprefix("topic.") in words]
     return f" ({', '.join(dict.fromkeys(sources))})" if sources else ""

@@ -1,1 +1,1 @@
-"""Gateways: sockets on one side, the broker on the other."""
+"""Gateways connect clients of a protocol to the broker."""

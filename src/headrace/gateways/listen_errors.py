@@ -1,4 +1,4 @@
-"""Why a broker cannot listen somewhere, and what to do about it."""
+"""Errors about addresses on which a broker cannot listen, with what to do about them."""
 
 import contextlib
 import errno
@@ -12,37 +12,37 @@ _LISTENS = "0A"
 
 
 def listen_failed(error: OSError, host: str, port: int) -> ListenFailed | TooManyFiles:
-    """The system's refusal to listen on TCP, as an error of ours."""
+    """Make an error of the system's refusal to listen on TCP."""
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TooManyFiles(f"cannot listen on {where}: {error.strerror}; raise the limit on open files (ulimit -n)")
     if isinstance(error, socket.gaierror):
-        why = f"there is no host {host!r} ({error.strerror}); --host takes an address or a name of this machine"
+        why = f"there is no host {host!r} ({error.strerror}); give one of this machine with --host or --listen"
     elif error.errno == errno.EADDRINUSE:
-        why = f"it is in use by {_user(port)}; end that, or take another port with --port (0: any that is free)"
+        why = f"it is in use by {_user(port)}; end that, or take another with --port or --listen (0: any free one)"
     elif error.errno == errno.EADDRNOTAVAIL:
-        why = f"{host} is no address of this machine; --host takes one that is, such as 127.0.0.1 or 0.0.0.0"
+        why = f"{host} is no address of this machine; give one that is with --host or --listen, such as 127.0.0.1"
     elif error.errno in (errno.EACCES, errno.EPERM):
-        why = "the system does not allow it; ports below 1024 are for root: take another with --port"
+        why = "the system does not allow it; ports below 1024 are for root: take another with --port or --listen"
     else:
         why = error.strerror or str(error)
     return ListenFailed(f"cannot listen on {where}: {why}", host=host, port=port)
 
 
 def listen_unix_failed(error: OSError, path: str) -> ListenFailed | TooManyFiles:
-    """The system's refusal to listen on a Unix socket, as an error of ours."""
+    """Make an error of the system's refusal to listen on a Unix socket."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TooManyFiles(f"cannot listen on {path}: {error.strerror}; raise the limit on open files (ulimit -n)")
     directory = os.path.dirname(path) or "."
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        why = f"there is no directory {directory}; make it, or give another path with --unix-socket"
+        why = f"there is no directory {directory}; make it, or give another path with --unix-socket or --listen"
     else:
-        why = f"{os.strerror(error.errno) if error.errno else error}; give another path with --unix-socket"
+        why = f"{os.strerror(error.errno) if error.errno else error}; give another path with --unix-socket or --listen"
     return ListenFailed(f"cannot listen on {path}: {why}", path=path)
 
 
 def _user(port: int) -> str:
-    """The process that listens on a port, as far as the system tells."""
+    """Find the process that listens on a port, as far as the system tells."""
     inodes = _inodes(port)
     for pid in filter(str.isdigit, os.listdir("/proc") if inodes else ()):
         with contextlib.suppress(OSError):  # a process that has ended, or is another user's
@@ -53,7 +53,7 @@ def _user(port: int) -> str:
 
 
 def _inodes(port: int) -> set[str]:
-    """What links to sockets that listen on a port look like, on a system that tells."""
+    """Find the sockets that listen on a port, as /proc names them, on a system that has it."""
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as file:

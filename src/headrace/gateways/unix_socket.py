@@ -1,4 +1,4 @@
-"""Unix sockets and the files that they leave behind."""
+"""Creates and removes the files of Unix sockets."""
 
 import contextlib
 import os
@@ -8,16 +8,16 @@ import stat
 from headrace.model.errors import InvalidArgument, LogInUse
 
 PATH_BYTES_MAX = 107
-"""What the system's address of a Unix socket has room for."""
+"""The longest path of a Unix socket that the system takes."""
 _PROBE_S = 1.0
 _OWNER_ONLY = 0o600
 
 
 def make_room(path: str) -> None:
-    """Remove the file of a socket that nobody listens on any more: its process died."""
+    """Remove the file of a socket whose process has died."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise InvalidArgument(f"{path} is needed for a Unix socket, and is something else")
+            raise InvalidArgument(f"{path} exists and is no Unix socket: remove it, or give another path to listen on")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -27,13 +27,13 @@ def make_room(path: str) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             remove(path)
             return
-        except OSError as error:  # somebody is there, even if it does not answer
-            raise LogInUse(f"another process listens on {path} ({error})") from error
-    raise LogInUse(f"another process listens on {path}")
+        except OSError as error:  # a process listens, even if it does not answer
+            raise LogInUse(f"another process listens on {path} ({error}): end it, or give another path") from error
+    raise LogInUse(f"another process listens on {path}: end it, or give another path")
 
 
 def bind(path: str) -> socket.socket:
-    """A Unix socket whose file its owner alone may connect to, from the moment that there is one."""
+    """Bind a Unix socket to which its owner alone may connect, from the moment that its file exists."""
     bound = socket.socket(socket.AF_UNIX)
     try:
         with contextlib.suppress(OSError):  # only Linux lets a socket have a mode before it has a file

@@ -391,6 +391,12 @@ class ListenFailed(HeadraceError):
     code = "listen_failed"
 
 
+class GatewayUnavailable(HeadraceError):
+    """The broker has no gateway for the scheme of an address; the text says why, and what to do."""
+
+    code = "gateway_unavailable"
+
+
 class ProtocolError(HeadraceError):
     """The other side did not follow the protocol; the connection is closed."""
 

@@ -1,1 +1,1 @@
-"""What runs the broker: its clock and the scheduler on the event loop."""
+"""What a server runs on: event loop, timers, the broker's clock and the scheduler."""

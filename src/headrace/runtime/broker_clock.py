@@ -21,7 +21,7 @@ class BrokerClock:
         self._steady_ns = steady_ns
         self._last_us = 0
         self._slowed: tuple[int, int] | None = None
-        """Since when it goes at half speed: by the steady clock, and by its own."""
+        """When it began to run at half speed: by the steady clock, and by its own."""
 
     def go_on_from(self, time_us: int) -> None:
         """Go on from a time that the broker has had, at half speed if that is to come: the clock was put back since.

@@ -1,4 +1,4 @@
-"""The event loop of a broker, and the files that it needs."""
+"""Creates the event loop of a broker."""
 
 import asyncio
 import resource
@@ -8,11 +8,11 @@ from contextlib import suppress
 from headrace.model.errors import TooManyFiles
 
 FILES_MIN = 32
-"""With fewer there is no room for an event loop, the journal, a topic and a client."""
+"""The fewest open files with which an event loop, the journal, a topic and a client work."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The quickest event loop there is."""
+    """Create the fastest event loop that is installed."""
     make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
         import uvloop

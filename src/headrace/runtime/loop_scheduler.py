@@ -1,45 +1,57 @@
-"""What is to be done soon, on an event loop: all of it in one turn, with what follows from it."""
+"""The scheduler on the broker's event loop: callbacks and what they schedule run together in one loop turn."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
-_PASSES = 4
-"""How often what follows from what was done is done in the same turn, before others have theirs."""
+_ROUNDS_MAX = 4
+"""Maximum rounds of follow-up callbacks per loop turn, so that other I/O is not starved."""
 _TURN_S = 0.002
 """After so long no further round of follow-up callbacks begins in the same turn: long work comes in slices."""
 
 
-class LoopScheduler:
-    """Calls put off until all that has just arrived was looked at.
+class CallbackLoop(Protocol):
+    """The part of an event loop that the scheduler uses; a test runs it on a loop without sockets."""
 
-    A message that comes in is gathered with others, appended, and handed to readers, each put off after the other. On
-    the loop itself every step would cost a turn, with a look at all sockets.
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> object: ...
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> object: ...
+    def call_exception_handler(self, context: dict[str, Any]) -> None: ...
+    def is_closed(self) -> bool: ...
+
+
+class LoopScheduler:
+    """Runs callbacks on an event loop after the requests that have just arrived.
+
+    A published message is batched with others, appended, and delivered to readers, and each step schedules the next.
+    Scheduled on the event loop itself, every step would cost a loop turn, which polls all sockets.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop | CallbackLoop, now_s: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._loop = loop
         self._now_s = now_s
         self._thread = threading.get_ident()
         self._calls: list[Callable[[], None]] = []
-        self._last: list[Callable[[], None]] = []
-        self._comes = False
+        self._calls_at_end: list[Callable[[], None]] = []
+        self._scheduled = False
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call it when all that is going on now is done."""
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run a callback after the code that runs now."""
         self._calls.append(call)
-        self._come()
+        self._schedule()
 
-    def last(self, call: Callable[[], None]) -> None:
-        """Call it at the end of the turn, when what is to be done soon is done."""
-        self._last.append(call)
-        self._come()
+    def call_at_turn_end(self, call: Callable[[], None]) -> None:
+        """Run a callback at the end of the loop turn, after the callbacks of `call_soon`."""
+        self._calls_at_end.append(call)
+        self._schedule()
 
-    def from_thread(self, call: Callable[[], None]) -> None:
-        """Call it on the loop's thread, with what follows; may be said on any thread."""
+    def call_threadsafe(self, call: Callable[[], None]) -> None:
+        """Run a callback on the loop's thread; may be called on any thread."""
         if threading.get_ident() == self._thread:
-            self.soon(call)
+            self.call_soon(call)
             return
         try:
             self._loop.call_soon_threadsafe(self._run_now, call)
@@ -48,40 +60,40 @@ class LoopScheduler:
             if not self._loop.is_closed():
                 raise
 
+    def turn(self) -> Iterator[None]:
+        """Run the callbacks of one loop turn in their order; yields after each of them."""
+        until_s = self._now_s() + _TURN_S
+        rounds, is_late, is_end = 0, False, False
+        while True:
+            if self._calls and (rounds == 0 or (rounds < _ROUNDS_MAX and not is_late)):
+                calls, self._calls = self._calls, []
+                rounds += 1
+            elif self._calls_at_end and not is_end:
+                calls, self._calls_at_end = self._calls_at_end, []
+                rounds, is_end = 0, True  # what these schedule has rounds of its own
+            else:
+                break
+            for call in calls:
+                try:
+                    call()
+                except Exception as error:  # noqa: BLE001 the loop reports it, as if it had run the callback itself
+                    self._loop.call_exception_handler({"message": "scheduled callback failed", "exception": error})
+                yield
+            is_late = self._now_s() > until_s
+        self._scheduled = False
+        if self._calls or self._calls_at_end:
+            self._schedule()
+
+    def _run(self) -> None:
+        for _ in self.turn():
+            pass
+
     def _run_now(self, call: Callable[[], None]) -> None:
-        self._comes = True
+        self._scheduled = True
         self._calls.append(call)
         self._run()
 
-    def _come(self) -> None:
-        if not self._comes:
-            self._comes = True
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon(self._run)
-
-    def _run(self) -> None:
-        until_s = self._now_s() + _TURN_S
-        self._do_passes(until_s)
-        if self._last:
-            last, self._last = self._last, []
-            self._do(last)
-            self._do_passes(until_s)
-        self._comes = False
-        if self._calls or self._last:
-            self._come()
-
-    def _do_passes(self, until_s: float) -> None:
-        """Run at least one round of callbacks, and rounds of what follows from them while there is time."""
-        for _ in range(_PASSES):
-            calls, self._calls = self._calls, []
-            if not calls:
-                break
-            self._do(calls)
-            if self._now_s() > until_s:
-                break
-
-    def _do(self, calls: list[Callable[[], None]]) -> None:
-        for call in calls:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001 the loop tells of it, as it would have by itself
-                self._loop.call_exception_handler({"message": "what was put off failed", "exception": error})

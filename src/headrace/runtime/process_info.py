@@ -1,4 +1,4 @@
-"""What the process around a broker tells about itself."""
+"""Facts about the process in which a broker runs."""
 
 import os
 import resource
@@ -9,10 +9,8 @@ from typing import Any
 from headrace.model.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 
 
-def process_info(addresses: Sequence[tuple[str, int]], socket_path: str, **limits: int) -> dict[str, Any]:
-    """The fields of BrokerInfo that the broker itself cannot know."""
-    listening = [f"headrace://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses]
-    listening += [f"headrace+unix://{os.path.abspath(socket_path)}"] if socket_path else []
+def process_info(listening: Sequence[str], **limits: int) -> dict[str, Any]:
+    """The fields of BrokerInfo that the broker itself cannot know; `listening` has the URLs of its addresses."""
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     known = {
         "message_bytes_max": MESSAGE_BYTES_MAX,
@@ -20,11 +18,16 @@ def process_info(addresses: Sequence[tuple[str, int]], socket_path: str, **limit
         "partitions_max": PARTITIONS_MAX,
         "open_files_max": sys.maxsize if files_max == resource.RLIM_INFINITY else files_max,
     }
-    return {"listening": listening, "pid": os.getpid(), "memory_bytes": memory_bytes(), "limits": {**limits, **known}}
+    return {
+        "listening": list(listening),
+        "pid": os.getpid(),
+        "memory_bytes": memory_bytes(),
+        "limits": {**limits, **known},
+    }
 
 
 def memory_bytes() -> int:
-    """How much memory the process has in use; where the system does not tell, the most that it had."""
+    """The memory that the process uses; where the system does not tell, the most that it has used."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,8 +1,9 @@
-"""For tests, yours too: a disk that fails on command, a disk in memory, and a worker without a thread."""
+"""For tests, yours too: a broker on a virtual clock, disks that fail or stay in memory, a worker without a thread."""
 
 from headrace.testing.faulty_disk import FaultyDisk, Flip, PowerLoss
 from headrace.testing.inline import InlineWorker
 from headrace.testing.memory_disk import MemoryDisk
 from headrace.testing.survival import Unsynced
+from headrace.testing.workbench import Workbench
 
-__all__ = ["FaultyDisk", "Flip", "InlineWorker", "MemoryDisk", "PowerLoss", "Unsynced"]
+__all__ = ["FaultyDisk", "Flip", "InlineWorker", "MemoryDisk", "PowerLoss", "Unsynced", "Workbench"]

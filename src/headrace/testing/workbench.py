@@ -1,7 +1,7 @@
-"""A broker without threads, sockets or a clock: everything happens when it is told to, always in the same order."""
+"""A broker with the server's scheduler and a virtual clock, without threads and sockets: every run is the same."""
 
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from headrace.broker.broker import Broker
@@ -18,12 +18,16 @@ from headrace.model.requests import Publish
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
+from headrace.testing.virtual_loop import SteppedScheduler, VirtualLoop
 
 START_US = 1_800_000_000_000_000
+"""The time at which a workbench starts."""
 
 
 class Workbench:
-    """A broker to try things with. `now_us` is the time: set it as you like.
+    """A broker for tests. It runs what it scheduled in the server's order, and only in `run`, `step`, `ask` and `tick`.
+
+    `now_us` is the broker's time, in microseconds since 1970: set it as you like, or let time pass with `tick`.
 
     >>> bench = Workbench()
     >>> bench.publish("orders", [b"a", b"b"]).base_offset
@@ -42,14 +46,18 @@ class Workbench:
     ) -> None:
         self.now_us = now_us
         self.pushed: list[Any] = []
-        """What the broker told the workbench's own session unasked."""
+        """What the broker pushed to sessions."""
         self.failures: list[HeadraceError] = []
-        """What went wrong in the background."""
+        """Errors of background jobs."""
         self.wakes_us: list[int] = []
-        """When the broker wanted to be woken."""
+        """The times at which the broker asked to be woken."""
         self.syncing_later = False
-        """Whether the disk is slow: nothing is synced before `run`."""
-        self._calls: deque[Callable[[], None]] = deque()
+        """Whether the disk is slow: syncs run in steps of their own, else at once."""
+        self._loop = VirtualLoop()
+        scheduler = SteppedScheduler(self._loop, lambda: self.now_us / 1e6)
+        self.call_soon = scheduler.call_soon
+        self.call_at_turn_end = scheduler.call_at_turn_end
+        self.call_threadsafe = scheduler.call_threadsafe
         self._stream = 0
         host = StorageRuntime(disk, flusher=_Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
@@ -63,47 +71,41 @@ class Workbench:
         self.session = self.connect()
         self.run()
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """A port of the broker."""
-        self._calls.append(call)
-
-    from_thread = last = soon
-
     def wake_at(self, time_us: int) -> None:
-        """A port of the broker: here time passes only when it is told to, with `tick`."""
+        """Note when the broker wants to be woken: here time passes only in `tick`."""
         self.wakes_us.append(time_us)
 
     def background(self, job: Callable[[], None]) -> None:
-        """A port of the broker."""
+        """Run a job of the background thread in a step of its own; its error is added to `failures`."""
+        self.run_on_thread(partial(self._attempt, job))
 
-        def attempt() -> None:
-            try:
-                job()
-            except HeadraceError as error:
-                self.failures.append(error)
+    def run_on_thread(self, job: Callable[[], None]) -> None:
+        """Run a job that the server would run on another thread in a step of its own, outside the scheduler's turns."""
+        self._loop.call_soon(job)
 
-        self.soon(attempt)
+    def _attempt(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except HeadraceError as error:
+            self.failures.append(error)
 
     def run(self) -> None:
-        """Do all that is waiting to be done."""
+        """Run all callbacks that are scheduled, and those that they schedule."""
         while self.step():
             pass
 
     def step(self) -> bool:
-        """Do the first thing that is waiting to be done; whether there was one."""
-        if not self._calls:
-            return False
-        self._calls.popleft()()
-        return True
+        """Run the next callback that is scheduled; whether there was one."""
+        return self._loop.step()
 
     def connect(self, name: str = "workbench", tenant: str = "") -> Session:
-        """Another connection; what is pushed to any of them is in `pushed`."""
+        """Open a session; what the broker pushes to it is added to `pushed`."""
         return self.broker.connect(self.pushed.append, name, self.now_us, tenant=tenant, is_local=True)
 
     def begin(
         self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
     ) -> Any:
-        """Ask without doing what is waiting: the answer, the error or a PendingAnswer."""
+        """Send a request and run no callbacks: returns the answer, the error or a PendingAnswer."""
         try:
             return self.broker.ask(session or self.session, request, memoryview(bytearray(body)), self.now_us)
         except HeadraceError as error:
@@ -112,12 +114,12 @@ class Workbench:
     def ask(
         self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
     ) -> Any:
-        """The answer to a request, after all that is waiting has been done; an error is raised."""
+        """Send a request, run all callbacks and return the answer; an error is raised."""
         answer = self.begin(request, body, session)
         self.run()
         if isinstance(answer, PendingAnswer):
             answer = answer.outcome
-            assert answer is not None, "there was never an answer"
+            assert answer is not None, "the request is still waiting: begin it instead, and let time pass"
         if isinstance(answer, HeadraceError):
             raise answer
         return answer
@@ -125,15 +127,15 @@ class Workbench:
     def publish(
         self, topic: str, values: list[bytes], partition: int = 0, producer: Producer = NO_PRODUCER, **more: Any
     ) -> Any:
-        """Publish a batch, and return the answer."""
+        """Publish a batch and return the answer."""
         return self.ask(Publish(topic, partition, **more), self.batch(values, producer).data)
 
     def batch(self, values: list[bytes], producer: Producer = NO_PRODUCER, **columns: Any) -> Batch:
-        """A batch as a producer makes it."""
+        """Encode a batch as a producer does."""
         return encode(Columns(values, **columns), self.now_us, producer=producer)
 
     def batches(self, topic: str, partition: int = 0, offset: int = 0) -> list[Batch]:
-        """All batches that can be read."""
+        """Read all batches of a partition from an offset on."""
         stream = self.open_stream(topic, partition, offset)
         found: list[Batch] = []
         while (slice_ := stream.read(1 << 20, self.now_us)) is not None:
@@ -159,23 +161,23 @@ class Workbench:
         return stream
 
     def values(self, topic: str, partition: int = 0, offset: int = 0) -> list[bytes | None]:
-        """The values of all messages that can be read."""
+        """Read the values of all messages of a partition from an offset on."""
         return [value for batch in self.batches(topic, partition, offset) for value in batch.columns().values]
 
     def tick(self, seconds: float = 0) -> None:
-        """Let time pass."""
+        """Let time pass, wake the broker and run all callbacks."""
         self.now_us += round(seconds * 1e6)
         self.broker.tick(self.now_us)
         self.run()
 
     def close(self) -> None:
-        """End the broker in an orderly way; without this it is as if it was killed."""
+        """Stop the broker in order; a workbench that is not closed is as good as killed."""
         self.run()
         self.broker.close(self.now_us)
 
 
 class _Flusher(InlineWorker):
-    """Syncs at once, or when the workbench runs."""
+    """Syncs at once, or in a step of its own when the disk is slow."""
 
     def __init__(self, bench: Workbench) -> None:
         super().__init__()
@@ -184,6 +186,6 @@ class _Flusher(InlineWorker):
     def submit(self, job: Callable[[], None]) -> None:
         """Sync."""
         if self._bench.syncing_later:
-            self._bench.soon(job)
+            self._bench.run_on_thread(job)
         else:
             job()

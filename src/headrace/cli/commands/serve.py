@@ -22,15 +22,16 @@ logger = logging.getLogger("headrace.server")
 
 _DEST = "serve_"
 _FILES_SPARE = 512
-"""File descriptors for what is no connection: segments, sockets that listen."""
+"""File descriptors for segments, listening sockets and whatever else is no connection."""
 _YOUNG_OBJECTS_MAX = 10_000
-"""New objects at which Python looks for lost ones: more than the requests of many clients at a time need."""
+"""The threshold of Python's garbage collector: more new objects than the requests of many clients at a time need."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _EPILOG = """\
 examples:
   headrace serve
   headrace serve --data ./data --port 0 --log-format json
+  headrace serve --listen headrace://127.0.0.1:7390 --listen unix:///run/headrace.sock
   headrace serve --host 0.0.0.0 --topic partitions=4 --topic retain_seconds=7d
   HEADRACE_PORT=7391 headrace serve --config headrace.toml --print-config
 
@@ -68,13 +69,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         text = explanations.get(name, "").rstrip(".").replace("%", "%%")
         shown = default_data(os.environ) if name == "data" else field.default
-        text += "" if shown is None else f" [{setting_text(name, shown)}]"
+        text += "" if shown is None or name == "listen" else f" [{setting_text(name, shown)}]"
         action = group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{_DEST}{name}",
             metavar=_metavar(name),
             default=argparse.SUPPRESS,
-            help=text,
+            action="append" if name == "listen" else "store",
+            help=f"{text}; may be given several times" if name == "listen" else text,
         )
         if name in ("data", "unix_socket"):
             completes(action, "directory" if name == "data" else "file")
@@ -85,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=topic_flag,
         action="append",
         default=[],
-        help="a setting of topics where whoever makes one says nothing else; see `headrace topic create --help`",
+        help="a default setting of topics, for what their creator leaves out; see `headrace topic create --help`",
     )
 
 
@@ -105,7 +107,7 @@ async def _serve(configuration: Configuration, out: Output) -> int:
     settings = configuration.settings
     server = Server(settings)
     await server.start()
-    gc.freeze()  # what is there now stays: collections need not look at it again
+    gc.freeze()  # what exists now stays: collections need not scan it again
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 10, 10)
     signals = _Signals(asyncio.get_running_loop())
     _tell_ready(server, out)
@@ -115,7 +117,7 @@ async def _serve(configuration: Configuration, out: Output) -> int:
 
 
 class _Signals:
-    """The first signal asks to drain, the second not to wait for that."""
+    """The first signal starts draining, the second ends it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first = asyncio.Event()
@@ -131,25 +133,29 @@ class _Signals:
 
 
 def _tell_ready(server: Server, out: Output) -> None:
-    """Say on stdout and in the log that clients are served, and where."""
+    """Report on stdout and in the log that the server is ready, and its addresses."""
     where: dict[str, Any] = {
         "listening": [f"{_bracketed(host)}:{port}" for host, port in server.addresses],
         "port": server.addresses[0][1] if server.addresses else None,
         "unix_socket": server.socket_path or None,
+        "addresses": server.listening,
         "data": server.settings.data,
         "pid": os.getpid(),
     }
-    places = [*where["listening"], *([server.socket_path] if server.socket_path else [])]
-    logger.info("ready", extra={**where, "listening": ",".join(where["listening"])})
+    native = ("headrace://", "headrace+unix://")
+    places = [url if not url.startswith(native) else url.partition("://")[2] for url in server.listening]
+    logger.info(
+        "ready", extra={**where, "listening": ",".join(where["listening"]), "addresses": ",".join(server.listening)}
+    )
     try:
         text = f"headrace: ready on {' and '.join(places)}, data in {server.settings.data}, process {os.getpid()}"
         out.tell({"ready": True, **where}, text)
     except BrokenPipeError:
-        logger.info("nobody reads stdout")
+        logger.info("ready line not written: stdout is closed")
 
 
 def _make_room_for_connections(connections_max: int) -> None:
-    """Let the process have as many file descriptors as it may need, as far as the system allows."""
+    """Raise the limit on open files to what the connections need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections_max + _FILES_SPARE
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -158,25 +164,25 @@ def _make_room_for_connections(connections_max: int) -> None:
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """What is wrong with the flags."""
+    """Check the flags; the text of the error, if there is one."""
     try:
         flags, topic_flags = _flags(given)
         from_flags(flags, topic_flags)
-        # Whatever the environment and the file say; they may name a socket.
+        # Without the environment and the file, which may name a socket.
         configure({"unix_socket": "any", **flags}, topic_flags, os.devnull, {})
     except InvalidArgument as error:
         return str(error)
     return None
 
 
-def _flags(given: argparse.Namespace) -> tuple[dict[str, str], dict[str, str]]:
+def _flags(given: argparse.Namespace) -> tuple[dict[str, str | list[str]], dict[str, str]]:
     flags = {name.removeprefix(_DEST): text for name, text in vars(given).items() if name.startswith(_DEST)}
     return flags, dict(given.topic_defaults)
 
 
 def _metavar(name: str) -> str:
-    if name in ("data", "unix_socket", "host"):
-        return {"data": "DIR", "unix_socket": "PATH", "host": "HOST"}[name]
+    if name in ("data", "unix_socket", "host", "listen"):
+        return {"data": "DIR", "unix_socket": "PATH", "host": "HOST", "listen": "URL"}[name]
     kind = FIELDS[name].type
     return {bool: "YES|NO", int: "N", float: "SECONDS"}.get(kind, "WORD")
 

@@ -1,4 +1,4 @@
-"""One connection of the native protocol: frames in, requests to the broker, answers and deliveries out."""
+"""One connection of the native protocol: decodes frames, asks the broker, and sends answers and deliveries."""
 
 import asyncio
 import logging
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.streams import Stream, WaitingFetch
-from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
+from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.gateways.native.hangup import hung_up
-from headrace.gateways.native.stream_pump import FetchAnswer, FrameSource, StreamPump
+from headrace.gateways.native.stream_pump import FetchAnswer, StreamPump
 from headrace.model.errors import (
     Busy,
     Draining,
@@ -22,6 +23,7 @@ from headrace.model.errors import (
     UnsupportedOperation,
     UnsupportedVersion,
 )
+from headrace.model.identity import Identity
 from headrace.model.request import REQUESTS, Answer
 from headrace.model.requests import Assignment, Done
 from headrace.model.standing_lease import LeaseEnd
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.native")
 
 UNANSWERED_MAX = 1024
-"""A connection with so many requests under way is not read from until half of them are answered."""
+"""A connection with so many unanswered requests is not read until half of them are answered."""
 FEATURES: frozenset[str] = frozenset()
 """What this side can do beyond the version of the protocol."""
 # Every look at a member of an enumeration is a call.
@@ -47,11 +49,11 @@ _PUSHED: dict[type[Answer], int] = {Assignment: int(Kind.ASSIGNMENT), LeaseEnd: 
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
-"""An unfinished frame up to this size is nobody's concern, however much all connections hold."""
+"""An unfinished frame up to this size is never refused, however much memory all connections hold."""
 
 
 class NativeConnection(asyncio.BufferedProtocol):
-    """A client's connection. All of it runs on the broker's thread."""
+    """A client's connection. All methods run on the broker's thread."""
 
     _transport: asyncio.Transport
     _out: FrameWriter
@@ -61,9 +63,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._broker = gateway.broker
         self._frames = Frames(gateway.memory)
         self._session: Session | None = None
+        self._authentication: PendingAnswer[Identity] | None = None
         self._name = ""
         self._since_us = self.heard_us = gateway.now_us()
-        """When the client last said something."""
+        """When the client last sent something."""
         self._touched_us = 0
         self._unanswered = 0
         self._backlog: deque[Frame] = deque()
@@ -88,18 +91,18 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be answered, other than fetches that wait for what may never come."""
+        """Whether requests wait for their answers, other than fetches that wait for new messages."""
         return self._unanswered > len(self._fetches) or bool(self._backlog)
 
     @property
     def descriptor(self) -> int:
-        """Of its socket; -1 once that is closed."""
+        """The file descriptor of the socket; -1 once it is closed."""
         return int(self._transport.get_extra_info("socket").fileno())
 
-    # What the transport tells.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
+        """Set up a new connection, or refuse it."""
         gateway = self._gateway
         self._transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
         self._out = FrameWriter(self._transport, gateway.deliver_soon, gateway.flush_soon, self._sender_failed)
@@ -108,11 +111,11 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.end(refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next bytes go."""
+        """The memory for the next bytes."""
         return self._gateway.memory.shared if self._ending or self._gateway.ignores_requests else self._frames.buffer()
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes came."""
+        """Take the frames that are complete with these bytes."""
         if self._ending or self._gateway.ignores_requests:
             return
         now_us = self.heard_us = self._gateway.now_us()
@@ -133,34 +136,34 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._uncork()
 
     def eof_received(self) -> bool:
-        """The client will send no more: the connection is closed."""
+        """Close the connection of a client that sends no more."""
         return False
 
     def pause_writing(self) -> None:
-        """The client does not take what is sent as fast as it comes."""
+        """Send and read no more while the client receives too slowly."""
         self._out.paused = True
         if self._session is not None:
             self._broker.pause(self._session)
         self._regulate()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """Go on: the client has received enough."""
         self._out.resume()
         if self._session is not None:
             self._broker.resume(self._session)
-        self._gateway.soon(self._catch_up)
+        self._gateway.call_soon(self._catch_up)
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 gone is gone
-        """The connection is gone, and all that belongs to it."""
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 the reason changes nothing
+        """Release everything that belongs to a closed connection."""
         self._ending = True
         self._out.close()
         self._release()
         self._gateway.forget(self)
 
-    # What the gateway says.
+    # Called by the gateway.
 
     def end(self, error: HeadraceError, correlation: int = 0) -> None:
-        """Tell the client why the connection ends, and end it."""
+        """Send the client an error, and close the connection."""
         if self._ending:
             return
         logger.info("connection refused", extra={"client": str(self), "code": error.code, "why": str(error)})
@@ -171,8 +174,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._release()
         if self._transport.is_closing():
             return
-        # What it still sends is thrown away for a moment: if it were left lying, the system would reset the
-        # connection, and the reason might never arrive.
+        # Read and discard for a moment what the client still sends: the system resets a connection that is closed with
+        # unread bytes, and then the error might never arrive.
         if self._read_paused:
             self._read_paused = False
             self._transport.resume_reading()
@@ -180,7 +183,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._gateway.later(_LINGER_S, self._transport.abort)
 
     def close(self) -> None:
-        """End it without a word, when what waits is sent."""
+        """Close the connection after what waits to be sent."""
         self._out.flush()
         self._out.close()
         self._ending = True
@@ -188,7 +191,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close the connection at once."""
         self._transport.abort()
 
     def drain(self) -> None:
@@ -197,7 +200,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._out.send(Kind.DRAIN, 0, Done())
 
     def supervise(self, now_us: int, silence_us: int) -> None:
-        """End it if nothing has been heard for so long; one that this side does not read is alive if it takes."""
+        """Close a connection that is silent for too long. While it is not read, one that receives counts as alive."""
         if self._read_paused and hung_up(self._transport):
             self.abort()
             return
@@ -206,17 +209,17 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._touch(now_us)
         since_us = self.heard_us if self._session is not None else self._since_us
         if now_us - since_us > silence_us:
-            logger.info("connection given up: nothing heard", extra={"client": str(self)})
+            logger.info("connection closed: no heartbeat", extra={"client": str(self)})
             self.abort()
 
-    # What comes in.
+    # Incoming frames.
 
     @property
     def _blocked(self) -> bool:
         return self._out.paused or self._unanswered >= UNANSWERED_MAX
 
     def _regulate(self) -> None:
-        """Stop reading when there is enough to do, and go on when there is not."""
+        """Pause reading while too many requests are unanswered or the client receives too slowly, and resume after."""
         wanted = self._blocked or bool(self._backlog)
         if wanted == self._read_paused or self._ending or self._transport.is_closing():
             return
@@ -227,7 +230,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _catch_up(self) -> None:
-        """Deal with what had to wait."""
+        """Take the frames that had to wait."""
         if self._ending:
             return
         now_us = self._gateway.now_us()
@@ -242,7 +245,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._out.flush()
 
     def _account(self) -> None:
-        """Tell the gateway how much memory an unfinished frame takes, which is bounded for all together."""
+        """Count the memory of an unfinished frame, which is bounded for all connections together."""
         held = self._frames.pending_bytes
         if held != self._held_bytes:
             too_much = self._gateway.hold(held - self._held_bytes)
@@ -251,7 +254,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 raise Busy("the broker is receiving too many large frames at once; connect again in a moment")
 
     def _touch(self, now_us: int) -> None:
-        """Tell the broker of a sign of life."""
+        """Tell the broker that the client is alive."""
         if self._session is not None:
             self._touched_us = now_us
             self._broker.touch(self._session, now_us)
@@ -288,7 +291,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         except HeadraceError as error:
             self._out.send(Kind.FAILURE, correlation, failure(error))
         except Exception:
-            logger.exception("a request failed", extra={"kind": kind, "client": str(self)})
+            logger.exception("request failed", extra={"kind": kind, "client": str(self)})
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
     def _resolved(self, correlation: int, outcome: Answer | AnswerWithBody[Answer] | HeadraceError) -> None:
@@ -321,9 +324,9 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _answered(self) -> None:
         self._unanswered -= 1
         if self._read_paused and self._unanswered == UNANSWERED_MAX // 2:
-            self._gateway.soon(self._catch_up)
+            self._gateway.call_soon(self._catch_up)
 
-    # Requests that are the connection's own business.
+    # Requests that the connection answers itself.
 
     def _hello(self, kind: int, correlation: int, head: memoryview, now_us: int) -> None:
         if kind != Kind.HELLO:
@@ -340,14 +343,49 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.end(Draining(), correlation)
             return
         self._name = hello.name or hello.client
+        peer = Peer("native", self._address, is_this_machine(self._transport.get_extra_info("peername")))
+        try:
+            identity = self._gateway.authenticate(ANONYMOUS_MECHANISM, b"", peer)
+        except HeadraceError as error:
+            self.end(error, correlation)
+            return
+        if not isinstance(identity, PendingAnswer):
+            self._open_session(correlation, hello, peer, identity, now_us)
+            return
+        self._authentication = identity
+        self._unanswered += UNANSWERED_MAX  # takes no further frame until the client is known
+        identity.then(partial(self._authenticated, correlation, hello, peer))
+
+    def _authenticated(
+        self, correlation: int, hello: native.Hello, peer: Peer, outcome: Identity | HeadraceError
+    ) -> None:
+        """Open the session of a client whose credentials took time to check, or refuse it."""
+        self._authentication = None
+        self._unanswered -= UNANSWERED_MAX
+        if self._ending:
+            return
+        if isinstance(outcome, HeadraceError):
+            self.end(outcome, correlation)
+            return
+        if self._gateway.draining:
+            self.end(Draining(), correlation)
+            return
+        try:
+            self._open_session(correlation, hello, peer, outcome, self._gateway.now_us())
+        except HeadraceError as error:
+            self._out.send(Kind.FAILURE, correlation, failure(error))
+        self._gateway.call_soon(self._catch_up)
+
+    def _open_session(self, correlation: int, hello: native.Hello, peer: Peer, identity: Identity, now_us: int) -> None:
         self._session = self._broker.connect(
             self._push,
             self._name,
             now_us,
+            identity=identity,
             tenant=hello.tenant,
-            address=self._address,
-            gateway="native",
-            is_local=is_this_machine(self._transport.get_extra_info("peername")),
+            address=peer.address,
+            gateway=peer.gateway,
+            is_local=peer.is_local,
         )
         self._touched_us = now_us
         features = [feature for feature in hello.features if feature in FEATURES]
@@ -378,6 +416,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._gateway.hold(-self._held_bytes)
         self._held_bytes = 0
         self._frames = Frames(self._gateway.memory)
+        if self._authentication is not None:
+            self._authentication.cancel()
         session, self._session = self._session, None
         if session is not None:
             self._broker.disconnect(session, self._gateway.now_us())
@@ -389,7 +429,7 @@ def is_this_machine(peer: object) -> bool:
 
 
 def _kept(received: Frame) -> Frame:
-    """The frame with memory of its own."""
+    """Copy a frame out of the shared receive buffer."""
     if received.lasting:
         return received
     head, body = memoryview(bytes(received.head)), memoryview(bytearray(received.body))

@@ -1,4 +1,4 @@
-"""Connections that have something to deliver, served in slices: what many read holds up nobody else."""
+"""Serves connections with deliveries in slices, so that a message with many readers delays nobody else."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from headrace.gateways.native.frame_writer import FrameWriter
 
 SLICE_S = 0.002
-"""How long deliveries are sent before the loop looks at all sockets again."""
+"""How long deliveries are sent before the event loop polls all sockets again."""
 
 
 class DeliveryQueue:
@@ -31,7 +31,7 @@ class DeliveryQueue:
         self._comes = False
 
     def add(self, out: "FrameWriter") -> None:
-        """Serve a connection soon; it is in the queue once at most."""
+        """Put a connection into the queue; the caller does so once until it is served."""
         self._waiting.append(out)
         if not self._comes:
             self._comes = True
@@ -39,7 +39,7 @@ class DeliveryQueue:
 
     def _serve(self) -> None:
         now_us, until = self._now_us(), self._clock() + SLICE_S
-        while self._waiting:  # also those that come meanwhile, or come again because they have more to send
+        while self._waiting:  # also those that are added meanwhile, or again because they have more to send
             self._serve_one(self._waiting.popleft(), now_us)
             if self._clock() >= until:
                 break
@@ -50,5 +50,5 @@ class DeliveryQueue:
     def _serve_one(self, out: "FrameWriter", now_us: int) -> None:
         try:
             out.deliver(now_us)
-        except Exception as error:  # noqa: BLE001 the others are served all the same, and the loop tells of it
-            self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})
+        except Exception as error:  # noqa: BLE001 the others are served all the same, and the loop reports it
+            self._loop.call_exception_handler({"message": "delivery failed", "exception": error})

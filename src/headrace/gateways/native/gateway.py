@@ -1,27 +1,22 @@
-"""The gateway of the native protocol: listens, admits connections, and watches over them."""
+"""The gateway of the native protocol: listens, admits connections, and closes silent ones."""
 
 import asyncio
 import logging
+import os
 import socket
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-import msgspec
-
+from headrace.gateways.addresses import ListenAddress, tcp_url
+from headrace.gateways.gateway import GatewayContext, GatewayStatistics
 from headrace.gateways.listen_errors import listen_failed, listen_unix_failed
 from headrace.gateways.native.connection import NativeConnection
 from headrace.gateways.native.delivery_queue import DeliveryQueue
 from headrace.gateways.native.frame_writer import FrameWriter
 from headrace.gateways.unix_socket import bind, make_room, remove
-from headrace.model.errors import HeadraceError, LimitExceeded
+from headrace.model.errors import HeadraceError
 from headrace.model.limits import FRAME_BYTES_MAX
-from headrace.runtime.loop_scheduler import LoopScheduler
 from headrace.wire.frames import Memory
 from headrace.wire.native import PROTOCOL_VERSION, Welcome
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
 
 logger = logging.getLogger("headrace.native")
 
@@ -30,82 +25,73 @@ _SILENT_BEATS = 3
 """After so many heartbeats of silence a connection is taken for dead."""
 
 
-class NativeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway must know."""
-
-    server: str = "headrace"
-    """Name and version of this software."""
-    broker_id: str = ""
-    heartbeat_ms: int = 5000
-    connections_max: int = 10_000
-    held_bytes_max: int = 256 << 20
-    """Bytes of unfinished frames of all connections together."""
-
-
-def time_us() -> int:
-    """The time now, in microseconds since 1970."""
-    return time.time_ns() // 1000
-
-
 class NativeGateway:
     """All connections of the native protocol to one broker."""
 
-    def __init__(
-        self,
-        broker: "Broker",
-        settings: NativeSettings,
-        loop: asyncio.AbstractEventLoop,
-        turns: LoopScheduler,
-        now_us: Callable[[], int] = time_us,
-    ) -> None:
-        self.broker = broker
-        self.settings = settings
-        self.now_us = now_us
+    def __init__(self, context: GatewayContext, addresses: Sequence[ListenAddress] = ()) -> None:
+        runtime = context.runtime
+        self.broker = context.broker
+        self.settings = context.settings
+        self.authenticate = context.authenticate
+        self.now_us = runtime.now_us
+        self.call_soon = runtime.scheduler.call_soon
+        self.later = runtime.call_later
         self.memory = Memory()
-        """Where all connections receive, one after the other."""
-        self.soon = turns.soon
-        self.deliver_soon = DeliveryQueue(loop, turns.soon, now_us).add
+        """The memory that all connections receive into, one after the other."""
+        self.deliver_soon = DeliveryQueue(runtime.loop, self.call_soon, self.now_us).add
         self.draining = False
         self.ignores_requests = False
-        """Whether what clients send is thrown away, because the end is near."""
-        self._loop = loop
+        """Whether what clients send is thrown away, because the broker is about to stop."""
+        self.tcp_addresses: list[tuple[str, int]] = []
+        """Hosts and ports on which it listens, with the port that the system chose."""
+        self.socket_path = ""
+        """The Unix socket on which it listens: the last one, if there are several."""
+        self._addresses = addresses
+        self._limit = context.limit
+        self._loop = runtime.loop
         self._servers: list[asyncio.Server] = []
         self._socket_paths: list[str] = []
         self._connections: set[NativeConnection] = set()
         self._refused: set[NativeConnection] = set()
         self._held_bytes = 0
         self._unflushed: list[FrameWriter] = []
-        self._supervised_us = now_us()
-        self._supervision = self.later(settings.heartbeat_ms / 2000, self._supervise)
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call it after so long."""
-        return self._loop.call_later(delay_s, call)
-
-    @property
-    def connections(self) -> int:
-        """How many there are."""
-        return len(self._connections)
+        self._supervised_us = self.now_us()
+        self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)
 
     @property
     def busy(self) -> bool:
-        """Whether something is still to be answered."""
+        """Whether requests wait for their answers."""
         return any(connection.busy for connection in self._connections)
 
-    def heard_us(self) -> int:
-        """When anyone last said something."""
-        return max((connection.heard_us for connection in self._connections), default=0)
+    def statistics(self) -> GatewayStatistics:
+        """Tell how many connections there are, and when one of them was last heard."""
+        heard_us = max((connection.heard_us for connection in self._connections), default=0)
+        return GatewayStatistics(len(self._connections), heard_us)
 
-    async def listen(self, host: str, port: int) -> list[tuple[str, int]]:
-        """Listen on TCP; returns the addresses, with the real port when 0 was asked for."""
+    async def start(self) -> list[str]:
+        """Listen on all addresses; returns their URLs, with the port that the system chose for 0."""
+        urls: list[str] = []
+        for address in self._addresses:
+            if address.path:
+                await self._listen_unix(address.path)
+                urls.append(f"headrace+unix://{os.path.abspath(address.path)}")
+            else:
+                assert address.port is not None
+                bound = await self._listen(address.host, address.port)
+                urls += [tcp_url("headrace", host, port) for host, port in bound]
+        return urls
+
+    async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
         try:
             server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise listen_failed(error, host, port) from error
         self._servers.append(server)
-        return [listening.getsockname()[:2] for listening in server.sockets]
+        bound = [listening.getsockname()[:2] for listening in server.sockets]
+        self.tcp_addresses += bound
+        return bound
 
-    async def listen_unix(self, path: str) -> None:
+    async def _listen_unix(self, path: str) -> None:
         """Listen on a Unix socket for this user alone; one that a process left there when it died is replaced."""
         make_room(path)
         try:
@@ -115,13 +101,14 @@ class NativeGateway:
         except OSError as error:
             raise listen_unix_failed(error, path) from error
         self._servers.append(server)
+        self.socket_path = path
 
     async def attach(self, end: socket.socket) -> None:
-        """Serve a connection that stands already, such as one end of a socket pair."""
+        """Serve a connected socket, such as one end of a socket pair."""
         await self._loop.connect_accepted_socket(self._connection, end)
 
-    def stop_listening(self) -> None:
-        """Take no new connections."""
+    def stop_accepting(self) -> None:
+        """Accept no new connections."""
         for path in self._socket_paths:
             remove(path)
         for server in self._servers:
@@ -136,49 +123,45 @@ class NativeGateway:
             connection.drain()
 
     def ignore_requests(self) -> None:
-        """Take nothing more from clients; what they were told of the end comes with the end of their connections."""
+        """Take no more requests; clients find out when their connections are closed."""
         self.ignores_requests = True
 
     def close(self) -> None:
-        """End all connections, once what they wait for is sent."""
+        """Close all connections after what waits to be sent."""
         self.draining = True
-        self.stop_listening()
+        self.stop_accepting()
         self._supervision.cancel()
         self._flush()
         for connection in [*self._connections, *self._refused]:
             connection.close()
 
     def abort(self) -> None:
-        """End all connections now."""
+        """Close all connections at once."""
         for connection in [*self._connections, *self._refused]:
             connection.abort()
 
     def descriptors(self) -> list[int]:
-        """Of everything that it listens on and is connected to."""
+        """The file descriptors of all sockets."""
         listening = [each.fileno() for server in self._servers for each in server.sockets]
         return [*listening, *(connection.descriptor for connection in [*self._connections, *self._refused])]
 
-    # What connections say.
+    # Called by connections.
 
     def admit(self, connection: NativeConnection) -> HeadraceError | None:
-        """A connection was made: why it cannot stay, if so."""
-        if len(self._connections) < self.settings.connections_max:
-            self._connections.add(connection)
-            return None
-        self._refused.add(connection)
-        return LimitExceeded(
-            f"the broker has {len(self._connections)} connections already, as many as connections_max and its "
-            "limit on open files allow",
-            connections_max=self.settings.connections_max,
-        )
+        """Count a new connection; the error to refuse it with if there are too many."""
+        refusal = self._limit.admit()
+        (self._connections if refusal is None else self._refused).add(connection)
+        return refusal
 
     def forget(self, connection: NativeConnection) -> None:
-        """A connection is gone."""
-        self._connections.discard(connection)
+        """Count a closed connection no longer."""
         self._refused.discard(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._limit.release()
 
     def welcome(self, now_us: int, features: list[str]) -> Welcome:
-        """The answer to Hello."""
+        """Make the answer to Hello."""
         return Welcome(
             protocol=PROTOCOL_VERSION,
             server=self.settings.server,
@@ -190,14 +173,14 @@ class NativeGateway:
         )
 
     def hold(self, more_bytes: int) -> bool:
-        """Unfinished frames take so many bytes more; whether that is too much."""
+        """Count the bytes of unfinished frames; whether there are too many."""
         self._held_bytes += more_bytes
-        return self._held_bytes > self.settings.held_bytes_max
+        return self._held_bytes > self.settings.receive_bytes_max
 
     def flush_soon(self, out: FrameWriter) -> None:
-        """Send what a connection gathers, when all that happens at this moment has happened."""
+        """Send the small frames of a connection together, after the code that runs now."""
         if not self._unflushed:
-            self.soon(self._flush)
+            self.call_soon(self._flush)
         self._unflushed.append(out)
 
     def _flush(self) -> None:
@@ -209,7 +192,7 @@ class NativeGateway:
         return NativeConnection(self)
 
     def _supervise(self) -> None:
-        """End silent connections: one timer for all of them."""
+        """Close silent connections; one timer for all of them."""
         now_us, beat_us = self.now_us(), self.settings.heartbeat_ms * 1000
         stood_still = now_us - self._supervised_us > 2 * beat_us
         self._supervised_us = now_us

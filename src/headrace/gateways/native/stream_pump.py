@@ -1,9 +1,9 @@
 """Batches on their way to a client: streams that go on, and fetches that may wait for something to come."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.model.reading import Delivery
 from headrace.wire.native import Kind
 
@@ -13,35 +13,6 @@ if TYPE_CHECKING:
 DELIVERY_BYTES = 512 << 10
 """What a delivery's body aims at: large enough to be quick, small enough that many streams share a connection."""
 _DELIVERY = int(Kind.DELIVERY)  # every look at a member of an enumeration is a call
-
-
-class FrameSource:
-    """One who sends batches when it is its turn."""
-
-    __slots__ = ("_out", "correlation", "queued")
-
-    last_word: ClassVar[Kind]
-    """The kind of frame that tells the client of its failure."""
-
-    def __init__(self, out: FrameWriter, correlation: int) -> None:
-        self._out = out
-        self.correlation = correlation
-        self.queued = False
-        """Whether the connection has it among those that want a turn."""
-
-    def turn(self, now_us: int) -> int:
-        """Send something; returns how many bytes that were."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Send nothing more."""
-        raise NotImplementedError
-
-    def want_turn(self) -> None:
-        """Wait for a turn: what there is may not be read in the middle of a request to the broker."""
-        if not self.queued:
-            self.queued = True
-            self._out.queue(self)
 
 
 class StreamPump(FrameSource):

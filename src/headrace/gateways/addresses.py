@@ -1,0 +1,80 @@
+"""Addresses to listen on, as URLs: the scheme names the gateway."""
+
+import os
+import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from headrace.model.errors import InvalidArgument
+from headrace.wire.native import DEFAULT_PORT
+
+NATIVE_SCHEMES = ("headrace", "unix", "headrace+unix")
+"""Schemes of the native protocol: on TCP, and twice on a Unix socket."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
+_EXAMPLES = f"write headrace://127.0.0.1:{DEFAULT_PORT} or unix:///run/headrace.sock"
+
+
+class ListenAddress(NamedTuple):
+    """An address to listen on."""
+
+    url: str
+    """As it was given."""
+    scheme: str
+    host: str = ""
+    port: int | None = None
+    """The port; 0 for any that is free, None where the address has none."""
+    path: str = ""
+    """The path of a Unix socket, or whatever else a gateway makes of it."""
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def tcp_address(host: str, port: int) -> ListenAddress:
+    """The address of the native protocol at a host and port."""
+    return ListenAddress(tcp_url("headrace", host, port), "headrace", host, port)
+
+
+def unix_address(path: str) -> ListenAddress:
+    """The address of the native protocol on a Unix socket."""
+    return ListenAddress(f"unix://{quote(os.path.abspath(path))}", "unix", path=path)
+
+
+def tcp_url(scheme: str, host: str, port: int) -> str:
+    """A host and port as a URL.
+
+    >>> tcp_url("headrace", "::1", 7390)
+    'headrace://[::1]:7390'
+    """
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def parse_listen_address(url: str) -> ListenAddress:
+    """The address that a URL stands for.
+
+    >>> parse_listen_address("headrace://127.0.0.1:7390").port
+    7390
+    >>> parse_listen_address("unix:///run/headrace.sock").path
+    '/run/headrace.sock'
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"listen: {url!r} is no URL ({error}); {_EXAMPLES}") from error
+    if "://" not in url or not _SCHEME.match(parts.scheme):
+        raise InvalidArgument(f"listen: {url!r} is no URL; {_EXAMPLES}")
+    address = ListenAddress(url, parts.scheme, host, port, unquote(parts.path))
+    if "\0" in f"{host}{address.path}":
+        raise InvalidArgument(f"listen: {url!r} has a null character; {_EXAMPLES}")
+    if parts.scheme not in NATIVE_SCHEMES:
+        return address  # the rest is for its gateway to judge
+    if "?" in url or "#" in url or "@" in parts.netloc:
+        raise InvalidArgument(f"listen: {url!r} has a query, a fragment or a user, which no address has; {_EXAMPLES}")
+    if parts.scheme != "headrace":
+        if parts.netloc or not address.path.startswith("/") or address.path == "/":
+            raise InvalidArgument(f"listen: {url!r} names no file by its whole path; {_EXAMPLES}")
+        return address
+    if not host or address.path not in ("", "/"):
+        raise InvalidArgument(f"listen: {url!r} must be a host and a port; {_EXAMPLES}")
+    return address._replace(port=DEFAULT_PORT if port is None else port, path="")
