@@ -25,7 +25,7 @@ from headrace.model.requests import (
 from headrace.model.schedule_requests import ScheduleList
 from headrace.offline import upgrade_data
 from headrace.server import DirectoryLock, repair_data, verify_data
-from headrace.storage.disk import Disk
+from headrace.storage.disk import Disk, PrivateDisk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.faulty_disk import PowerLoss
@@ -165,7 +165,7 @@ def test_a_log_without_a_broker(data: str, tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_left_alone(data: str) -> None:
     before = Path(data, "format").read_bytes()
-    lock = DirectoryLock(Disk(), data)
+    lock = DirectoryLock(PrivateDisk(), data)
     with pytest.raises(LogInUse):
         upgrade_data(data, lambda _: None)
     lock.release()
