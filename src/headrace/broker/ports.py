@@ -62,6 +62,6 @@ class Session:
         self.memberships: set[tuple[str, str]] = set()
         """Groups and members that are reached through this session."""
 
-    def _push_translated(self, told: Any) -> None:
+    def _push_translated(self, pushed: Any) -> None:
         assert self.names is not None
-        self._push(self.names.translated(told))
+        self._push(self.names.translated(pushed))
