@@ -215,7 +215,7 @@ FLOWS: tuple[tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]], ...] = (
         (
             (3, "index it by its due time", ("engines/leased/log_scanner.py", "engines/leased/pending.py")),
             (2, "know the next due time", ("broker/partition_schedule.py",)),
-            (1, "tick at that time", ("server.py", "runtime/broker_clock.py")),
+            (1, "tick at that time", ("runtime/broker_ticker.py", "runtime/broker_clock.py")),
             (2, "lease it, up to 0.5 s ahead", ("broker/leasing.py",)),
             (0, "hold it until it is due", ("client/leasing/prefetch_buffer.py", "client/connection/clock.py")),
         ),
