@@ -163,7 +163,11 @@ FLOWS: tuple[tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]], ...] = (
             (2, "route it; merge small batches", ("broker/broker.py", "broker/active_partition.py")),
             (3, "recognise retries; append", ("engines/producers.py", "engines/partition.py")),
             (4, "write to the segment", ("storage/log.py", "storage/segment.py")),
-            (4, "fsync, once for all that wait", ("storage/inline_sync.py", "storage/worker.py", "storage/disk.py")),
+            (
+                4,
+                "fsync, once for all that wait",
+                ("storage/group_commit.py", "storage/inline_sync.py", "storage/disk.py"),
+            ),
             (2, "answer what is synced", ("broker/sync_waiters.py",)),
             (1, "write the answer", ("gateways/native/frame_writer.py",)),
             (0, "resolve the receipt", ("client/connection/request_router.py",)),
@@ -193,7 +197,7 @@ FLOWS: tuple[tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]], ...] = (
         "Lease, until the acknowledgement is synced",
         (
             (0, "request a lease", ("client/_async/leasing/lease_requester.py",)),
-            (2, "choose; or wait for a message", ("broker/leasing.py", "broker/waiters.py")),
+            (2, "choose; or wait for a message", ("broker/leasing.py", "broker/message_taker.py", "broker/waiters.py")),
             (3, "take messages, in order", ("engines/leased/index.py", "engines/leased/contents.py")),
             (2, "record the lease, written", ("broker/ledger.py",)),
             (
@@ -229,7 +233,7 @@ FLOWS: tuple[tuple[str, tuple[tuple[int, str, tuple[str, ...]], ...]], ...] = (
         (
             (0, "plan offset ranges (driver)", ("spark/datasource.py", "spark/source/planning.py")),
             (0, "read a range (task)", ("spark/source/reader.py", "spark/source/message_source.py")),
-            (1, "fetch whole batches", ("gateways/native/stream_pump.py",)),
+            (2, "fetch whole batches", ("broker/streams.py",)),
             (4, "as byte ranges of files", ("storage/reader.py",)),
             (0, "columns to Arrow", ("spark/source/arrow.py",)),
         ),

@@ -26,7 +26,8 @@ ROOMS: dict[str, set[str]] = {
     "client": {"model", "wire", "security"},
     "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
-    "cli": {"model", "client", "server", "embedded", "storage", "spark", "bench"},
+    "offline": {"model", "storage", "engines", "broker", "server"},  # data of an earlier format
+    "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
     "errors": {"model"},  # the public name of the model's errors

@@ -170,15 +170,18 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 
 
-def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0) -> "Bus":
+def connect(
+    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
+) -> "Bus":
     """Connect to a broker.
 
     Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`; by default $HEADRACE_URL, or else
-            `headrace://127.0.0.1:7390`.
+        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`, optionally with `?tenant=NAME`; by
+            default $HEADRACE_URL, or else `headrace://127.0.0.1:7390`.
         name: the name of this client in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, including reconnecting and retries.
         wait: for how many seconds to retry if the broker cannot be reached yet.
+        tenant: the tenant whose topics, groups and schedules the names mean; by default the address's, or `default`.
 
     Returns:
         The bus; close it, or use `with`.
@@ -194,25 +197,28 @@ def connect(address: str | None = None, *, name: str = "", timeout: float = 30.0
     """
     from headrace.client._sync.bus import connect as connect_bus
 
-    return connect_bus(address, name=name, timeout=timeout, wait=wait)
+    return connect_bus(address, name=name, timeout=timeout, wait=wait, tenant=tenant)
 
 
 async def connect_async(
-    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
 ) -> "AsyncBus":
     """Connect to a broker, for asyncio; all as in `connect`."""
     from headrace.client._async.bus import connect_async as connect_bus
 
-    return await connect_bus(address, name=name, timeout=timeout, wait=wait)
+    return await connect_bus(address, name=name, timeout=timeout, wait=wait, tenant=tenant)
 
 
-def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, **settings: Any) -> "Bus":
+def open(
+    path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, tenant: str = "", **settings: Any
+) -> "Bus":
     """Run a broker in this process, with its data in a directory; closing the bus stops it.
 
     Parameters:
         path: the directory, created if it does not exist; or `:memory:`, where nothing outlives the bus.
         name: the name of this client in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take.
+        tenant: the tenant whose topics, groups and schedules the names mean; by default `default`.
         settings: settings of the broker, by the names that `headrace serve --print-config` shows.
 
     Returns:
@@ -236,14 +242,14 @@ def open(path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0,
     check_path(path, "a broker's data")
     server = EmbeddedServer(path, **settings)
     try:
-        return attach(server, server.close, name=name, timeout=timeout)
+        return attach(server, server.close, name=name, timeout=timeout, tenant=tenant)
     except BaseException:
         server.close()
         raise
 
 
 async def open_async(
-    path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, **settings: Any
+    path: str | os.PathLike[str], *, name: str = "", timeout: float = 30.0, tenant: str = "", **settings: Any
 ) -> "AsyncBus":
     """Open a broker in this process, for asyncio; all as in `open`."""
     import asyncio
@@ -263,7 +269,7 @@ async def open_async(
             await asyncio.to_thread(opening.result().close)
         raise
     try:
-        return await attach_async(server, server.close, name=name, timeout=timeout)
+        return await attach_async(server, server.close, name=name, timeout=timeout, tenant=tenant)
     except BaseException:
         await asyncio.to_thread(server.close)
         raise

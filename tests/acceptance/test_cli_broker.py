@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def test_life_of_a_topic(topic: str) -> None:
 def test_settings_that_cannot_be(topic: str) -> None:
     for wrong in (["--validity", "ttl"], ["--partitions", "0"], ["--storage", "memory", "--durability", "synced"]):
         assert error_of(run("topic", "create", topic, *wrong, code=1))[1] == "invalid_argument"
-    assert error_of(run("topic", "create", "no topic", code=1))[1] == "invalid_argument"
+    assert error_of(run("topic", "create", "no,topic", code=1))[1] == "invalid_argument"
     assert text_of("topic", "list", topic) == ""
 
 
@@ -291,6 +292,43 @@ def test_bytes_that_are_no_text(topic: str) -> None:
     assert "\t\\xfe\t\\xff\th=\\xfd\tt=x\n" in text
     assert "\t-\t\\x1b[31mred\\ttab\n" in text
     assert run("tail", topic, "--no-follow", "--values", "-0").stdout == b"\xff\0\x1b[31mred\ttab\0last\0"
+
+
+def test_names_with_any_sign(topic: str) -> None:
+    name = f'_größe "{topic}" \\ $(x) 100%'
+    run("topic", "create", name)
+    assert text_of("publish", name, "one").startswith(f"published 1 message to {name}, synced")
+    assert [line["topic"] for line in told("tail", name, "--no-follow")] == [name]
+    assert name in text_of("topic", "list", "--names").splitlines()
+    assert [line["topic"] for line in told("topic", "list", f"_gr??e*{topic}*")] == [name]
+    run("tail", name, "--no-follow", "--group", name)
+    assert name in text_of("group", "list", "--names").splitlines()
+    run("topic", "delete", name, "--yes")
+    missing = run("topic", "describe", name, code=1).stderr.decode()
+    assert f"`headrace topic create {shlex.quote(name)}`" in missing
+
+
+def test_headers_that_repeat_and_hold_null(topic: str) -> None:
+    run("topic", "create", topic)
+    run("publish", topic, "one", "--header", "a=1", "--header", "b=", "--header", "a=2")
+    line = b'{"value": "two", "header_list": [{"name": "a", "value": null}, {"name": "a", "value_base64": "/w=="}]}\n'
+    run("publish", topic, "--json-lines", stdin=line + b'{"value": "three", "headers": {"a": null}}')
+    one, two, three = told("tail", topic, "--no-follow")
+    assert one["header_list"] == [
+        {"name": "a", "value": "1"},
+        {"name": "b", "value": ""},
+        {"name": "a", "value": "2"},
+    ]
+    assert two["header_list"] == json.loads(line)["header_list"]
+    assert (three["headers"], "header_list" in three) == ({"a": None}, False)
+    lines = run("tail", topic, "--no-follow").stdout.decode().splitlines()
+    assert [line.split("\t")[4:] for line in lines] == [["a=1", "b=", "a=2"], ["a", "a=\\xff"], ["a"]]
+    for wrong in (
+        b'{"value": "", "header_list": [], "headers": {}}',
+        b'{"value": "", "header_list": [{"name": "a"}]}',
+        b'{"value": "", "header_list": [{"name": "a", "value": "", "value_base64": ""}]}',
+    ):
+        assert error_of(run("publish", topic, "--json-lines", stdin=wrong, code=1))[1] == "invalid_argument"
 
 
 def test_stdin_files_and_separators(topic: str, tmp_path: Path) -> None:
@@ -576,3 +614,20 @@ def test_bench_measures_a_broker_of_its_own(
     assert [*dict.fromkeys(row["name"].removeprefix("broker.") for row in rows)] == MEASURED
     assert all(row["median"] > 0 for row in rows)
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_tenant_has_names_of_its_own(broker: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("publish", topic, "ours")
+    run("publish", topic, "theirs", "--tenant", "acme")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "ours\n"
+    assert [info["topic"] for info in told("topic", "list", "--tenant", "acme")] == [topic]
+    monkeypatch.setenv("HEADRACE_TENANT", "acme")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "theirs\n"
+    assert f"{broker}?tenant=acme" in text_of("info")
+    run("topic", "delete", topic, "--yes")
+    monkeypatch.setenv("HEADRACE_TENANT", "a/b")
+    text, code = error_of(run("info", code=1))
+    assert code == "invalid_argument"
+    assert "$HEADRACE_TENANT" in text
+    monkeypatch.delenv("HEADRACE_TENANT")
+    assert text_of("tail", topic, "--from", "earliest", "--no-follow", "--values") == "ours\n"

@@ -209,6 +209,13 @@ def test_life_of_a_subscription(topic: str) -> None:
     assert text_of(
         "queue", "alter", topic, "mail", "--retry", "linear", "--retry-seconds", "0", "--ordered-by-key"
     ) == (f"subscription mail of {topic}: retry linear, retry_seconds 0s, ordered_by_key yes\n")
+    limits = ["--messages-max", "10", "--bytes-max", "1MiB", "--overflow", "drop_oldest", "--rejected", "drop"]
+    use = ["--single-active-consumer", "--delete-unused-seconds", "1h"]
+    assert text_of("queue", "alter", topic, "mail", *limits, *use) == (
+        f"subscription mail of {topic}: messages_max 10, bytes_max 1MiB, overflow drop_oldest, rejected drop, "
+        "single_active_consumer yes, delete_unused_seconds 1h\n"
+    )
+    run("queue", "alter", topic, "mail", "--messages-max", "none", "--bytes-max", "none", "--no-single-active-consumer")
     assert error_of(run("queue", "alter", topic, "mail", "--retry-jitter", "7", code=1))[1] == "invalid_argument"
     assert text_of("queue", "pause", topic, "mail") == f"subscription mail of {topic} is paused\n"
     assert text_of("queue", "drain", topic, "mail") == ""

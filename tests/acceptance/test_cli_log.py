@@ -171,6 +171,28 @@ def test_bytes_that_are_no_text(log: str) -> None:
     assert run("log", "read", log, "--values", "-0").stdout == b"\xff\0\x1b[31mred\ttab\0last\0"
 
 
+def test_headers_that_repeat_and_hold_null(log: str) -> None:
+    run("log", "append", log, "one", "--header", "a=1", "--header", "b=", "--header", "a=2")
+    line = b'{"value": "two", "header_list": [{"name": "a", "value": null}, {"name": "a", "value_base64": "/w=="}]}\n'
+    run("log", "append", log, "--json-lines", stdin=line + b'{"value": "three", "headers": {"a": null}}')
+    one, two, three = told("log", "read", log)
+    assert one["header_list"] == [
+        {"name": "a", "value": "1"},
+        {"name": "b", "value": ""},
+        {"name": "a", "value": "2"},
+    ]
+    assert two["header_list"] == json.loads(line)["header_list"]
+    assert (three["headers"], "header_list" in three) == ({"a": None}, False)
+    lines = run("log", "read", log).stdout.decode().splitlines()
+    assert [line.split("\t")[4:] for line in lines] == [["a=1", "b=", "a=2"], ["a", "a=\\xff"], ["a"]]
+    for wrong in (
+        b'{"value": "", "header_list": [], "headers": {}}',
+        b'{"value": "", "header_list": [{"name": "a"}]}',
+        b'{"value": "", "header_list": [{"name": "a", "value": "", "value_base64": ""}]}',
+    ):
+        assert error_of(run("log", "append", log, "--json-lines", stdin=wrong, code=1))[1] == "invalid_argument"
+
+
 def test_stdin_files_and_separators(log: str, tmp_path: Path) -> None:
     assert told("log", "append", log, "-", stdin=b"a\n\nb\r\n") == [
         {"appended": 3, "first_offset": 0, "next_offset": 3, "synced": True, "interrupted": False}

@@ -25,7 +25,7 @@ def bash(tree: CommandNode, *words: str) -> list[str]:
     script = f"{NAMES}{completion_scripts.bash(tree)}\n{ASK}"
     done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    return done.stdout.split()
+    return [line for line in done.stdout.split("\n") if line]
 
 
 def test_every_command_is_in_the_tree(tree: CommandNode) -> None:
@@ -62,6 +62,22 @@ def test_every_command_is_in_the_tree(tree: CommandNode) -> None:
 )
 def test_what_bash_offers(tree: CommandNode, line: str, offers: list[str]) -> None:
     assert bash(tree, *line.rstrip("|").split(" ")) == offers
+
+
+def test_bash_offers_names_as_they_have_to_be_typed(tree: CommandNode, tmp_path: Path) -> None:
+    """Nothing in a name is run: completion asks a broker, to which others give the names."""
+    odd = ["two words", f"$(touch {tmp_path}/run)", f"`touch {tmp_path}/run`", "$HOME", "a'b", "größe", "x|y;z"]
+    names = "\n".join(odd)
+    script = f"headrace() {{ cat <<'END'\n{names}\nEND\n}}\n{completion_scripts.bash(tree)}\n{ASK}"
+
+    def offered(word: str) -> list[str]:
+        asked = ["bash", "-c", script, "bash", "headrace", "tail", word]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    typed = ["bash", "-c", "printf '%s\\n' " + " ".join(offered(""))]
+    assert subprocess.run(typed, capture_output=True, text=True, check=True).stdout.splitlines() == odd
+    assert not (tmp_path / "run").exists()
+    assert offered(r"two\ w") == offered("two w") == [r"two\ words"]
 
 
 def test_bash_offers_files(tree: CommandNode, tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ def hostile_batch(draw: st.DrawFn) -> bytes:
         codec, body = draw(st.sampled_from(list(Codec))), draw(spoiled_bodies(raw))
     flags = draw(st.sampled_from([0, 0, 1, 4, 65_535])) if spoiled == "header" else 0
     span = draw(st.sampled_from([count, count, 0, count + 1])) if spoiled == "header" else count
-    covered = struct.pack("<IBBHIIqqQII", 88 + len(body), 1, codec, flags, count, span, *bounds, 0, 0, 0) + body
-    return struct.pack("<4sIQqQII", b"\xa7HRB", 0, 0, 0, 0, 0, crc32c(covered)) + covered
+    covered = struct.pack("<IBBHIIIqqQII", 96 + len(body), 2, codec, flags, count, span, 0, *bounds, 0, 0, 0) + body
+    return struct.pack("<4sIQqQIII", b"\xa7HRB", 0, 0, 0, 0, 0, 0, crc32c(covered)) + covered
 
 
 @st.composite

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.lease_history import DELETE, DONE, EXTEND, LeaseHistory, Place
+from tests.faults.lease_history import DELETE, DONE, EXTEND, RELEASE, LeaseHistory, Place
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Session
@@ -31,12 +31,14 @@ from headrace.model.leasing import (
 )
 from headrace.model.request import Answer, Request
 from headrace.model.requests import Publish
+from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseDelivery, LeaseOpen
 from headrace.testing import FaultyDisk
 from headrace.testing.workbench import Workbench
 
 LEASE_MS = 10_000
 LEASE_US = LEASE_MS * 1000
 HOLDERS = ("ann", "bob", "eve")
+_FOR_EVER_US = 1 << 62
 _SETTLING: dict[str, Callable[[list[Holding]], Answer]] = {
     "ack": lambda holdings: Ack("jobs", holdings),
     "extend": lambda holdings: Extend("jobs", holdings, LEASE_MS),
@@ -66,6 +68,10 @@ class Interleaving:
         self._number = 0
         self._open: dict[int, tuple[str, str]] = {}
         """Requests without an answer: by whom, and what."""
+        self._standing: dict[str, dict[int, int]] = {}
+        """Standing requests by who has them, and the credit that is left."""
+        self._bound: list[tuple[str, int, list[Place]]] = []
+        """What is held as long as a connection: by whom, under which token."""
 
     @property
     def now_us(self) -> int:
@@ -78,6 +84,29 @@ class Interleaving:
         """Somebody wants messages, now or within a while."""
         request = Lease("jobs", messages_max=count, lease_ms=LEASE_MS, wait_ms=wait_ms)
         self._ask(who, "lease", request, partial(self._leased, who))
+
+    def stand(self, who: str, count: int = 1, *, bound: bool = False) -> None:
+        """Somebody wants messages as they come, so many of them; with `bound` for as long as it is connected."""
+        request = LeaseOpen("jobs", credit_messages=count, lease_ms=LEASE_MS, session_bound=bound)
+
+        def opened(answer: Any) -> None:
+            self._standing.setdefault(who, {})[answer.standing] = count
+
+        self._ask(who, "open", request, opened)
+
+    def credit(self, who: str, count: int = 1) -> None:
+        """It wants so many more."""
+        for standing in list(self._standing.get(who, ())):
+            self._standing[who][standing] += count
+            self.bench.begin(LeaseCredit(standing, count, 1 << 20), session=self._sessions[who])
+
+    def close(self, who: str) -> None:
+        """It wants no more, and gives back what it has for as long as it is connected."""
+        for standing in list(self._standing.get(who, ())):
+            # What was granted is delivered before the answer.
+            self._ask(who, "close", LeaseClose(standing), lambda _: None)
+            self._standing[who].pop(standing, None)
+        self._lose(who)
 
     def settle(self, who: str, verb: str, token: int, offsets: list[int]) -> None:
         """Somebody says something about messages that it has, or had, or never had."""
@@ -116,6 +145,8 @@ class Interleaving:
     def disconnect(self, who: str = "ann") -> None:
         """A connection is lost, with the answers that are still to come."""
         session = self._sessions.pop(who, None)
+        self._standing.pop(who, None)
+        self._lose(who)
         if session is not None:
             self.bench.broker.disconnect(session, self.now_us)
         self._open = {number: each for number, each in self._open.items() if each[0] != who}
@@ -123,6 +154,9 @@ class Interleaving:
     def kill(self) -> None:
         """The broker is killed and started again."""
         now_us = self.now_us
+        for who in list(self._sessions):
+            self._lose(who)
+        self._standing.clear()
         self._sessions.clear()
         self._open.clear()
         self.disk.fail_writes(0)
@@ -141,8 +175,10 @@ class Interleaving:
         waiting = [who for who, what in self._open.values() if what == "lease"]
         assert len(waiting) == len(self._open), f"never answered: {self._open}"
         ready = self.bench.ask(SubscriptionDescribe("jobs")).ready
+        standing = [who for who, each in self._standing.items() if any(credit > 0 for credit in each.values())]
+        waiting += standing
         assert not (waiting and ready), f"{waiting} wait, and {ready} are ready"
-        for who in waiting:
+        for who in [*waiting, *self._standing, *(who for who, _, _ in self._bound)]:
             self.disconnect(who)
         for _ in range(20):
             self.pass_time_and_tick()
@@ -176,7 +212,8 @@ class Interleaving:
         number = self._number
         session = self._sessions.get(who)
         if session is None:
-            session = self._sessions[who] = self.bench.connect(who)
+            push = partial(self._pushed, who)
+            session = self._sessions[who] = self.bench.broker.connect(push, who, self.now_us)
         self._open[number] = who, what
         answer = self.bench.begin(request, session=session)
         if isinstance(answer, PendingAnswer):
@@ -188,10 +225,35 @@ class Interleaving:
         if self._open.pop(number, None) is not None and not isinstance(outcome, HeadraceError):
             hear(outcome.answer if isinstance(outcome, AnswerWithBody) else outcome)
 
+    def _pushed(self, who: str, pushed: Any) -> None:
+        if not isinstance(pushed, AnswerWithBody):
+            self._standing.get(who, {}).pop(pushed.standing, None)  # it has ended
+            return
+        words = pushed.answer
+        assert isinstance(words, LeaseDelivery)
+        assert words.standing in self._standing.get(who, {}), f"{who} was pushed messages after the end"
+        self._standing[who][words.standing] -= sum(len(portion.all_offsets) for portion in words.portions)
+        assert self._standing[who][words.standing] >= 0, "more than the credit allows"
+        self._leased(who, words)
+
+    def _lose(self, who: str) -> None:
+        """Who ends its connection, or its request, cannot rely on what was bound to it any more."""
+        for holder, token, places in self._bound:
+            if holder == who:
+                self._number += 1
+                self.history.asked(self._number, RELEASE, who, token, places, self.now_us)
+        self._bound = [each for each in self._bound if each[0] != who]
+
     def _leased(self, who: str, words: Any) -> None:
         for portion in words.portions:
             offsets = list(portion.all_offsets)
             self.tokens.append((who, portion.lease, offsets))
+            if not portion.until_us:
+                places = [(portion.partition, offset) for offset in offsets]
+                self._bound.append((who, portion.lease, places))
+                for place in places:
+                    self.history.leased(place, portion.lease, who, self.now_us, _FOR_EVER_US)
+                continue
             for offset in offsets:
                 place = portion.partition, offset
                 self.history.leased(place, portion.lease, who, portion.until_us - LEASE_US, portion.until_us)

@@ -24,6 +24,7 @@ from headrace.model.leasing import (
     Release,
     Settlement,
 )
+from headrace.model.subscription import Rejected
 
 
 class Asking(LeaseBooks):
@@ -206,7 +207,8 @@ class Asking(LeaseBooks):
         elif isinstance(request, Extend):
             entry.until_us = now_us + (request.lease_ms * 1000 or round(one.settings.lease_seconds * 1e6))
         elif isinstance(request, Reject):
-            entry.fate, entry.reason = "dead", request.reason
+            entry.fate = "done" if one.settings.rejected is Rejected.DROP else "dead"
+            entry.reason = request.reason
         elif isinstance(request, Release):
             rests_us = now_us + one.settings.retry_us(entry.deliveries, 0.5)
             if request.delay_ms is not None:

@@ -21,6 +21,7 @@ SETTINGS = st.fixed_dictionaries(
         "lease_seconds": st.sampled_from([2.0, 30.0]),
         "deliveries_max": st.sampled_from([0, 1, 2, 3]),
         "expired": st.sampled_from(["drop", "dead"]),
+        "rejected": st.sampled_from(["dead", "dead", "drop"]),
         "retry": st.sampled_from(["fixed", "linear", "exponential"]),
         "retry_seconds": st.sampled_from([0.0, 1.0, 4.0]),
         "retry_seconds_max": st.sampled_from([4.0, 10.0]),

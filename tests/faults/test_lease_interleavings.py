@@ -24,6 +24,7 @@ INTRUSIONS: dict[str, Act] = {
     "the other's end": lambda stage: stage.disconnect("bob"),
     "the broker's end": Interleaving.kill,
 }
+INTRUSIONS_BY_NAME = {**INTRUSIONS, "her closing": lambda stage: stage.close("ann")}
 
 
 def settling(verb: str) -> Act:
@@ -41,6 +42,8 @@ REQUESTS: dict[str, Act] = {
     "lease": lambda stage: stage.lease("bob"),
     "wait": lambda stage: stage.lease("bob", wait_ms=60_000),
     "delete": lambda stage: stage.delete("eve", 0),
+    "stand": lambda stage: stage.stand("bob"),
+    "stand bound": lambda stage: stage.stand("bob", bound=True),
 }
 
 
@@ -55,13 +58,21 @@ class Schedules:
     """Every way to go through some requests with an intrusion: a request can come, and the intrusion, at each step."""
 
     def __init__(
-        self, place: Path, requests: tuple[str, ...], intrusion: str, *, late: bool, slow: bool = True
+        self,
+        place: Path,
+        requests: tuple[str, ...],
+        intrusion: str,
+        *,
+        late: bool,
+        slow: bool = True,
+        begin: Act = lambda stage: stage.lease("ann"),
     ) -> None:
         self._place = place
         self._requests = requests
         self._intrusion = intrusion
         self._late = late
         self._slow = slow
+        self._begin = begin
         self.runs = 0
 
     def check(self) -> None:
@@ -93,7 +104,7 @@ class Schedules:
                     return []  # as if it had not been chosen
             elif chosen == intrusion:
                 intrusion = ""
-                INTRUSIONS[chosen](stage)
+                INTRUSIONS_BY_NAME[chosen](stage)
             else:
                 REQUESTS[requests.pop(0)](stage)
         try:
@@ -106,7 +117,7 @@ class Schedules:
     def _stage(self) -> Interleaving:
         """Ann has a message; her lease may be over, and the message ready again."""
         stage = Interleaving(self._place / str(self.runs), slow=self._slow)
-        stage.lease("ann")
+        self._begin(stage)
         stage.bench.run()
         if self._late:
             stage.pass_time_and_tick()
@@ -121,6 +132,16 @@ class Schedules:
 def test_one_verb_and_somebody_who_waits(place: Path, verb: str, intrusion: str) -> None:
     for late in (False, True):
         Schedules(place / str(late), ("wait", verb), intrusion, late=late).check()
+
+
+@pytest.mark.parametrize("intrusion", [*INTRUSIONS, "her closing"])
+@pytest.mark.parametrize("bound", [False, True], ids=["timed", "bound"])
+def test_one_verb_of_a_standing_holder_and_another_who_stands(place: Path, bound: bool, intrusion: str) -> None:
+    other = "stand bound" if bound else "stand"
+    for verb in VERBS:
+        requests = (other, verb)
+        at = place / verb
+        Schedules(at, requests, intrusion, late=False, begin=lambda stage: stage.stand("ann", bound=bound)).check()
 
 
 @pytest.mark.parametrize("first", REQUESTS)
@@ -146,6 +167,9 @@ def test_two_verbs_in_every_order_of_their_steps_with_every_intrusion(
 people = st.sampled_from(HOLDERS)
 steps = st.one_of(
     st.tuples(st.just("lease"), people, st.sampled_from([0, 0, 30_000]), st.integers(1, 3)),
+    st.tuples(st.just("stand"), people, st.integers(1, 3), st.booleans()),
+    st.tuples(st.just("credit"), people, st.integers(1, 2)),
+    st.tuples(st.just("close"), people),
     st.tuples(st.just("settle"), st.integers(0, 5), st.sampled_from(VERBS), st.integers(1, 3)),
     st.tuples(st.just("settle"), st.integers(0, 1), st.sampled_from(VERBS), st.integers(1, 3)),
     st.tuples(st.just("steps"), st.integers(1, 6)),
@@ -165,6 +189,12 @@ def play(stage: Interleaving, what: str, *about: object) -> None:
     match what, *about:
         case "lease", str(who), int(wait_ms), int(count):
             stage.lease(who, wait_ms, count)
+        case "stand", str(who), int(count), bool(bound):
+            stage.stand(who, count, bound=bound)
+        case "credit", str(who), int(count):
+            stage.credit(who, count)
+        case "close", str(who):
+            stage.close(who)
         case "settle", int(back), str(verb), int(count):
             if back < len(stage.tokens):
                 who, token, offsets = stage.tokens[-1 - back]

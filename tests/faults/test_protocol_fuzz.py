@@ -231,8 +231,8 @@ def sealed(
     producer: tuple[int, int, int] = (0, 0, 0),
 ) -> bytes:
     """A batch with this body and header, and with the right checksum."""
-    covered = struct.pack("<IBBHIIqqQII", 88 + len(body), 1, codec, flags, count, span, *times, *producer) + body
-    return struct.pack("<4sIQqQII", b"\xa7HRB", 0, 0, 0, 0, 0, crc32c(covered)) + covered
+    covered = struct.pack("<IBBHIIIqqQII", 96 + len(body), 2, codec, flags, count, span, 0, *times, *producer) + body
+    return struct.pack("<4sIQqQIII", b"\xa7HRB", 0, 0, 0, 0, 0, 0, crc32c(covered)) + covered
 
 
 def send(sock: socket.socket, data: bytes) -> None:

@@ -52,7 +52,7 @@ def fill(broker: SparkBroker, topic: str, count: int, *, partition: int = 0, day
         topic,
         values,
         keys=[b"key-%d" % (at % 5) if at % 3 else None for at in range(count)],
-        headers=[{"number": str(at), "empty": b""} if at % 4 == 0 else None for at in range(count)],
+        headers=[[("a", str(at)), ("b", b""), ("a", None)] if at % 4 == 0 else None for at in range(count)],
         timestamps=[now - age for age in ages],
         dues=[NOW + DAY if at % 11 == 0 else None for at in range(count)],
         priorities=[at % 3 - 1 if at % 2 else None for at in range(count)],

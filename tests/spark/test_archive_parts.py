@@ -235,11 +235,13 @@ def test_values_are_served_as_the_query_wants_them(tmp_path: Path) -> None:
 
 
 def test_archived_messages_as_batches(tmp_path: Path) -> None:
-    headers = [[{"key": "a", "value": b"b"}], None, []]
-    rows = table([3, 5, 6], headers=headers, priority=[1, None, -1], due=[NOW_US, None, None])
+    again = [{"key": "a", "value": b"b"}, {"key": "a", "value": None}]
+    headers = [[{"key": "a", "value": b"b"}], None, [], again]
+    rows = table([3, 5, 6, 7], headers=headers, priority=[1, None, -1, None], due=[NOW_US, None, None, None])
     (batch,) = batches_of([stored(tmp_path, rows, 0, 10)], 0, 10)
-    assert (batch.base_offset, batch.next_offset, batch.count) == (3, 7, 3)
+    assert (batch.base_offset, batch.next_offset, batch.count) == (3, 8, 4)
     messages = list(batch.messages())
+    assert messages.pop().header_list == [("a", b"b"), ("a", None)]
     assert [(one.offset, one.value, one.headers) for one in messages] == [
         (3, b"3", {"a": b"b"}),
         (5, b"5", None),
@@ -440,6 +442,9 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert paths.read_whole(base.below("a", "b.json")) == b"content"
     assert paths.names_below(base.below("a")) == ["b.json"]
     assert paths.topic_folder("acme/orders", "b", 7) == "topic=acme%2Forders/id=b-7"
+    assert paths.topic_folder("größe 1~", "b", 7) == "topic=gr%C3%B6%C3%9Fe%201%7E/id=b-7"
+    long = {paths.topic_folder("ß" * 248 + end, "b", 7).partition("/")[0] for end in "ßs"}
+    assert [len(folder) < 255 for folder in long] == [True, True]
 
 
 def test_only_old_leftovers_are_removed(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headrace.model.batch import Batch, Columns, RawColumns, encode, encode_raw, parse
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidBatch
+from headrace.model.headers import Headers, headers_from_pairs
 from headrace.spark.datasource import table_schema
 from headrace.spark.source.arrow import Decoder
 from headrace.spark.source.options import MORE_COLUMNS, source_options
@@ -41,7 +42,13 @@ def columns(draw: Any, count: int) -> Columns:
     width = draw(st.sampled_from([0, 1, 3, 255, 256, 300]))
     even = st.lists(st.binary(min_size=width, max_size=width), min_size=count, max_size=count)
     uneven = st.lists(st.one_of(st.none(), st.binary(max_size=9)), min_size=count, max_size=count)
-    headers = st.dictionaries(st.text(max_size=3), st.binary(max_size=3), max_size=3)
+    names, contents = st.text(max_size=3), st.one_of(st.none(), st.binary(max_size=3))
+    headers: st.SearchStrategy[Headers] = st.one_of(
+        st.dictionaries(names, contents, max_size=3),
+        st.lists(st.tuples(st.one_of(names, st.just("a")), contents), min_size=1, max_size=4).map(
+            lambda pairs: headers_from_pairs(pairs) or {}
+        ),
+    )
     timestamps = draw(st.one_of(st.none(), st.lists(TIMES, min_size=count, max_size=count)))
     return Columns(
         draw(st.one_of(even, uneven)),
@@ -95,7 +102,7 @@ def test_same_messages(batches: list[Batch], data: st.DataObject) -> None:
         assert (row["key"], row["value"], row["priority"]) == (one.key, one.value, one.priority)
         assert micros(row["timestamp"]) == one.timestamp
         assert (micros(row["due"]), micros(row["expires"])) == (one.due, one.expires)
-        headers = None if one.headers is None else list(one.headers.items())
+        headers = None if one.headers is None else one.header_list
         assert headers == (
             None if row["headers"] is None else [(pair["key"], pair["value"]) for pair in row["headers"]]
         )

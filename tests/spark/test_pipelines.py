@@ -122,7 +122,7 @@ PYTHON_MISTAKES = {
     "1 / 0\n": ":2: ZeroDivisionError",
     "@pipeline(source='a', sink='b', trigger='often')\ndef f(a): return a\n": ":2: 'often' is no trigger: write a time",
     "@pipeline(source='a', sink='b', output_mode='all')\ndef f(a): return a\n": "it is append, update, complete",
-    "@pipeline(source='a b', sink='b')\ndef f(a): return a\n": "cannot name a topic",
+    "@pipeline(source='a*b', sink='b')\ndef f(a): return a\n": "cannot name a topic",
     "@pipeline(source=7, sink='b')\ndef f(a): return a\n": "source is a topic, a list of topics, or argument names",
     "@pipeline(source='a', sink=None)\ndef f(a): return a\n": "sink is a topic, console, noop, a dictionary",
     "@pipeline(source={'x': 'a'}, sink='b')\ndef f(a): return a\n": "f() has no argument 'x': source names arguments",

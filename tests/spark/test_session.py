@@ -38,6 +38,18 @@ def test_every_topic_is_a_table(spark: SparkSession, sales: SparkBroker) -> None
     assert [tuple(row) for row in rows] == [("ä", "grün"), ("�", "�")]
 
 
+def test_topics_with_any_sign_in_their_names_are_tables(spark: SparkSession, sales: SparkBroker, topic: str) -> None:
+    names = [f"_{topic} größe", f"{topic}`[a]'\"=b@c%2C", f"{topic[:9]}{'ß' * 240}"]
+    for name in names:
+        sales.bus.publish(name, b"v")
+    assert register(spark, sales.address, tables=names) == sorted(names)
+    assert register(spark, sales.address, tables=f"{topic}`[a]*") == [names[1]]
+    for name in names:
+        view = name.replace("`", "``")
+        assert [tuple(row) for row in spark.sql(f"select topic, value from `{view}`").collect()] == [(name, "v")]
+        sales.bus.delete_topic(name)
+
+
 def test_tables_by_choice(spark: SparkSession, sales: SparkBroker) -> None:
     for name in ("sales", "sales.eu-west"):
         spark.catalog.dropTempView(name)

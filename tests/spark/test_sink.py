@@ -68,7 +68,7 @@ def test_all_columns(spark: SparkSession, broker: SparkBroker, topic: str) -> No
     full, empty = messages(broker, topic, 1)
     assert (full.value, full.key, full.priority) == (b"a", b"k", 7)
     assert (full.timestamp, full.due, full.expires) == (time_us, due_us, due_us + 1)
-    assert full.headers == {"h": b"1", "ü": b""}
+    assert full.headers == {"h": b"1", "ü": None}
     assert (empty.value, empty.key, empty.priority, empty.due, empty.expires, empty.headers) == (None,) * 6
     assert before_us <= empty.timestamp <= time.time_ns() // 1000
 
@@ -76,16 +76,19 @@ def test_all_columns(spark: SparkSession, broker: SparkBroker, topic: str) -> No
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("map('a', 'x', 'b', '')", {"a": b"x", "b": b""}),
-        ("cast(map() as map<string,string>)", None),
-        ("array(named_struct('key', 'a', 'value', 'x'), named_struct('key', 'a', 'value', 'y'))", {"a": b"y"}),
+        ("map('a', 'x', 'b', '')", [("a", b"x"), ("b", b"")]),
+        ("cast(map() as map<string,string>)", []),
+        (
+            "array(named_struct('key', 'a', 'value', 'x'), named_struct('key', 'a', 'value', null))",
+            [("a", b"x"), ("a", None)],
+        ),
     ],
 )
 def test_headers_in_all_their_forms(
-    spark: SparkSession, broker: SparkBroker, topic: str, kind: str, expected: dict[str, bytes] | None
+    spark: SparkSession, broker: SparkBroker, topic: str, kind: str, expected: list[tuple[str, bytes | None]]
 ) -> None:
     write(spark.sql(f"select 'a' as value, {kind} as headers"), broker, topic=topic)
-    assert messages(broker, topic)[0].headers == expected
+    assert messages(broker, topic)[0].header_list == expected
 
 
 def test_times_without_a_zone_are_utc(spark: SparkSession, broker: SparkBroker, topic: str) -> None:
@@ -223,7 +226,7 @@ def test_a_query_is_refused_when_it_is_planned(spark: SparkSession, broker: Spar
         ({"topik": "a"}, "no option topik; is topic meant"),
         ({"kafka.bootstrap.servers": "a"}, "headrace://host:port"),
         ({"path": "/tmp/x"}, "no path"),
-        ({"topic": "a b"}, "a b"),
+        ({"topic": "a*b"}, "a*b"),
         ({"topic": ""}, "topic"),
         ({"address": "kafka://x"}, "kafka"),
         ({"timeout": "soon"}, "timeout is a number"),

@@ -76,6 +76,13 @@ class TestColumns:
         assert frame.schema["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
         assert frame.first().headers is None
 
+    def test_headers_that_repeat_and_hold_null(self, spark: SparkSession, broker: SparkBroker, topic: str) -> None:
+        given = [("a", b"1"), ("b", None), ("a", None)]
+        broker.bus.publish_many(topic, [b"", b"", b""], headers=[given, {"a": None}, None])
+        rows = table(spark, broker, subscribe=topic, includeHeaders="true").orderBy("offset").collect()
+        found = [None if row.headers is None else [tuple(pair) for pair in row.headers] for row in rows]
+        assert found == [given, [("a", None)], None]
+
     def test_text(self, spark: SparkSession, broker: SparkBroker, topic: str) -> None:
         broker.bus.publish_many(topic, ["ä".encode(), b"\xff!", b""])
         broker.bus.publish(topic, None)

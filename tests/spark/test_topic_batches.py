@@ -12,6 +12,7 @@ from headrace.client.producer.topic_metadata import TopicMetadata
 from headrace.model.batch import Batch, Columns, received
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
+from headrace.model.headers import header_bytes, header_pairs
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 from headrace.spark.sink import topic_batches
@@ -56,9 +57,8 @@ class Staged:
 
 
 def size_of(columns: Columns) -> int:
-    headers = [pair for one in columns.headers or () for pair in (one or {}).items()]
-    texts = [*columns.values, *(columns.keys or ()), *(part for pair in headers for part in pair)]
-    return sum(len(text or b"") for text in texts)
+    texts = [*columns.values, *(columns.keys or ())]
+    return sum(len(text or b"") for text in texts) + sum(map(header_bytes, columns.headers or ()))
 
 
 def table(**columns: list[Any]) -> Any:
@@ -108,8 +108,18 @@ def test_large_types_and_slices() -> None:
     )
     ((_, _, columns, size),) = sent(whole.slice(1, 2)).batches
     assert columns.values == [b"a", b"b"]
-    assert columns.headers == [{"x": b"1", "y": b""}, None]
+    assert columns.headers == [{"x": b"1", "y": None}, None]
     assert size == 5
+
+
+def test_headers_repeat_names_and_hold_null() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    given = [[("a", b"1"), ("ü", None), ("a", None)], None, [("a", None)], []]
+    pairs = [None if one is None else [{"key": name, "value": text} for name, text in one] for one in given]
+    batch = pa.record_batch([pa.array([b""] * 4), pa.array(pairs, kind)], names=["value", "headers"])
+    ((_, _, columns, size),) = sent(batch).batches
+    assert [header_pairs(headers) for headers in columns.headers or ()] == [one or [] for one in given]
+    assert size == 6
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])

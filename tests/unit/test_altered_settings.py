@@ -11,7 +11,13 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.codec import Codec
-from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
+from headrace.model.errors import (
+    InvalidArgument,
+    MessageTooLarge,
+    PartitionNotFound,
+    SubscriptionFull,
+    SubscriptionNotFound,
+)
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -19,6 +25,7 @@ from headrace.model.leasing import (
     Lease,
     MessageChange,
     MessageId,
+    Reject,
     Release,
     SubscriptionAlter,
     SubscriptionDescribe,
@@ -32,6 +39,7 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionStage,
 )
+from headrace.model.standing_lease import LeaseOpen
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicSettings
 from headrace.testing.workbench import Workbench
@@ -404,6 +412,67 @@ def paused(data: str) -> None:
     waiting = topic.waiting()
     topic.alter_subscription(paused=False)
     assert values(topic.leased(waiting.outcome)) == [b"a"]
+
+
+def rejected(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a")
+    [held] = topic.lease()
+    topic.alter_subscription(rejected="drop")
+    topic.bench.ask(Reject("jobs", [held[1]]))
+    assert (topic.info().leased, topic.info().dead) == (0, 0)
+
+
+def messages_max(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a", b"b")
+    topic.alter_subscription(messages_max=2)
+    with pytest.raises(SubscriptionFull):
+        topic.publish(b"c")
+    topic.alter_subscription(messages_max=3)
+    topic.publish(b"c")
+
+
+def bytes_max(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a" * 1000)
+    topic.alter_subscription(bytes_max=10)
+    with pytest.raises(SubscriptionFull):
+        topic.publish(b"b")
+    topic.alter_subscription(bytes_max=None)
+    topic.publish(b"b")
+
+
+def overflow(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a", b"b")
+    topic.alter_subscription(messages_max=1)
+    assert topic.info().dropped == 0
+    topic.alter_subscription(overflow="drop_oldest")
+    assert (topic.info().ready, topic.info().dropped) == (1, 1)
+    topic.publish(b"c")
+    assert values(topic.lease()) == [b"c"]
+
+
+def single_active_consumer(data: str) -> None:
+    topic = Open(data)
+    topic.bench.ask(LeaseOpen("jobs", credit_messages=0))
+    topic.alter_subscription(single_active_consumer=True)
+    topic.publish(b"a")
+    assert topic.lease() == []
+    topic.alter_subscription(single_active_consumer=False)
+    assert values(topic.lease()) == [b"a"]
+
+
+def delete_unused_seconds(data: str) -> None:
+    topic = Open(data)
+    topic.bench.tick(100)
+    topic.alter_subscription(delete_unused_seconds=10)
+    topic.bench.tick(5)
+    topic.info()
+    topic.bench.tick(6)
+    with pytest.raises(SubscriptionNotFound):
+        topic.info()
 
 
 CASES: dict[str, Callable[[str], None]] = {

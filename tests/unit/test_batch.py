@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.model.batch import (
     FLAG_LOST,
     HEADER_BYTES,
+    VERSION,
     Batch,
     Columns,
     Producer,
@@ -116,10 +117,10 @@ def with_body(body: bytes, count: int, codec: int = 0, times: tuple[int, int] = 
     """A batch as a producer sends it, whose checksums hold and whose body is anything."""
     batch = gap(count, 0, 0, body)
     data = bytearray(batch.data)
-    data[45] = codec
-    data[48:52] = count.to_bytes(4, "little")
-    data[56:72] = times[0].to_bytes(8, "little", signed=True) + times[1].to_bytes(8, "little", signed=True)
-    data[36:40] = crc32c(memoryview(data)[40:]).to_bytes(4, "little")
+    data[49] = codec
+    data[52:56] = count.to_bytes(4, "little")
+    data[64:80] = times[0].to_bytes(8, "little", signed=True) + times[1].to_bytes(8, "little", signed=True)
+    data[40:44] = crc32c(memoryview(data)[44:]).to_bytes(4, "little")
     return received(data)
 
 
@@ -179,7 +180,10 @@ WRONG = {
     "values": [1, "text", True, 1.5, [b"a"], {}, msgspec.msgpack.Ext(1, b"a")],
     "keys": [1, "text", True, 1.5, [b"a"], {}, msgspec.msgpack.Ext(1, b"a")],
     "timestamps": [None, TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1"],
-    "headers": [1, b"", [], {b"name": b"text"}, {"name": "text"}, {"name": None}, {1: b"text"}, {"name": [b"text"]}],
+    "headers": [
+        *(1, b"", [], {b"name": b"text"}, {"name": "text"}, {1: b"text"}, {"name": [b"text"]}),
+        *([["name"]], [["name"], []], [["name"], [b"1", b"2"]], [[b"name"], [b"1"]], [["name"], ["1"]], ["name", b"1"]),
+    ],
     "dues": [TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1", [1]],
     "priorities": [-(2**31) - 1, 2**31, 2**63, 2**64 - 1, 1.0, True, b"", "1"],
     "expires": [TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1, 2**63, 2**64 - 1, -(2**63), 1.0, True, b"", "1"],
@@ -348,9 +352,23 @@ def test_what_does_not_compress_is_stored_as_it_is() -> None:
 def test_a_newer_version_is_not_taken_for_damage() -> None:
     batch = encode(Columns([b"a"]), 1)
     data = bytearray(batch.data)
-    data[44] = 2
+    data[48] = VERSION + 1
     with pytest.raises(UnsupportedFormat):
         received(data)
+
+
+@pytest.mark.parametrize(("field", "at"), [("epoch", 36), ("key_id", 60)])
+def test_reserved_fields_are_zero(field: str, at: int) -> None:
+    batch = encode(Columns([b"a"]), 1)
+    assert getattr(batch, field) == 0
+    data = bytearray(batch.data)
+    data[at : at + 4] = (7).to_bytes(4, "little")
+    data[40:44] = crc32c(memoryview(data)[44:]).to_bytes(4, "little")
+    with pytest.raises(UnsupportedFormat, match=f"{field} 7"):
+        received(bytearray(data))
+    data[4:8] = crc32c(memoryview(data)[8:HEADER_BYTES]).to_bytes(4, "little")
+    with pytest.raises(UnsupportedFormat, match=f"{field} 7"):
+        parse(memoryview(data))
 
 
 def test_limits() -> None:

@@ -226,7 +226,7 @@ def test_a_log_that_loses_messages_is_noticed(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_log_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("headrace.storage.append_receipt.AppendReceipt.wait", lambda *_: None)
+    monkeypatch.setattr("headrace.storage.stored_log.AppendReceipt.wait", lambda *_: None)
     monkeypatch.setattr("headrace.storage.log.FileLog.request_sync", lambda _: None)
     [(_, benchmark)] = harness.choose(["storage"], ["append_synced"], ["headrace"])
     with pytest.raises(WrongResult, match="only 0 are synced"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.settings import BrokerSettings
-from headrace.model.batch import Columns, Producer, encode
+from headrace.model.batch import HEADER_BYTES, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import (
@@ -240,9 +240,9 @@ def test_a_hostile_batch_among_others_harms_only_itself(data: str) -> None:
 def test_whatever_a_body_is_everybody_gets_an_answer(junk: bytes) -> None:
     bench = Workbench()
     batch = bench.batch([b"a"])
-    body = bytearray(batch.data[:88]) + junk
+    body = bytearray(batch.data[:HEADER_BYTES]) + junk
     batch.data = body
-    body[40:44] = len(body).to_bytes(4, "little")
+    body[44:48] = len(body).to_bytes(4, "little")
     batch.stamp(Producer())
     laters = [bench.begin(Publish("orders", 0), data) for data in (bench.batch([b"b"]).data, body)]
     bench.run()

@@ -26,12 +26,12 @@ from headrace.model.leasing import (
     Lease,
     Leased,
     LeasedPortion,
-    LeaseStop,
     Refusal,
     Release,
     Settlement,
 )
 from headrace.model.requests import Done
+from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseDelivery, LeaseOpened
 
 
 class Wire:
@@ -43,6 +43,9 @@ class Wire:
         self.timeout = 5.0
         self.connection: Any = self
         self.asked: list[tuple[type, Any, Callable[[Any, bytes], None]]] = []
+        self.told: list[Any] = []
+        """What was said that has no answer."""
+        self.leases: dict[int, Any] = {}
         self.repeated: list[Any] = []
         self.repeat_answer: Any = None
 
@@ -64,6 +67,17 @@ class Wire:
         self.asked.append((type(head), head, callback))
 
     request_nowait = queue_request
+
+    def queue_tell(self, head: Any) -> None:
+        self.told.append(head)
+
+    def opened(self, number: int = 1) -> Any:
+        """Answer that a standing request is open; returns what was asked for."""
+        return self.answer(LeaseOpened(number))
+
+    def deliver(self, leased: Leased, body: bytes, number: int = 1) -> None:
+        """Push messages to whom has a standing request."""
+        self.leases[number].lease_delivered(LeaseDelivery(number, leased.portions, len(body)), body)
 
     async def request(self, head: Any, **_: Any) -> Any:
         self.repeated.append(head)
@@ -369,16 +383,17 @@ def test_a_lease_that_cannot_be_extended_is_given_up(caplog: pytest.LogCaptureFi
 # Leasing ahead.
 
 
-def test_a_stock_is_filled_up_while_it_is_used() -> None:
+def test_a_buffer_is_filled_up_while_it_is_used() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(4)
         await prefetch.begin()
-        head = stand.wire.answer(stand.portion(1, 2, 3, 4), body(1, 2, 3, 4))
-        assert (head.messages_max, head.wait_ms, head.ahead_ms) == (4, 20_000, 500)
-        assert stand.wire.asked == []
+        head = stand.wire.opened()
+        assert (head.credit_messages, head.ahead_ms) == (4, 500)
+        stand.wire.deliver(stand.portion(1, 2, 3, 4), body(1, 2, 3, 4))
+        assert (stand.wire.asked, stand.wire.told) == ([], [])
         taken = [await prefetch.take(0), await prefetch.take(0)]
         assert [each.offset for each in taken if each] == [1, 2]
-        assert [head.messages_max for _, head, _ in stand.wire.asked] == [2]
+        assert stand.wire.told == [LeaseCredit(1, 2)]
         prefetch.stop()
         assert await prefetch.take() is None
 
@@ -389,15 +404,14 @@ def test_what_was_not_taken_is_given_back() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(2)
         await prefetch.begin()
-        stand.wire.answer(stand.portion(1, 2), body(1, 2))
+        stand.wire.opened()
+        stand.wire.deliver(stand.portion(1, 2), body(1, 2))
         assert await prefetch.take(0)
+        assert stand.wire.told == [LeaseCredit(1, 1)]
         closing = asyncio.create_task(prefetch.close())
         await turns()
-        (_, waiting, comes_late), _ = stand.wire.asked
-        assert waiting.messages_max == 1
-        comes_late(stand.portion(3, lease=2), body(3))
-        stand.wire.asked.pop(0)
-        assert stand.wire.answer(Done()) == LeaseStop("t", "s")
+        stand.wire.deliver(stand.portion(3, lease=2), body(3))
+        assert stand.wire.answer(Done()) == LeaseClose(1)
         await turns()
         given_back = stand.wire.answer(Settlement())
         assert given_back == Release(
@@ -405,23 +419,41 @@ def test_what_was_not_taken_is_given_back() -> None:
         )
         await closing
         assert len(stand.acknowledger.held_leases) == 0
+        assert stand.wire.leases == {}
 
     run(story)
 
 
-def test_a_broker_that_cannot_withdraw_is_not_waited_for() -> None:
+def test_a_request_that_is_opened_too_late_is_closed_and_gives_back() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(2)
         await prefetch.begin()
+        prefetch.abandon()
+        stand.wire.opened(7)
+        stand.wire.deliver(stand.portion(3), body(3), 7)
+        (_, closed, answer), (kind, given_back, _) = stand.wire.asked
+        assert closed == LeaseClose(7)
+        assert (kind, given_back.holdings, given_back.undelivered) == (Release, [Holding(0, 1, [3])], True)
+        answer(Done(), b"")
+        assert stand.wire.leases == {}
+
+    run(story)
+
+
+def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client._async.leasing.prefetch._WITHDRAW_S", 0.01)
+
+    async def story(stand: Stand) -> None:
+        prefetch = stand.prefetch(2)
+        await prefetch.begin()
+        stand.wire.opened()
+        stand.wire.deliver(stand.portion(3), body(3))
         closing = asyncio.create_task(prefetch.close())
-        await turns()
-        (_, _, comes_late), (_, _, refused) = stand.wire.asked
-        stand.wire.asked.clear()
-        refused(errors.UnsupportedOperation("what is that?"), b"")
+        while len(stand.wire.asked) < 2:
+            await turns()
+        assert stand.wire.asked.pop(0)[1] == LeaseClose(1)
+        assert stand.wire.answer(Settlement()).holdings == [Holding(0, 1, [3])]
         await closing
-        comes_late(stand.portion(3), body(3))
-        ((kind, head, _),) = stand.wire.asked
-        assert (kind, head.holdings, head.undelivered) == (Release, [Holding(0, 1, [3])], True)
 
     run(story)
 
@@ -430,11 +462,11 @@ def test_messages_that_are_not_due_do_not_keep_others_out() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(1)
         await prefetch.begin()
+        stand.wire.opened()
         due = stand.clock.now_us() + 60_000_000
-        stand.wire.answer(stand.portion(1), body(1, dues=[due]))
-        ((_, head, _),) = stand.wire.asked
-        assert (head.messages_max, head.ahead_ms, head.wait_ms) == (1, 0, 50)
-        stand.wire.answer(stand.portion(2, lease=2), body(2))
+        stand.wire.deliver(stand.portion(1), body(1, dues=[due]))
+        assert stand.wire.told == [LeaseCredit(1, 1, 0, 0)], "only what is due"
+        stand.wire.deliver(stand.portion(2, lease=2), body(2))
         taken = await prefetch.take(0)
         assert taken is not None
         assert taken.offset == 2
@@ -449,14 +481,38 @@ def test_a_prefetch_window_that_shrinks_to_what_is_there_asks_for_nothing(monkey
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(1, 1000)
         await prefetch.begin()
-        stand.wire.answer(stand.portion(1), body(1))
+        stand.wire.opened()
+        stand.wire.deliver(stand.portion(1), body(1))
         assert await prefetch.take()
-        assert stand.wire.answer(stand.portion(2, 3, lease=2), body(2, 3)).messages_max == 2  # that was quick
+        assert stand.wire.told.pop().messages == 2  # that was quick
+        stand.wire.deliver(stand.portion(2, 3, lease=2), body(2, 3))
         times_s[0] = 5.0
         assert await prefetch.take()  # that was slow: the window shrinks to the one message that is there
-        assert stand.wire.asked == []
+        assert stand.wire.told == []
         assert await prefetch.take()
-        assert [head.messages_max for _, head, _ in stand.wire.asked] == [1]
+        assert [head.messages for head in stand.wire.told] == [1]
+
+    run(story)
+
+
+def test_a_window_that_has_grown_shrinks_when_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = [0.0]
+    monkeypatch.setattr("headrace.client._async.leasing.prefetch.now", lambda: times_s[0])
+
+    async def story(stand: Stand) -> None:
+        prefetch = stand.prefetch(1, 1000)
+        await prefetch.begin()
+        stand.wire.opened()
+        for offset in range(4):
+            stand.wire.deliver(stand.portion(offset, lease=offset + 1), body(offset))
+            assert await prefetch.take()
+        assert prefetch._window.size > 1
+        prefetch._shrink(1)
+        assert stand.wire.asked == [], "it was in use just now"
+        times_s[0] = 60.0
+        prefetch._shrink(1)
+        assert stand.wire.answer(Done()) == LeaseClose(1)
+        assert stand.wire.opened(2).credit_messages < 8
 
     run(story)
 
@@ -465,13 +521,50 @@ def test_what_is_not_due_is_fetched_now_and_then_and_not_all_the_time() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(10)
         await prefetch.begin()
+        stand.wire.opened()
         due = stand.clock.now_us() + 60_000_000
-        assert stand.wire.answer(stand.portion(1), body(1, dues=[due])).ahead_ms == 500
-        head = stand.wire.answer(Leased([]))
-        assert (head.ahead_ms, head.wait_ms) == (0, 50)
-        head = stand.wire.answer(Leased([]))
-        assert (head.ahead_ms, head.wait_ms) == (500, 20_000)
-        assert stand.wire.asked[0][1].ahead_ms == 500  # there was nothing to be kept back
+        stand.wire.deliver(stand.portion(1), body(1, dues=[due]))
+        assert [head.ahead_ms for head in stand.wire.told] == [0]
+        while len(stand.wire.told) < 2:
+            await asyncio.sleep(0.01)
+        assert [head.ahead_ms for head in stand.wire.told] == [0, 500]
+
+    run(story)
+
+
+def test_bytes_go_back_when_messages_leave_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.client._async.leasing.prefetch._BYTES_MAX", 1000)
+
+    async def story(stand: Stand) -> None:
+        prefetch = stand.prefetch(100)
+        await prefetch.begin()
+        assert stand.wire.opened().credit_bytes == 1000
+        size = len(body(1))
+        for offset in range(8):
+            stand.wire.deliver(stand.portion(offset, lease=offset + 1), body(offset))
+        while not stand.wire.told:
+            assert await prefetch.take(0)
+        assert stand.wire.told[0].messages == 0
+        assert stand.wire.told[0].bytes >= 500
+        assert stand.wire.told[0].bytes % size == 0
+
+    run(story)
+
+
+def test_another_request_is_opened_after_a_new_connection_or_an_end() -> None:
+    async def story(stand: Stand) -> None:
+        prefetch = stand.prefetch(2)
+        await prefetch.begin()
+        stand.wire.opened()
+        prefetch.lease_ended(1, errors.SubscriptionReopened())
+        while not stand.wire.asked:
+            await asyncio.sleep(0.01)
+        assert stand.wire.opened(2).credit_messages == 2
+        prefetch.connection_up(stand.wire)
+        assert stand.wire.opened(3).credit_messages == 2
+        prefetch.lease_ended(3, errors.SubscriptionNotFound("gone"))
+        with pytest.raises(errors.SubscriptionNotFound):
+            await prefetch.take(0)
 
     run(story)
 
@@ -480,7 +573,8 @@ def test_a_message_whose_lease_was_lost_is_not_handed_over() -> None:
     async def story(stand: Stand) -> None:
         prefetch = stand.prefetch(3)
         await prefetch.begin()
-        stand.wire.answer(stand.portion(1, 2, 3), body(1, 2, 3))
+        stand.wire.opened()
+        stand.wire.deliver(stand.portion(1, 2, 3), body(1, 2, 3))
         with stand.acknowledger.monitor.guard:
             stand.acknowledger.held_leases.drop_one(0, 1, 1)
             grip = stand.acknowledger.held_leases.held_lease(0, 1)
@@ -522,7 +616,8 @@ def test_several_take_and_each_gets_one() -> None:
         takers = [asyncio.create_task(prefetch.take()) for _ in range(4)]
         await turns()
         due = stand.clock.now_us() + 20_000
-        stand.wire.answer(stand.portion(1, 2, 3, 4), body(1, 2, 3, 4, dues=[due, None, due + 5000, due]))
+        stand.wire.opened()
+        stand.wire.deliver(stand.portion(1, 2, 3, 4), body(1, 2, 3, 4, dues=[due, None, due + 5000, due]))
         taken = await asyncio.gather(*takers)
         assert sorted(each.offset for each in taken if each) == [1, 2, 3, 4]
         assert stand.clock.now_us() >= due + 5000

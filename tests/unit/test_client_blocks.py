@@ -99,7 +99,8 @@ def test_jobs_acknowledge_late_and_log_what_is_refused(caplog: pytest.LogCapture
             each = aiter(jobs)
             taking = asyncio.create_task(anext(each))
             await turns()
-            stand.wire.answer(stand.portion(1), body(1))
+            stand.wire.opened()
+            stand.wire.deliver(stand.portion(1), body(1))
             taken = await taking
             with stand.acknowledger.monitor.guard:
                 assert stand.acknowledger.held_leases.ended(taken.until) == 1

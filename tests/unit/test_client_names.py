@@ -22,7 +22,7 @@ BUS = """
 alter_subscription alter_topic clock close commit create_subscription create_topic cron_add cron_next cron_pause
 cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group describe_subscription
 describe_topic fetch groups info lease name offsets producer publish publish_many queue reset_subscription schedule
-scheduled seek_group subscribe subscriptions topics transaction trim_topic
+scheduled seek_group subscribe subscriptions tenant topics transaction trim_topic
 """
 PUBLIC = {
     "App": "every on run stop",

@@ -17,7 +17,7 @@ from headrace.client.connection.backoff import Backoff
 from headrace.client.consumer.partition_reader import Delivered, PartitionReader
 from headrace.client.producer.batch_split import GivenMessages, portions
 from headrace.client.producer.partitioning import partition_places
-from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_headers, checked_key
+from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_key
 from headrace.client.producer.serializing import CannotSerialize, deserializer_of, serialized, serializer_of, to_bytes
 from headrace.client.producer.topic_metadata import codec_of, durability_of
 from headrace.client.results import Receipt, ReceivedBatch, merged, receipt_at
@@ -25,6 +25,7 @@ from headrace.client.times import OffsetSpec, microseconds, spot_at, spot_in_tim
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, RawColumns, encode, encode_raw, received
 from headrace.model.codec import Codec
 from headrace.model.errors import CorruptBatch, InvalidArgument, MessageTooLarge
+from headrace.model.headers import checked_headers
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.partitioning import by_key
 
@@ -152,7 +153,7 @@ def test_checked_parts() -> None:
     assert checked_key("ä") == "ä".encode()
     assert checked_key(bytearray(b"x")) == b"x"
     assert checked_headers({}) is None
-    for wrong in ({1: "x"}, {"x": 1}, {"x": None}, {"\ud800": "x"}):
+    for wrong in ({1: "x"}, {"x": 1}, [("x",)], ["xy"], "xy", {"\ud800": "x"}):
         with pytest.raises(InvalidArgument):
             checked_headers(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):

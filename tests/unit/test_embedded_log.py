@@ -54,6 +54,17 @@ def test_appended_messages_have_offsets_and_can_be_read(log: Log) -> None:
     assert log[5002].value == b"4999"
 
 
+def test_headers_may_repeat_a_name_and_hold_none(log: Log) -> None:
+    pairs = [("a", b"1"), ("b", "ü"), ("a", None), ("", b"")]
+    log.append(b"", headers=pairs)
+    log.append(b"", headers={"a": None})
+    log.append(b"", headers=log.read(0).headers)
+    log.flush()
+    stored = [("a", b"1"), ("b", "ü".encode()), ("a", None), ("", b"")]
+    assert [message.header_list for message in log] == [stored, [("a", None)], stored]
+    assert [message.headers for message in log] == [dict(stored), {"a": None}, dict(stored)]
+
+
 def test_plain_and_full_messages_mix(log: Log) -> None:
     log.append(b"plain")
     log.append(b"keyed", key=b"k")
@@ -122,7 +133,7 @@ def test_bad_timestamps_and_headers_are_refused(log: Log) -> None:
     for timestamp in (1.5, "now", 2**63, TIMESTAMP_US_MIN - 1, TIMESTAMP_US_MAX + 1):
         with pytest.raises(InvalidArgument):
             log.append(b"x", timestamp=timestamp)  # type: ignore[arg-type]
-    for headers in ({"a": None}, {1: b"x"}, {"a": 5}):
+    for headers in ({1: b"x"}, {"a": 5}, [("a",)], [b"a"], "ab", {"a": [b"x"]}):
         with pytest.raises(InvalidArgument):
             log.append(b"x", headers=headers)  # type: ignore[arg-type]
     assert len(log) == 0

@@ -15,6 +15,7 @@ import headrace.wire
 from headrace.model import errors, subscription, topic
 from headrace.model.batch import received
 from headrace.model.errors import HeadraceError, ProtocolError, TopicNotFound, error_of
+from headrace.model.headers import Headers
 from headrace.model.limits import FRAME_BYTES_MAX
 from headrace.model.request import WireStruct
 from headrace.model.requests import Publish
@@ -215,6 +216,8 @@ def row(name: str) -> str:
 
 def shown_type(kind: Any) -> str:
     """A type as the page writes it."""
+    if kind == Headers:
+        return "headers"
     inner = [one for one in get_args(kind) if one is not type(None)]
     if type(None) in get_args(kind):
         return f"{shown_type(inner[0])}?"

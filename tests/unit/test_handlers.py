@@ -90,10 +90,10 @@ def test_a_generator_that_a_handler_returns_has_not_run() -> None:
 def test_the_decorators_say_what_they_expect(app: Any) -> None:
     with pytest.raises(InvalidArgument, match=r'@app.on\("jobs"\)'):
         app.on(handle_nothing)(handle_nothing)
-    for topic in ("", "a/b/c", "with space"):
+    for topic in ("", "a/b/c", "with, comma"):
         with pytest.raises(InvalidArgument, match="cannot name a"):
             app.on(topic)(handle_nothing)
-    for wrong in ({"concurrency": 0}, {"concurrency": 1.5}, {"prefetch": "many"}, {"subscription": "a b"}):
+    for wrong in ({"concurrency": 0}, {"concurrency": 1.5}, {"prefetch": "many"}, {"subscription": "a,b"}):
         with pytest.raises(InvalidArgument):
             app.on("jobs", **wrong)(handle_nothing)
 

@@ -101,7 +101,14 @@ def test_every_name_runs_and_prints_a_line(capsys: pytest.CaptureFixture[str], t
 def test_other_ways_to_use_the_broker_come_through_their_checks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    others = ["headrace_overlapped", "headrace_one_bus", "headrace_jobs", "headrace_1m_ready", "headrace_1m_priority"]
+    others = [
+        "headrace_overlapped",
+        "headrace_one_bus",
+        "headrace_jobs",
+        "headrace_standing",
+        "headrace_1m_ready",
+        "headrace_1m_priority",
+    ]
     lines = lines_of([word for other in others for word in ("--subject", other)], tmp_path, capsys)
     assert sorted(line["subject"] for line in lines) == sorted(others)
     assert [line for line in lines if line["median"] is None] == []

@@ -197,12 +197,14 @@ def test_a_group_with_members_is_not_deleted(data: str) -> None:
 
 def test_groups_are_listed_by_tenant(data: str) -> None:
     bench = Workbench(data)
-    bench.publish("orders", [b"a"])
-    for group in ("billing", "default/audit", "acme/billing"):
-        bench.ask(Commit(group, [PartitionOffset("orders", 0, 1)]))
+    for topic, group in (("orders", "billing"), ("orders", "default/audit"), ("acme/orders", "acme/billing")):
+        bench.publish(topic, [b"a"])
+        bench.ask(Commit(group, [PartitionOffset(topic, 0, 1)]))
     assert [group.group for group in bench.ask(GroupList()).groups] == ["audit", "billing"]
-    assert [group.group for group in bench.ask(GroupList("default")).groups] == ["audit", "billing"]
-    assert [group.group for group in bench.ask(GroupList("acme")).groups] == ["acme/billing"]
+    in_acme = bench.connect(tenant="acme")
+    assert [group.group for group in bench.ask(GroupList(), session=in_acme).groups] == ["billing"]
+    with pytest.raises(InvalidArgument, match="own tenant"):
+        bench.ask(Commit("acme/billing", [PartitionOffset("orders", 0, 1)]))
 
 
 def test_a_group_may_begin_on_a_full_disk(data: str, disk: FaultyDisk) -> None:

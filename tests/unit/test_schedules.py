@@ -16,6 +16,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.topics import Topic
+from headrace.model.batch import HEADER_BYTES
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -102,7 +103,7 @@ class Stage:
         return info
 
     def info(self, name: str = "sweep") -> ScheduleInfo:
-        infos: list[ScheduleInfo] = self.answer(self.crons.listed(ScheduleList())).schedules
+        infos: list[ScheduleInfo] = self.answer(self.crons.listed(ScheduleList(), "default")).schedules
         return next(info for info in infos if info.definition.name == name)
 
     def next(self, **asked: Any) -> list[int]:
@@ -370,11 +371,18 @@ def test_lists_by_topic_and_tenant() -> None:
     stage.set("a", topic="default/jobs")
     stage.set("c", topic="acme/jobs")
 
-    def names(**asked: Any) -> list[str]:
-        return [info.definition.name for info in stage.answer(stage.crons.listed(ScheduleList(**asked))).schedules]
+    stage.set("acme/d", topic="acme/jobs")
 
-    assert names() == names(topic="jobs") == names(tenant="default") == ["a", "b"]
-    assert names(topic="acme/jobs") == names(tenant="acme") == ["c"]
+    def names(topic: str = "", tenant: str = "default") -> list[str]:
+        listed = stage.answer(stage.crons.listed(ScheduleList(topic), tenant))
+        return [info.definition.name for info in listed.schedules]
+
+    assert names() == ["a", "b", "c"]
+    assert names("jobs") == ["a", "b"]
+    assert names("acme/jobs") == ["acme/d", "c"]
+    assert names("acme/jobs", "acme") == names(tenant="acme") == ["acme/d"]
+    with pytest.raises(InvalidArgument, match="own tenant"):
+        stage.set("acme/e", topic="jobs")
 
 
 def test_runs_of_one_that_is_only_tried_out() -> None:
@@ -397,8 +405,8 @@ def test_runs_of_one_that_is_only_tried_out() -> None:
     [
         (InvalidArgument, {"name": ""}),
         (InvalidArgument, {"name": "a/b"}),
-        (InvalidArgument, {"name": "a" * 121}),
-        (InvalidArgument, {"topic": "no such name"}),
+        (InvalidArgument, {"name": "a" * 250}),
+        (InvalidArgument, {"topic": "no, such name"}),
         (InvalidArgument, {"when": "often"}),
         (InvalidArgument, {"zone": "Mars/Olympus"}),
         (InvalidArgument, {"missed": "maybe"}),
@@ -560,7 +568,7 @@ def test_a_batch_that_nobody_can_read_is_in_the_way(data: str) -> None:
     stage.set(overlap="skip")
     stage.bench.now_us = START + HOUR
     bad = stage.bench.batch([b"x" * 100])
-    bad.data[88:] = b"\xff" * (bad.length - 88)
+    bad.data[HEADER_BYTES:] = b"\xff" * (bad.length - HEADER_BYTES)
     bad.stamp(bad.producer)
     topics = stage.bench.broker._topics
     topics.active(topics.get("jobs"), 0).partition.append(bad, stage.bench.now_us)  # as an earlier version did
@@ -750,7 +758,7 @@ def test_a_month_of_many_entries() -> None:
         assert all(
             message.timestamp == run for message, run in zip(stage.messages(name), stage.runs(name), strict=True)
         )
-    assert all(info.skipped == 0 for info in stage.answer(stage.crons.listed(ScheduleList())).schedules)
+    assert all(info.skipped == 0 for info in stage.answer(stage.crons.listed(ScheduleList(), "default")).schedules)
 
 
 @pytest.mark.parametrize("seed", range(6))

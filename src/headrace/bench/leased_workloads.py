@@ -30,7 +30,7 @@ def benchmarks(
     batches, most = payload.params, payload.count_max
     one, two = HeadraceNode(), HeadraceNode()  # each shared by those that are measured in turn
     many = [HeadraceQueue(one), HeadraceOverlapped(one)]
-    singly = [HeadraceQueue(two), HeadraceQueueOneBus(two), HeadraceJobs(two)]
+    singly = [HeadraceQueue(two), HeadraceQueueOneBus(two), HeadraceJobs(two), HeadraceStanding(two)]
     return {
         "enqueue_synced": Benchmark(
             {"enqueue_synced": rate()}, [queues.enqueueing(HeadraceQueue(), payload)], batches, None, most
@@ -154,13 +154,25 @@ class HeadraceJobs(HeadraceQueue):
     """Consumers that have the next messages at hand while they work on one."""
 
     name = "headrace_jobs"
+    prefetch = 100
     api: ClassVar[Mapping[str, str]] = {
         "singles": "AsyncQueue.jobs(), acked by itself when the next is asked for, a connection a consumer (uvloop)"
     }
 
     def lease_singles(self, queue: str, count: int, consumers: int) -> Worked:
         """A task and a connection for each consumer."""
-        return run_async(_iterate(self.node.address, queue, count, consumers))
+        return run_async(_iterate(self.node.address, queue, count, consumers, self.prefetch))
+
+
+class HeadraceStanding(HeadraceJobs):
+    """Consumers with a standing request whose credit is small: each delivery has few messages."""
+
+    name = "headrace_standing"
+    prefetch = 8
+    api: ClassVar[Mapping[str, str]] = {
+        "singles": f"AsyncQueue.jobs(prefetch={prefetch}), acked by itself when the next is asked for, a connection a "
+        "consumer (uvloop)"
+    }
 
 
 async def _lease_batches(address: str, queue: str, count: int, take: Take) -> float:
@@ -212,10 +224,10 @@ async def _lease_singles(address: str, queue: str, count: int, consumers: int, b
     return Worked(seconds, seen)
 
 
-async def _iterate(address: str, queue: str, count: int, consumers: int) -> Worked:
+async def _iterate(address: str, queue: str, count: int, consumers: int, prefetch: int) -> Worked:
     opened = await asyncio.gather(*(connect_async(address) for _ in range(consumers)))
     seen: list[bytes] = []
-    all_jobs = [bus.queue(queue).jobs() for bus in opened]
+    all_jobs = [bus.queue(queue).jobs(prefetch) for bus in opened]
 
     async def consume(jobs: AsyncJobs) -> None:
         async with jobs:

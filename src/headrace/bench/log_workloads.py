@@ -11,9 +11,9 @@ from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.batch import HEADER_BYTES, Columns, encode, parse, received
 from headrace.model.durability import Durability
-from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.log import FileLog
 from headrace.storage.runtime import StorageRuntime
+from headrace.storage.stored_log import AppendReceipt
 
 IN_FLIGHT_MAX = 64
 """Batches that are appended and not known to be synced."""

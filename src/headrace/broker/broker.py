@@ -1,6 +1,6 @@
 """The broker's façade: every gateway calls `Broker.ask`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,8 +16,10 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
+from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -25,7 +27,7 @@ from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
-from headrace.model.errors import DiskFull, Draining, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.leasing import (
     Ack,
@@ -49,7 +51,6 @@ from headrace.model.leasing import (
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
-    Assignment,
     BrokerInfo,
     Commit,
     Done,
@@ -88,6 +89,7 @@ from headrace.model.schedule_requests import (
     ScheduleRun,
     ScheduleSet,
 )
+from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -96,6 +98,8 @@ Outcome: TypeAlias = A | AnswerWithBody[A] | PendingAnswer[A | AnswerWithBody[A]
 
 Handler = Callable[[Session, Any, memoryview, int], Any]
 
+UNIX_SCHEME = "headrace+unix:"
+"""What addresses of Unix sockets begin with: they are paths."""
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
     "(headrace topic trim), or free some space"
@@ -126,6 +130,10 @@ class Broker:
         dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
+        self._policies = SubscriptionPolicies(
+            self._subscriptions, self._admin, self._standing, self._ledger, self._turns
+        )
         self._editor = MessageEditor(*leased, self._ledger, self._turns)
         self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
@@ -162,7 +170,7 @@ class Broker:
 
     def connect(
         self,
-        push: Callable[[Assignment], None],
+        push: Callable[[Any], None],
         client: str,
         now_us: int,  # noqa: ARG002
         *,
@@ -198,15 +206,36 @@ class Broker:
         """Keep the group memberships of a session alive."""
         self._groups.touch(session, now_us)
 
-    def disconnect(self, session: Session, now_us: int) -> None:  # noqa: ARG002
+    def pause(self, session: Session) -> None:
+        """Lease nothing more to a session: its client does not take what is sent as fast as it comes."""
+        self._standing.pause(session)
+
+    def resume(self, session: Session) -> None:
+        """Lease to a session again."""
+        self._standing.resume(session)
+
+    def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
         self._sessions.discard(session)
         self._readers.disconnect(session)
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
+        self._standing.disconnect(session, now_us)
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
+        names = session.names
+        if names is None:
+            return self._answer(session, request, body, now_us)
+        try:
+            outcome: Outcome[A] = names.translated_outcome(
+                self._answer(session, names.qualified(request), body, now_us)
+            )
+            return outcome
+        except HeadraceError as error:
+            raise names.translated(error) from error
+
+    def _answer(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         self._turns.begin(now_us)
         handler = self._admit(session, request)
         try:
@@ -231,6 +260,8 @@ class Broker:
         self._tick("transactions", self._transactions.tick, now_us)
         self._tick("maintenance", self._maintenance.tick, now_us)
         self._tick("leasing", self._leasing.tick, now_us)
+        self._tick("standing leases", self._standing.tick, now_us)
+        self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
         if not self._draining:
@@ -254,6 +285,7 @@ class Broker:
     def drain(self) -> None:
         """Refuse new work from now on; work that was begun can be finished."""
         self._draining = True
+        self._standing.drain()
         self._leasing.drain()
 
     def close(self, now_us: int) -> None:
@@ -278,7 +310,7 @@ class Broker:
         return {
             ScheduleSet: lambda _, ask, __, now: schedules.set(ask, now + self.wall_offset_us),
             ScheduleRemove: lambda _, ask, __, now: schedules.remove(ask, now + self.wall_offset_us),
-            ScheduleList: lambda _, ask, __, ___: schedules.listed(ask),
+            ScheduleList: lambda session, ask, _, __: schedules.listed(ask, session.tenant),
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
@@ -286,14 +318,18 @@ class Broker:
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
         admin, leasing, editing, finding = self._admin, self._leasing, self._editor, self._queries
+        standing = self._standing
         return {
             SubscriptionCreate: lambda _, ask, __, now: admin.create(ask, now),
             SubscriptionAlter: lambda _, ask, __, now: admin.alter(ask, now),
             SubscriptionReset: lambda _, ask, __, now: admin.reset(ask, now),
             SubscriptionDelete: lambda _, ask, __, now: admin.delete(ask, now),
             SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
-            SubscriptionList: lambda _, ask, __, now: admin.listed(ask, now),
+            SubscriptionList: lambda session, ask, _, now: admin.listed(ask, session.tenant, now),
             Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
+            LeaseOpen: lambda session, ask, _, now: standing.open(session, ask, now),
+            LeaseCredit: lambda session, ask, _, __: standing.credit(session, ask),
+            LeaseClose: lambda session, ask, _, now: standing.close(session, ask, now),
             LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
             Ack: lambda _, ask, __, now: leasing.ack(ask, now),
             Extend: lambda _, ask, __, now: leasing.extend(ask, now),
@@ -360,11 +396,18 @@ class Broker:
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
+        if topic.id in self._policies.refusing:
+            active.flush()  # what was gathered counts
+            self._policies.check(topic)
         return active.publish(request, batch, now_us)
 
     def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
+        if self._policies.refusing:
+            topic = self._topics.find(request.topic)
+            if topic is not None and topic.id in self._policies.refusing:
+                self._policies.check(topic)  # here, because a commit is never refused
         return self._transactions.stage(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
@@ -402,19 +445,30 @@ class Broker:
             pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
         )  # few are there at once
 
-    def _info(self, _: Session, __: Info, ___: memoryview, now_us: int) -> BrokerInfo:
-        return BrokerInfo(
+    def _info(self, session: Session, _: Info, __: memoryview, now_us: int) -> BrokerInfo:
+        tenant = None if session.names is None else session.tenant
+        topics = [topic for topic in self._topics if tenant in (None, topic.name.tenant)]
+        info = BrokerInfo(
             broker_id=self.broker_id,
             version=self._version,
             started_us=self._started_us,
             time_us=now_us,
-            topics=len(self._topics),
-            partitions_open=sum(len(topic.active_partitions) for topic in self._topics),
-            groups=len(self._groups),
-            subscriptions=len(self._subscriptions),
-            schedules=len(self._schedules),
-            connections=len(self._sessions),
-            transactions_open=len(self._transactions),
+            topics=len(topics),
+            partitions_open=sum(len(topic.active_partitions) for topic in topics),
+            groups=_count(self._ledger.state.groups, tenant),
+            subscriptions=_count((str(one.topic) for one in self._subscriptions), tenant),
+            schedules=_count(self._ledger.state.schedules, tenant),
+            connections=sum(1 for one in self._sessions if tenant in (None, one.tenant)),
+            transactions_open=_count(self._transactions, tenant),
             data=self._store.directory or ":memory:",
             **self.surroundings(),
         )
+        if not session.is_local:
+            info.data = ""
+            info.listening = [address for address in info.listening if not address.startswith(UNIX_SCHEME)]
+        return info
+
+
+def _count(names: Iterable[str], tenant: str | None) -> int:
+    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
+    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))

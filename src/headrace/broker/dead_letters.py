@@ -19,10 +19,12 @@ from headrace.broker.turns import Turns
 from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
+from headrace.model.headers import Headers, header_text, replaced_headers, without_headers
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
+from headrace.model.names import derived_topic
 from headrace.model.requests import Done, PartitionOffset, TopicCreate
-from headrace.model.subscription import SubscriptionSettings
+from headrace.model.subscription import DEAD_SUFFIX, SubscriptionSettings
 
 REDRIVE = "redrive"
 """The subscription of a dead letter topic that knows which messages were not put back yet."""
@@ -100,7 +102,7 @@ class DeadLetters:
                 for columns, there in index.parts(offsets):
                     for offset, headers in zip(there, columns.headers or (), strict=False):
                         given = headers or {}
-                        whose = given.get(f"{PREFIX}topic", b""), given.get(f"{PREFIX}subscription", b"")
+                        whose = header_text(given, f"{PREFIX}topic"), header_text(given, f"{PREFIX}subscription")
                         index.mark(origins.marks.setdefault(whose, {}), offset)
                 origins.end = offsets[-1] + 1 if len(offsets) == _LEARNT_TOGETHER else index.end
                 yield
@@ -202,8 +204,7 @@ class DeadLetters:
         """A message without a value that tells which others are lost."""
         reason = f"lost: {offsets_text(damaged)} are damaged in the log"
         about = _about(subscription, partition, damaged.start, reason, 0, [], now_us)
-        headers = {**about, LOST_HEADER: b"%d" % len(damaged)}
-        return encode(Columns([None], headers=[headers]), now_us)
+        return encode(Columns([None], headers=[{**about, LOST_HEADER: b"%d" % len(damaged)}]), now_us)
 
     def _stay(self, burial: "_Burial", offsets: Sequence[int], error: HeadraceError) -> None:
         if self._is_there(burial.subscription):
@@ -259,13 +260,13 @@ class DeadLetters:
     def _revived(self, subscription: Subscription, columns: Columns, now_us: int) -> list[tuple[Topic, int, Batch]]:
         """The messages as they were before they died, by the partition where that was."""
         by_partition: dict[int, list[int]] = {}
-        headers: list[dict[str, bytes] | None] = []
+        headers: list[Headers | None] = []
         last = subscription.topic.settings.partitions - 1
         for index, each in enumerate(columns.headers or ()):
             given = each or {}
-            own = {name: text for name, text in given.items() if not name.startswith(PREFIX)}
-            headers.append({**own, SUBSCRIPTION_HEADER: subscription.name.encode()})
-            text = given.get(f"{PREFIX}partition", b"")  # anybody can publish there
+            own = without_headers(given, lambda name: name.startswith(PREFIX))
+            headers.append(replaced_headers(own, {SUBSCRIPTION_HEADER: subscription.name.encode()}))
+            text = header_text(given, f"{PREFIX}partition")  # anybody can publish there
             partition = min(int(text), last) if text.isdigit() and len(text) < 10 else 0
             by_partition.setdefault(partition, []).append(index)
         revived = msgspec.structs.replace(columns, headers=headers, dues=None, places=None)
@@ -301,14 +302,16 @@ class DeadLetters:
         if not offsets:
             return []
         failures = index.failures(offsets)
-        headers = []
+        headers: list[Headers | None] = []
         for place, offset in enumerate(offsets):
-            own = dict((columns.headers[place] if columns.headers is not None else None) or {})
-            own.pop(SUBSCRIPTION_HEADER, None)  # it was redriven before, and is for everybody who looks after the dead
+            own = columns.headers[place] if columns.headers is not None else None
+            if own and SUBSCRIPTION_HEADER in own:  # it was redriven before
+                own = without_headers(own, lambda name: name == SUBSCRIPTION_HEADER)
             reason, holder, counted = about[offset]
             notes = [*index.release_notes(offset), ReleaseNote(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
-            headers.append({**own, **_about(subscription, partition, offset, reason, deliveries, notes, now_us)})
+            told = _about(subscription, partition, offset, reason, deliveries, notes, now_us)
+            headers.append(replaced_headers(own, told))
         return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
 
 
@@ -342,7 +345,7 @@ class _Burial(NamedTuple):
 
 def dead_topic(subscription: Subscription) -> str:
     """The name of a subscription's dead letter topic."""
-    return subscription.settings.dead_letter_topic or f"{subscription.topic}.dead"
+    return subscription.settings.dead_letter_topic or derived_topic(str(subscription.topic), DEAD_SUFFIX)
 
 
 def _about(
@@ -353,7 +356,7 @@ def _about(
     deliveries: int,
     notes: list[ReleaseNote],
     now_us: int,
-) -> dict[str, bytes]:
+) -> dict[str, bytes | None]:
     """The headers that tell what happened to a message."""
     return {
         f"{PREFIX}reason": reason.encode(),

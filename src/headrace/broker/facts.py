@@ -1,4 +1,4 @@
-"""What a broker has to remember: the facts of its journal, and all of them together."""
+"""The facts of a broker's journal, and the state that they add up to."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -14,14 +14,14 @@ from headrace.model.schedule_requests import ScheduleDefinition
 
 
 class BrokerStarted(Fact, tag=1):
-    """The broker was started, for the so-and-so-many-th time."""
+    """The broker was started; the session number counts its starts."""
 
     broker_id: str
     session: int
 
 
 class TopicSet(Fact, tag=2):
-    """A topic was made, or its settings changed."""
+    """A topic was created, or its settings changed."""
 
     id: int
     name: str
@@ -32,13 +32,13 @@ class TopicSet(Fact, tag=2):
 
 
 class TopicDeleted(Fact, tag=3):
-    """A topic was deleted; its files are to be removed."""
+    """A topic was deleted; the broker still has to remove its files."""
 
     id: int
 
 
 class OffsetsCommitted(Fact, tag=4):
-    """A group has come so far: topic id, partition and offset."""
+    """A group committed offsets: topic id, partition and offset."""
 
     group: str
     places: list[tuple[int, int, int]]
@@ -51,14 +51,14 @@ class GroupDeleted(Fact, tag=5):
 
 
 class ProducersCheckpointed(Fact, tag=6):
-    """What a partition knows of its producers; its log tells the rest."""
+    """A checkpoint of a partition's producer state; replaying the log behind it gives the rest."""
 
     partition: str
     saved: bytes
 
 
 class Committed(Fact, tag=7):
-    """A transaction was committed: from now on its batches belong to their partitions, and its group has moved."""
+    """A transaction was committed: its batches count as published, and its group's offsets as committed."""
 
     number: int
     transaction: str
@@ -78,7 +78,7 @@ class TransactionApplied(Fact, tag=8):
 
 
 class TransactionShared(Fact, tag=9):
-    """A transaction was begun that processes share: it outlives the broker's end."""
+    """A transaction was begun that several processes share; it survives a restart of the broker."""
 
     transaction: str
     epoch: int
@@ -87,7 +87,7 @@ class TransactionShared(Fact, tag=9):
 
 
 class TransactionUnshared(Fact, tag=10):
-    """A transaction that processes shared has ended without a commit."""
+    """A shared transaction ended without a commit."""
 
     transaction: str
     epoch: int
@@ -102,21 +102,21 @@ class ScheduleRunLocation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ScheduleStored(Fact, tag=30):
-    """A schedule was made or changed, and has come so far."""
+    """A schedule was created or changed; tells its definition and its progress."""
 
     definition: ScheduleDefinition
     id: int
-    """Another one when it begins anew."""
+    """Changes when the schedule starts over."""
     created_us: int
     done_us: int
-    """What was to be done up to this time is done, or left out."""
+    """All runs up to this time were published or skipped."""
     runs: int = 0
     last_us: int = 0
     place: ScheduleRunLocation | None = None
 
 
 class ScheduleAdvanced(Fact, tag=31):
-    """A schedule has come as far as this, with so many runs more, none perhaps."""
+    """A schedule published or skipped its runs up to a time; `runs` counts the published ones."""
 
     name: str
     id: int
@@ -127,19 +127,19 @@ class ScheduleAdvanced(Fact, tag=31):
 
 
 class ScheduleDeleted(Fact, tag=32):
-    """A schedule was removed."""
+    """A schedule was deleted."""
 
     name: str
 
 
 class TopicFilesRemoved(Fact, tag=60):
-    """The files of a deleted topic are gone."""
+    """The broker removed the files of a deleted topic."""
 
     id: int
 
 
 class IdsReserved(Fact, tag=61):
-    """Ids up to these are not given out again, whoever had them."""
+    """The broker never assigns ids up to these again."""
 
     topic_id: int = 0
     subscription_id: int = 0
@@ -147,7 +147,7 @@ class IdsReserved(Fact, tag=61):
 
 
 class OffsetsReserved(Fact, tag=70):
-    """Messages of a partition may be seen before they are safe, up to this offset; after a loss it goes on there."""
+    """Readers may see messages up to this offset before they are synced; after a loss the partition continues there."""
 
     topic_id: int
     partition: int
@@ -180,12 +180,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_fact(fact: Fact) -> bytes:
-    """A fact as the journal keeps it."""
+    """Encode a fact for the journal."""
     return _encoder.encode(fact)
 
 
 def decode_fact(content: bytes) -> AnyFact:
-    """A fact as it was encoded; its checksum was good, so one that is not understood is a newer Headrace's."""
+    """Decode a fact; its checksum was good, so one that cannot be decoded was written by a newer Headrace."""
     try:
         fact: AnyFact = _decoder.decode(content)
     except msgspec.MsgspecError as error:
@@ -196,31 +196,31 @@ def decode_fact(content: bytes) -> AnyFact:
 
 
 def partition_name(topic_id: int, number: int) -> str:
-    """The name of a partition's log, which no other topic ever has."""
+    """Return the name of a partition's log, unique for all topics that ever existed."""
     return f"{topic_id}/{number}"
 
 
 def _numbers(topic: TopicSet | None) -> range:
-    """The numbers of all partitions that a topic ever had: they only become more."""
+    """Return the numbers of all partitions that a topic ever had: partitions are only added."""
     count = 0 if topic is None else topic.settings.get("partitions", 1)
     return range(count if isinstance(count, int) and count <= PARTITIONS_MAX else PARTITIONS_MAX)
 
 
 class BrokerState:
-    """All facts together, in memory."""
+    """The state that all facts add up to, in memory."""
 
     def __init__(self) -> None:
         self.broker_id = ""
         self.session = 0
         self.topic_id = 0
-        """The last one given out."""
+        """The last one assigned."""
         self.topics: dict[int, TopicSet] = {}
         self.gone: set[int] = set()
-        """Deleted topics whose files are not all removed: all that the broker may ever remove."""
+        """Deleted topics whose files still exist: the only files that the broker may remove."""
         self.groups: dict[str, dict[tuple[int, int], int]] = {}
-        """Groups to positions by topic id and partition."""
+        """Committed offsets by group, then by topic id and partition."""
         self._readers: dict[int, set[str]] = {}
-        """The groups that have a position in a topic, by its id."""
+        """The groups with a committed offset in a topic, by topic id."""
         self.producers: dict[str, bytes] = {}
         self.commits = 0
         """The number of the last transaction committed."""
@@ -231,15 +231,15 @@ class BrokerState:
         """Open transactions that processes share, by name."""
         self.schedules: dict[str, ScheduleStored] = {}
         self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
-        """By topic id and partition, of partitions that may lose messages which somebody has seen."""
+        """By topic id and partition, of partitions that may lose messages which a reader has seen."""
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
-        """Take in a fact as the journal has it."""
+        """Apply an encoded fact."""
         self.apply(decode_fact(content))
 
     def apply(self, fact: AnyFact) -> None:
-        """Take in a fact."""
+        """Apply a fact."""
         if isinstance(fact, LeasedFact):
             self.leased.apply(fact)
             return
@@ -285,7 +285,7 @@ class BrokerState:
                     self.reserved[fact.topic_id, fact.partition] = fact
 
     def forget_transactions(self, before_us: int) -> None:
-        """Forget the names of transactions that were not used since a time; the last commit tells their number."""
+        """Forget transactions without a commit since a time; the very last commit stays, for its number."""
         self.transactions = {
             name: commit
             for name, commit in self.transactions.items()
@@ -293,13 +293,13 @@ class BrokerState:
         }
 
     def facts(self) -> Iterator[Fact]:
-        """The fewest facts that tell all of it as it is now, however late they are asked for."""
+        """Return the facts of a snapshot of the state as it is now, however late the iterator is used."""
         return chain(list(self._plain_facts()), self.leased.facts())
 
     def _plain_facts(self) -> Iterator[Fact]:
-        """What is not about leased subscriptions."""
+        """Yield the facts that are not about leased subscriptions."""
         yield BrokerStarted(self.broker_id, self.session)
-        # Who had the last ones may be gone, but they must not be given out again.
+        # Whatever had the last ids may be deleted, but the ids must never be assigned again.
         yield IdsReserved(self.topic_id, self.leased.subscription_id, self.commits)
         for topic_id in sorted(self.gone):
             yield TopicDeleted(topic_id)
@@ -315,33 +315,33 @@ class BrokerState:
                 yield commit
                 yield TransactionApplied(commit.number)
         for _, commit in sorted(self.unsettled.items()):
-            # Groups have moved on since: what they were moved by does not count again.
+            # The groups have committed other offsets since: applying the commit again must not move them back.
             yield msgspec.structs.replace(commit, group="", places=[])
         yield from self.shared.values()
         yield from self.schedules.values()
         yield from self.reserved.values()
 
     def groups_of(self, topic_id: int) -> list[str]:
-        """The groups that have a position in a topic, by name."""
+        """Return the groups with a committed offset in a topic, sorted by name."""
         return sorted(self._readers.get(topic_id, ()))
 
     def positions(self, topic_id: int, partition: int) -> dict[str, int]:
-        """The positions in a partition by group; looks at the groups of the topic alone."""
+        """Return the committed offsets in a partition by group; looks only at the groups of the topic."""
         place = (topic_id, partition)
         readers = self._readers.get(topic_id, ())
         return {group: self.groups[group][place] for group in readers if place in self.groups[group]}
 
     def groups_within(self, topic_id: int, partition: int, begin: int, end: int) -> list[str]:
-        """The groups whose position in a partition is one of these offsets."""
+        """Return the groups whose committed offset in a partition is within a range."""
         return sorted(group for group, at in self.positions(topic_id, partition).items() if begin <= at < end)
 
     def known_end(self, topic_id: int, partition: int) -> int:
-        """The end of the offsets of a partition that anything here refers to."""
+        """Return the offset behind the highest one of a partition that the state refers to."""
         positions = self.positions(topic_id, partition).values()
         return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
 
     def forget_topic(self, topic_id: int) -> None:
-        """Forget a topic, with all that belongs to it."""
+        """Forget a topic and all state that belongs to it."""
         topic = self.topics.pop(topic_id, None)
         numbers = _numbers(topic)
         for number in numbers:
@@ -376,7 +376,7 @@ class BrokerState:
 
     def _ran(self, fact: ScheduleAdvanced) -> None:
         kept = self.schedules.get(fact.name)
-        if kept is not None and kept.id == fact.id:  # else it began anew while this was on its way
+        if kept is not None and kept.id == fact.id:  # else it started over while this fact was being written
             self.schedules[fact.name] = msgspec.structs.replace(
                 kept,
                 done_us=max(kept.done_us, fact.done_us),

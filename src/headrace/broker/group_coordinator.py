@@ -37,7 +37,7 @@ from headrace.model.requests import (
     OffsetsFound,
     PartitionOffset,
 )
-from headrace.model.topic import DEFAULT_TENANT, checked_group, parse_topic
+from headrace.model.topic import DEFAULT_TENANT, checked_group, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
 
@@ -89,6 +89,8 @@ class GroupCoordinator:
             raise InvalidArgument(f"a group starts at earliest, latest or time, not {request.start}")
         if request.missing not in ("refuse", "create", "wait"):
             raise InvalidArgument(f"for missing topics say refuse, create or wait, not {request.missing}")
+        for wanted in (*request.topics, *request.patterns):
+            _check_tenants(name, wanted)
         topics = [self._wanted(topic, request.missing, now_us) for topic in request.topics]
         group = self._groups.get(name)
         if group is None:
@@ -149,6 +151,7 @@ class GroupCoordinator:
         found = []
         for place in places:
             topic = self._topics.get(place.topic)
+            _check_tenants(name, str(topic))
             active = self._topics.active(topic, place.partition)
             if not 0 <= place.offset <= max(active.end_offset, active.partition.first_offset):
                 raise InvalidArgument(f"{topic} partition {place.partition} has no offset {place.offset} to go on with")
@@ -157,13 +160,13 @@ class GroupCoordinator:
             found.append((topic.id, place.partition, place.offset))
         return OffsetsCommitted(name, found)
 
-    def listed(self, _session: Session, request: GroupList, _now_us: int) -> Answer:
-        """All groups."""
+    def listed(self, session: Session, _request: GroupList, _now_us: int) -> Answer:
+        """All groups of the session's tenant."""
         state = self._ledger.state
         names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
         found = []
         for name in names:
-            if (name.rpartition("/")[0] or DEFAULT_TENANT) != (request.tenant or DEFAULT_TENANT):
+            if tenant_of(name) != session.tenant:
                 continue
             places = self._group_places(name)
             members = self._groups[name].members if name in self._groups else {}
@@ -179,6 +182,7 @@ class GroupCoordinator:
         """Move a group; its members go on from there."""
         name = self._known(request.group)
         topic = self._topics.get(request.topic)
+        _check_tenants(name, str(topic))
         numbers = request.partitions or list(range(topic.settings.partitions))
         places = []
         for number in numbers:
@@ -363,6 +367,12 @@ class GroupCoordinator:
             lag = max(end - offset, 0)
             places.append(GroupPartition(str(topic), number, offset, end or offset, lag, owner or "", trouble))
         return places
+
+
+def _check_tenants(group: str, topic: str) -> None:
+    """Refuse a topic, or a pattern of topics, to a group of another tenant; a group of the default one reads any."""
+    if tenant_of(group) not in (DEFAULT_TENANT, tenant_of(topic)):
+        raise InvalidArgument(f"the group {group} reads topics of its own tenant, not {topic}; use another group")
 
 
 def find_offsets(topics: TopicRegistry, request: Offsets) -> OffsetsFound:

@@ -1,6 +1,6 @@
 """What can be asked for in leases, and what cannot."""
 
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, ProtocolError
 from headrace.model.leasing import Holding, Lease, Release
 from headrace.model.limits import (
     AHEAD_SECONDS_MAX,
@@ -9,6 +9,7 @@ from headrace.model.limits import (
     STATE_BYTES_MAX,
     TIMESTAMP_US_MAX,
 )
+from headrace.model.standing_lease import LeaseCredit, LeaseOpen
 
 _WAIT_MS_MAX = 600_000
 
@@ -24,9 +25,33 @@ def check_lease(request: Lease) -> None:
         raise InvalidArgument(f"bytes_max is 1 at least, not {request.bytes_max}")
     if not 0 <= request.wait_ms <= _WAIT_MS_MAX:
         raise InvalidArgument(f"wait_ms is 0 to {_WAIT_MS_MAX}, not {request.wait_ms}")
-    if not 0 <= request.ahead_ms <= AHEAD_SECONDS_MAX * 1000:
-        raise InvalidArgument(f"ahead_ms is 0 to {AHEAD_SECONDS_MAX * 1000}, not {request.ahead_ms}")
+    _check_ahead_ms(request.ahead_ms)
     check_lease_ms(request.lease_ms)
+
+
+def check_lease_open(request: LeaseOpen) -> None:
+    """Refuse a standing request that cannot be."""
+    _check_credit(request.credit_messages, request.credit_bytes)
+    _check_ahead_ms(request.ahead_ms)
+    check_lease_ms(request.lease_ms)
+
+
+def check_lease_credit(request: LeaseCredit) -> None:
+    """Refuse credit that cannot be."""
+    if request.messages < 0 or request.bytes < 0:
+        raise ProtocolError("credit cannot be taken back")
+    if request.ahead_ms is not None:
+        _check_ahead_ms(request.ahead_ms)
+
+
+def _check_credit(messages: int, size_bytes: int) -> None:
+    if messages < 0 or size_bytes < 0:
+        raise InvalidArgument(f"credit is 0 at least, not {messages} messages and {size_bytes} bytes")
+
+
+def _check_ahead_ms(ahead_ms: int) -> None:
+    if not 0 <= ahead_ms <= AHEAD_SECONDS_MAX * 1000:
+        raise InvalidArgument(f"ahead_ms is 0 to {AHEAD_SECONDS_MAX * 1000}, not {ahead_ms}")
 
 
 def check_lease_ms(lease_ms: int) -> None:

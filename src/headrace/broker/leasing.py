@@ -20,7 +20,7 @@ from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.turns import Turns
 from headrace.broker.waiters import PendingLease, PendingLeased
-from headrace.engines.api import LeasedPartition, as_headrace_error, packed
+from headrace.engines.api import SESSION_BOUND_US, LeasedPartition, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
 from headrace.model.leasing import (
     Ack,
@@ -38,6 +38,7 @@ from headrace.model.leasing import (
 )
 from headrace.model.offsets import gathered
 from headrace.model.requests import Done
+from headrace.model.subscription import Rejected
 
 logger = logging.getLogger("headrace.broker")
 
@@ -93,14 +94,17 @@ class LeaseDispatcher:
         """Lease messages, now or when there are some."""
         check_lease(request)
         subscription = self._registry.get_or_create(request, now_us)
+        subscription.use(now_us)
         self._registry.catch_up(subscription, now_us)
         self._expiry.end_some(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
-        if not over and not subscription.pending_leases and self._grant(subscription, pending_lease, now_us):
+        free = not over and not subscription.pending_leases and subscription.active is None
+        if free and self._grant(subscription, pending_lease, now_us):
             return pending_lease.pending_answer
         behind = self._is_behind(subscription, now_us, wanted=True)
-        if not request.wait_ms and not behind and not subscription.preparing:
+        served_soon = subscription.preparing or subscription.goes_on
+        if not request.wait_ms and not behind and not served_soon:
             return Leased([])
         subscription.pending_leases.add(pending_lease)
         self._waited_at.setdefault(session, WeakSet()).add(subscription)
@@ -146,7 +150,7 @@ class LeaseDispatcher:
         if subscription.schedule.has_expired(now_us):
             return  # nobody gets what has expired: it goes on when the rest of that is dealt with
         pending_leases = subscription.pending_leases
-        while (pending_lease := pending_leases.first(tried_ms)) is not None:
+        while (pending_lease := pending_leases.first(tried_ms, subscription.active)) is not None:
             if not left:
                 self.serve_soon(subscription)
                 break
@@ -180,16 +184,18 @@ class LeaseDispatcher:
         bodies: list[bytes | bytearray | memoryview] = []
         ends_us = _NEVER_US
         for partition, taken in portions:
-            until_us = taken.begins_us + lease_us
+            until_us = SESSION_BOUND_US if pending_lease.session_bound else taken.begins_us + lease_us
             ends_us = min(ends_us, until_us)
             offsets, following = gathered(taken.offsets)
             facts.append(MessagesLeased(subscription.id, partition, number, holder, until_us, packed(taken.offsets)))
             about = taken.deliveries, taken.versions, taken.states
-            told.append(LeasedPortion(partition, number, until_us, offsets, *about, following))
+            until_told_us = 0 if pending_lease.session_bound else until_us
+            told.append(LeasedPortion(partition, number, until_told_us, offsets, *about, following))
             bodies += [batch.data for batch in taken.stored]
             if taken.columns.values:
                 bodies.append(encode_detached_batch(taken.columns, now_us))
             subscription.delivered += len(taken.offsets)
+        pending_lease.taken_bytes = sum(taken.size_bytes for _, taken in portions)
         answer = AnswerWithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 
         def written(error: HeadraceError | None) -> None:
@@ -206,22 +212,23 @@ class LeaseDispatcher:
 
     # What holders say.
 
-    def ack(self, request: Ack, now_us: int) -> Settlement | PendingAnswer[Settlement]:
+    def ack(self, request: Ack, now_us: int, *, late: bool = True) -> Settlement | PendingAnswer[Settlement]:
         """Settle acknowledged messages."""
         subscription = self._registry.get(request.topic, request.subscription)
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=True):
+        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=late):
             facts.append(MessagesSettled(subscription.id, holding.partition, packed(accepted)))
             undo.append(partial(index.restore, index.reserve(accepted), now_us))
-            subscription.acked += len(accepted)
+            subscription.acked += len(accepted) if late else 0
         for late_us in request.late_us:
             if late_us < 0:
                 subscription.timing.early += 1
             else:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
-        return self._settle(subscription, facts, Settlement(refused), now_us, undo)
+        frees = subscription.settings.ordered_by_key  # the next ones of their keys can be had
+        return self._settle(subscription, facts, Settlement(refused), now_us, undo, frees=frees)
 
     def extend(self, request: Extend, now_us: int) -> Settlement | PendingAnswer[Settlement]:
         """Extend leases."""
@@ -232,7 +239,10 @@ class LeaseDispatcher:
         refused: list[Refusal] = []
         undo: list[Undo] = []
         for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
-            undo.append(partial(index.shorten, index.extend(accepted, until_us)))
+            extended = index.extend(accepted, until_us)
+            if not extended:
+                continue  # they last as long as the connection
+            undo.append(partial(index.shorten, extended))
             facts.append(LeaseExtended(subscription.id, holding.partition, holding.lease, until_us, packed(accepted)))
         if facts:
             self._plan(subscription, until_us)
@@ -272,6 +282,8 @@ class LeaseDispatcher:
         subscription = self._registry.get(request.topic, request.subscription)
         refused: list[Refusal] = []
         reason = cut_reason(request.reason) or "rejected"
+        if subscription.settings.rejected is Rejected.DROP:
+            return self.ack(Ack(request.topic, request.holdings, request.subscription), now_us, late=False)
         buried = [
             self._dead_letters.bury(
                 subscription, holding.partition, list(dict.fromkeys(named)), reason, now_us, counted=False
@@ -294,6 +306,7 @@ class LeaseDispatcher:
         Each holding is checked after the ones before it were settled, so that no message is settled twice.
         """
         check_holdings(holdings)
+        subscription.use(now_us)
         for holding in holdings:
             index, offsets = subscription.indexes.get(holding.partition), holding.all_offsets
             if index is None:
@@ -314,6 +327,7 @@ class LeaseDispatcher:
         undo: list[Undo],
         *,
         durably: bool = True,
+        frees: bool = True,
     ) -> Settlement | PendingAnswer[Settlement]:
         """Write facts to the journal, and answer when they are durable."""
         if not facts:
@@ -327,7 +341,7 @@ class LeaseDispatcher:
                 self._undone(subscription, now_us)
                 pending_answer.resolve(error)
                 return
-            if subscription.pending_leases or subscription.schedule.is_over(now_us):
+            if (frees and subscription.pending_leases) or subscription.schedule.is_over(now_us):
                 self._turns.call_soon(partial(self._serve, subscription))
             if durably:
                 self._ledger.durably(answer).then(pending_answer.resolve)

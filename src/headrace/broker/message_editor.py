@@ -25,6 +25,7 @@ from headrace.model.errors import (
     StaleVersion,
     TopicNotFound,
 )
+from headrace.model.headers import header_text, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, Edit, Edited, EditOutcome, MessageChange, MessageId
 from headrace.model.limits import LEASE_MESSAGES_MAX, PRIORITY_STORED_MAX, PRIORITY_STORED_MIN, TIMESTAMP_US_MAX
 from headrace.model.message import message_size
@@ -144,7 +145,7 @@ class MessageEditor:
                 headers = (columns.headers[at] if columns.headers is not None else None) or {}
                 due = columns.dues[at] if columns.dues is not None else None
                 ready_us = due if due is not None else (columns.timestamps or [0])[at]
-                found[number, offset] = _Stored(headers.get(OWNER_HEADER, b""), ready_us)
+                found[number, offset] = _Stored(header_text(headers, OWNER_HEADER), ready_us)
         return found
 
     def _contents_of(self, topic: Topic, number: int, subscriptions: list[Subscription]) -> StoredMessages:
@@ -187,7 +188,7 @@ def _owner(record: EditRecord, stored: _Stored) -> bytes:
     """Whom a message belongs to; empty: to nobody."""
     if record.content is None:
         return stored.owner
-    return (record.content.headers or {}).get(OWNER_HEADER, b"")
+    return header_text(record.content.headers or {}, OWNER_HEADER)
 
 
 def _changed(
@@ -209,7 +210,7 @@ def _changed(
         base_us = max(rests, default=stored.ready_us if record.due is None else record.due)
         due = min(max(base_us + change.shift_us, 0), TIMESTAMP_US_MAX)
     if content is not None and owner:  # stays whoever's it is
-        content = Content(content.value, {**(content.headers or {}), OWNER_HEADER: owner})
+        content = Content(content.value, replaced_headers(content.headers, {OWNER_HEADER: owner}))
     priority = record.priority if change.priority is None else change.priority
     return EditRecord(record.version + 1, due, priority, content or record.content)
 

@@ -18,6 +18,7 @@ from headrace.broker.turns import Turns
 from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
+from headrace.model.headers import header_text, replaced_headers
 from headrace.model.leasing import (
     Edited,
     EditMatching,
@@ -204,11 +205,11 @@ class MessageQueries:
         """Where to look, and for what: dead messages are in another topic, which subscriptions may share."""
         if selection.status != "dead":
             return subscription, selection
-        headers = {
-            **selection.headers,
+        whose = {
             f"{PREFIX}topic": str(subscription.topic).encode(),
             f"{PREFIX}subscription": subscription.name.encode(),
         }
+        headers = replaced_headers(selection.headers, whose)
         there = Selection("", None, None, selection.key, selection.owner, headers, selection.messages)
         there.due_from_us, there.due_to_us = selection.due_from_us, selection.due_to_us
         return self._dead_letters.subscription(subscription), there
@@ -257,7 +258,7 @@ def _described(index: LeasedPartition, spot: SearchPosition, columns: Columns, p
     if wanted == "dead":
         headers = headers_of(columns, place)
         status, ready_us = "dead", died_us(headers) or ready_us
-        reason = headers.get(f"{PREFIX}reason", b"").decode("utf-8", "replace")
+        reason = header_text(headers, f"{PREFIX}reason").decode("utf-8", "replace")
         deliveries = number_in(headers, "deliveries")
     return FoundMessage(
         spot.partition,

@@ -1,10 +1,10 @@
 """What surrounds a broker: the threads that it runs on, and the sessions through which it is asked."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from headrace.broker.tenant_names import TenantNames
 from headrace.model.identity import ANONYMOUS, Identity
-from headrace.model.requests import Assignment
 from headrace.model.topic import DEFAULT_TENANT
 
 
@@ -32,7 +32,7 @@ class Session:
 
     def __init__(
         self,
-        push: Callable[[Assignment], None],
+        push: Callable[[Any], None],
         *,
         identity: Identity = ANONYMOUS,
         tenant: str = DEFAULT_TENANT,
@@ -41,11 +41,16 @@ class Session:
         gateway: str = "",
         is_local: bool = False,
     ) -> None:
-        self.push = push
-        """Sends what the broker tells unasked."""
+        self.push = push if tenant == DEFAULT_TENANT else self._push_translated
+        """Sends what the broker tells unasked: an Answer, or an AnswerWithBody."""
+        self._push = push
+        self.blocked = False
+        """Whether the client does not take what is sent as fast as it comes: nothing more is leased to it meanwhile."""
         self.identity = identity
         self.tenant = tenant
         """Names without a slash are this tenant's."""
+        self.names = None if tenant == DEFAULT_TENANT else TenantNames(tenant)
+        """Translates the names of requests and answers; None in the default tenant, where none need it."""
         self.client = client
         """What the client calls itself in lists and logs."""
         self.address = address
@@ -56,3 +61,7 @@ class Session:
         """Whether the client can see the broker's files: it is in the same process or on the Unix socket."""
         self.memberships: set[tuple[str, str]] = set()
         """Groups and members that are reached through this session."""
+
+    def _push_translated(self, pushed: Any) -> None:
+        assert self.names is not None
+        self._push(self.names.translated(pushed))

@@ -1,4 +1,4 @@
-"""One definition: what it may say, when it runs, and which of its runs are due."""
+"""One schedule at work: when it runs next, and which of its runs are due."""
 
 from typing import NamedTuple
 
@@ -8,56 +8,56 @@ from headrace.model.schedule_requests import ScheduleDefinition
 
 
 class DueRuns(NamedTuple):
-    """What a schedule has to do now."""
+    """The runs of a schedule that are due."""
 
     times_us: list[int]
     done_us: int
-    """What was to be done up to this time is done with it."""
+    """Publishing these runs completes the schedule up to this time."""
     left_out: int
 
 
 def same_times(one: ScheduleDefinition, other: ScheduleDefinition) -> bool:
-    """Whether one runs when the other does, as far as they have not ended."""
+    """Return whether two definitions have the same run times, apart from their ends."""
     return (one.when, one.zone, one.start_us) == (other.when, other.zone, other.start_us)
 
 
 def next_run_us(schedule: Schedule, rule: ScheduleDefinition, after_us: int) -> int | None:
-    """The first run after a time, between the start and the end."""
+    """Return the first run after a time and within the schedule's start and end; None if there is none."""
     run_us = schedule.next_after(after_us if rule.start_us is None else max(after_us, rule.start_us - 1))
     return None if run_us is None or (rule.end_us is not None and run_us >= rule.end_us) else run_us
 
 
 def runs_left(kept: ScheduleStored) -> int | None:
-    """How many more there may be; None when nobody counts."""
+    """Return how many runs are left; None without a limit."""
     most = kept.definition.runs_max
     return None if most is None else max(most - kept.runs, 0)
 
 
 class ScheduleEntry:
-    """A schedule at work; what has to be remembered of it is in the ledger."""
+    """The volatile state of a schedule; its durable state is in the ledger."""
 
     def __init__(self, name: str, id_: int, schedule: Schedule) -> None:
         self.name = name
         self.id = id_
         self.schedule = schedule
         self.busy = 0
-        """How many of its messages are on their way."""
+        """How many of its messages are being published."""
         self.armed_us: int | None = None
-        """When it is to be looked at."""
+        """When the runner checks it next."""
         self.failures = 0
-        """How often in a row its message could not be published."""
+        """How many attempts to publish have failed in a row."""
         self.skipped = 0
         self.offset: int | None = None
-        """Of the last run's message, once somebody wanted to know."""
+        """Offset of the last run's message, once it was looked up."""
 
     def next_us(self, kept: ScheduleStored, done_us: int = 0) -> int | None:
-        """The next run, after what is done."""
+        """Return the time of the next run that was neither published nor skipped."""
         if kept.definition.paused or runs_left(kept) == 0:
             return None
         return next_run_us(self.schedule, kept.definition, max(done_us, kept.done_us))
 
     def due(self, kept: ScheduleStored, missed_us: int, now_us: int, times_max: int) -> DueRuns:
-        """The runs to be done now; those up to `missed_us` were missed."""
+        """Return the runs that are due now; the broker missed those up to `missed_us`."""
         rule = kept.definition
         until_us = now_us if rule.end_us is None else min(now_us, rule.end_us - 1)
         done_us, left_out = kept.done_us, 0

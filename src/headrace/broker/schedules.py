@@ -35,6 +35,7 @@ from headrace.model.errors import (
     ScheduleNotFound,
     TopicNotFound,
 )
+from headrace.model.headers import header_bytes, replaced_headers
 from headrace.model.limits import SCHEDULES_MAX
 from headrace.model.partitioning import by_key
 from headrace.model.request import Answer
@@ -54,7 +55,7 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.schedule_requests import Schedules as CronsFound
-from headrace.model.topic import DEFAULT_TENANT, parse_topic
+from headrace.model.topic import DEFAULT_TENANT, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
 
@@ -178,43 +179,43 @@ class ScheduleRunner:
 
     def remove(self, request: ScheduleRemove, now_us: int) -> PendingAnswer[Answer]:
         """Forget a schedule; what it published stays."""
-        self._kept(request.name)
-        self._ledger.record(now_us, ScheduleDeleted(request.name))
-        self._disarm(request.name)
-        self._failures.pop(request.name, None)
-        self._entries.pop(request.name, None)
+        name = self._kept(request.name).definition.name
+        self._ledger.record(now_us, ScheduleDeleted(name))
+        self._disarm(name)
+        self._failures.pop(name, None)
+        self._entries.pop(name, None)
         return self._ledger.durably(Done())
 
     def pause(self, request: SchedulePause, now_us: int) -> PendingAnswer[Answer]:
         """Let a schedule rest, or go on with the runs from now on."""
         kept = self._kept(request.name)
+        name = kept.definition.name
         if kept.definition.paused != request.paused:
             rule = msgspec.structs.replace(kept.definition, paused=request.paused)
             done_us = kept.done_us if request.paused else max(kept.done_us, now_us)
             self._ledger.record(now_us, msgspec.structs.replace(kept, definition=rule, done_us=done_us))
-            if request.name in self._entries:
-                self._arm(self._entries[request.name])
-        return self._ledger.durably(self._info(request.name))
+            if name in self._entries:
+                self._arm(self._entries[name])
+        return self._ledger.durably(self._info(name))
 
     def run(self, request: ScheduleRun, now_us: int) -> PendingAnswer[Answer]:
         """Publish its message now; regular runs are as they were, and it is not counted among them."""
         kept = self._kept(request.name)
+        name = kept.definition.name
         topic = self._topics.get_or_create(kept.definition.topic, now_us)
         pending_answer: PendingAnswer[Answer] = PendingAnswer()
 
-        entry = self._entries.get(request.name)
+        entry = self._entries.get(name)
 
         def settled(outcome: list[PartitionOffset] | HeadraceError) -> None:
             if entry is not None:
                 entry.busy -= 1
-                if self._entries.get(request.name) is entry and entry.armed_us is None:
+                if self._entries.get(name) is entry and entry.armed_us is None:
                     self._arm(entry)
             if isinstance(outcome, HeadraceError):
                 pending_answer.resolve(outcome)
             else:
-                pending_answer.resolve(
-                    self._info(request.name) if request.name in self._ledger.state.schedules else _info(kept)
-                )
+                pending_answer.resolve(self._info(name) if name in self._ledger.state.schedules else _info(kept))
 
         published = self._publish(kept, topic, [now_us], 0, now_us)
         if entry is not None:
@@ -222,13 +223,13 @@ class ScheduleRunner:
         published.then(settled)
         return pending_answer
 
-    def listed(self, request: ScheduleList) -> PendingAnswer[Answer]:
-        """The schedules there are for a topic, or for all topics of a tenant, by name."""
+    def listed(self, request: ScheduleList, tenant: str) -> PendingAnswer[Answer]:
+        """The schedules of a tenant, all or for one topic, by name; the default tenant sees all for a topic."""
         topic = str(parse_topic(request.topic)) if request.topic else ""
-        tenant = request.tenant or DEFAULT_TENANT
 
         def wanted(rule: ScheduleDefinition) -> bool:
-            return topic == rule.topic or (not topic and parse_topic(rule.topic).tenant == tenant)
+            visible = tenant_of(rule.name) == tenant or (bool(topic) and tenant == DEFAULT_TENANT)
+            return visible and topic in ("", rule.topic)
 
         def steps() -> Steps:
             crons, found = self._ledger.state.schedules, list[ScheduleInfo]()
@@ -335,7 +336,7 @@ class ScheduleRunner:
         kept = self._ledger.state.schedules[entry.name]
         rule = kept.definition
         missed_us = max(self._started_us, now_us - _LATE_US)
-        size = len(rule.value) + sum(map(len, rule.headers.values())) + 100
+        size = len(rule.value) + header_bytes(rule.headers) + 100
         due = entry.due(kept, missed_us, now_us, max(min(_RUNS_AT_ONCE_MAX, _RUNS_BYTES // size), 1))
         try:
             pending_answer = self._begin(entry, kept, due, now_us)
@@ -447,7 +448,7 @@ class ScheduleRunner:
     def _find(self, kept: ScheduleStored, topic: Topic, place: ScheduleRunLocation) -> int | None:
         """Where the message of the last run stands; None when it is gone."""
         partition = self._topics.active(topic, place.partition).partition
-        wanted = (kept.definition.name.encode(), b"%d" % kept.last_us)
+        wanted = (_header_name(kept.definition), b"%d" % kept.last_us)
         begin, searched = partition.find_time(place.published_us), 0
         for batch in partition.batches(begin, partition.next_offset):
             searched += batch.length
@@ -463,7 +464,7 @@ class ScheduleRunner:
         return None
 
     def _kept(self, name: str) -> ScheduleStored:
-        kept = self._ledger.state.schedules.get(name)
+        kept = self._ledger.state.schedules.get(name.removeprefix(f"{DEFAULT_TENANT}/"))
         if kept is None:
             raise ScheduleNotFound(f"there is no schedule {name}")
         return kept
@@ -481,9 +482,15 @@ def _info(kept: ScheduleStored, next_us: int = 0, skipped: int = 0) -> ScheduleI
 
 def _columns(rule: ScheduleDefinition, times_us: list[int]) -> Columns:
     runs = len(times_us)
-    name = rule.name.encode()
-    headers = [{**rule.headers, CRON_HEADER: name, RUN_HEADER: b"%d" % time_us} for time_us in times_us]
+    name = _header_name(rule)
+    headers = [replaced_headers(rule.headers, {CRON_HEADER: name, RUN_HEADER: b"%d" % at}) for at in times_us]
     return Columns([rule.value] * runs, None if rule.key is None else [rule.key] * runs, headers=headers)
+
+
+def _header_name(rule: ScheduleDefinition) -> bytes:
+    """The schedule's name in its messages: as the readers of the topic call it, with the tenant if that is another."""
+    tenant, name = tenant_of(rule.name), rule.name.rpartition("/")[2]
+    return (name if tenant == tenant_of(rule.topic) else f"{tenant}/{name}").encode()
 
 
 def _partition(rule: ScheduleDefinition, topic: Topic) -> int:

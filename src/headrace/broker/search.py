@@ -11,6 +11,7 @@ from headrace.broker.subscription import Subscription
 from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import Headers, header_pairs, header_text
 from headrace.model.leasing import OWNER_HEADER, Selection
 from headrace.model.limits import TIMESTAMP_US_MAX
 
@@ -179,8 +180,10 @@ def _matches(index: LeasedPartition, selection: Selection, spot: SearchPosition,
     headers = headers_of(columns, place)
     if selection.owner and headers.get(OWNER_HEADER) != selection.owner.encode():
         return False
-    if any(headers.get(name) != text for name, text in selection.headers.items()):
-        return False
+    if selection.headers:
+        pairs = header_pairs(headers)
+        if any(pair not in pairs for pair in header_pairs(selection.headers)):
+            return False
     if selection.due_from_us is None and selection.due_to_us is None:
         return True
     due = columns.dues[place] if columns.dues is not None else None
@@ -190,18 +193,18 @@ def _matches(index: LeasedPartition, selection: Selection, spot: SearchPosition,
     return after_from and (selection.due_to_us is None or time_us < selection.due_to_us)
 
 
-def headers_of(columns: Columns, place: int) -> dict[str, bytes]:
+def headers_of(columns: Columns, place: int) -> Headers:
     """The headers of a message."""
     return (columns.headers[place] if columns.headers is not None else None) or {}
 
 
-def died_us(headers: dict[str, bytes]) -> int:
+def died_us(headers: Headers) -> int:
     """When a dead message died; 0 of one that lives."""
     return number_in(headers, "time")
 
 
-def number_in(headers: dict[str, bytes], name: str) -> int:
+def number_in(headers: Headers, name: str) -> int:
     """A number from the headers that tell of a message's death; 0 if it has none."""
-    text = headers.get(f"{PREFIX}{name}", b"")
+    text = header_text(headers, f"{PREFIX}{name}")
     # Whoever publishes to a dead letter topic may write anything there.
     return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.ports import Ports
 from headrace.broker.sync_waiters import SyncWaiters
-from headrace.engines.api import Partition
+from headrace.engines.api import FormerBatch, Partition
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.errors import HeadraceError
 
@@ -48,6 +48,18 @@ class StagedBatch:
     offset: int
     next_offset: int
     bytes: int
+
+
+def with_new_crc(batch: Batch, following: FormerBatch) -> Batch:
+    """A note of the former format, for the crc that the batch behind it has got; other batches are as they were."""
+    content = batch.columns().values[0] if batch.producer_id == _NOTES else None
+    note = _decode(content) if content else None
+    if note is None or note.crc != following.crc:
+        return batch
+    note = msgspec.structs.replace(note, crc=following.batch.crc)
+    changed = encode(Columns([_encode(note)]), batch.time_max, producer=batch.producer)
+    changed.place(batch.base_offset, batch.append_time, batch.log_id, batch.synced_offset)
+    return changed
 
 
 class StagingLog:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from headrace.broker.leased_facts import SubscriptionSet
 from headrace.broker.partition_schedule import PartitionSchedule
 from headrace.broker.topics import Topic
-from headrace.broker.waiters import LeaseWaiters
+from headrace.broker.waiters import LeaseWaiters, PendingLease
 from headrace.engines.api import LeasedPartition
 from headrace.model.errors import SubscriptionFailed
 from headrace.model.leasing import Timing
@@ -29,7 +29,11 @@ class Subscription:
         self.pending_leases = LeaseWaiters()
         self.turn = 0
         """The partition to take from first, where the discipline does not decide."""
-        self.delivered = self.acked = self.released = self.expired_leases = 0
+        self.delivered = self.acked = self.released = self.expired_leases = self.dropped = 0
+        self.used_us = 0
+        """When somebody last leased or settled something, or closed a standing request."""
+        self.active: PendingLease | None = None
+        """The one that may be served, where only one consumer is active at a time."""
         self.timing = Timing(TIMING_BOUNDS_US, [0] * (len(TIMING_BOUNDS_US) + 1))
         self.listeners: dict[int, Callable[[], None]] = {}
         self.stale: set[int] = set()
@@ -55,6 +59,10 @@ class Subscription:
                 f"the leased subscription {self} could not be opened: {self.failure}; reset it (headrace queue reset), "
                 "which keeps what is settled, or delete it; the broker's log has the details"
             )
+
+    def use(self, now_us: int) -> None:
+        """Note that a consumer uses it."""
+        self.used_us = max(self.used_us, now_us)
 
     def is_settled(self, partition: int, offset: int) -> bool:
         """Whether it has settled a message, as far as it has read the partition."""

@@ -23,6 +23,7 @@ from headrace.model.errors import (
     SubscriptionExists,
     SubscriptionFailed,
     SubscriptionNotFound,
+    SubscriptionReopened,
     TopicNotFound,
 )
 from headrace.model.leasing import (
@@ -37,7 +38,6 @@ from headrace.model.leasing import (
 )
 from headrace.model.requests import Done
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
-from headrace.model.topic import DEFAULT_TENANT
 
 logger = logging.getLogger("headrace.broker")
 
@@ -96,6 +96,7 @@ class SubscriptionAdmin:
         )
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
+        self._registry.settings_changed(found)
         yield from self._registry.prepare(found, self._altering(found, settings, now_us))
         return (yield from self._answer(found, now_us))
 
@@ -140,6 +141,8 @@ class SubscriptionAdmin:
         self._ledger.record(now_us, fact, ResetFact(found.id), *settled)  # type: ignore[arg-type]
         found.fact, found.failure = fact, ""
         self._registry.detach(found)
+        why = SubscriptionReopened(f"the leased subscription {found} was reset: its leases are over")
+        self._registry.ended(found, why)
         yield from self._registry.opening(found, now_us)
 
     def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:
@@ -167,12 +170,11 @@ class SubscriptionAdmin:
         found = yield from self._idle(request.topic, request.subscription)
         return (yield from self.info(found, now_us))
 
-    def listed(self, request: SubscriptionList, now_us: int) -> PendingAnswer[Any]:
-        """Subscriptions, by name."""
+    def listed(self, request: SubscriptionList, tenant: str, now_us: int) -> PendingAnswer[Any]:
+        """Subscriptions of a topic, or of all topics of a tenant, by name."""
         if request.topic:
             chosen = self._registry.of_topic(self._topics.known(request.topic))
         else:
-            tenant = request.tenant or DEFAULT_TENANT
             chosen = [one for one in self._registry if one.topic.name.tenant == tenant]
         return self._turns.in_slices(self._listed(sorted(chosen, key=str), now_us))
 
@@ -211,6 +213,7 @@ class SubscriptionAdmin:
             released=subscription.released,
             expired_leases=subscription.expired_leases,
             timing=subscription.timing,
+            dropped=subscription.dropped,
             error=subscription.failure or subscription.topic.failure,
         )
 

@@ -29,6 +29,7 @@ from headrace.model.leasing import (
     SubscriptionCreate,
 )
 from headrace.model.requests import Done
+from headrace.model.standing_lease import LeaseOpen
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -51,6 +52,12 @@ class SubscriptionRegistry:
         """The time of leases or messages may be over."""
         self.prepared: Signal[Subscription] = Signal()
         """A subscription that was opened or altered can be used."""
+        self.ended: Signal[Subscription, HeadraceError] = Signal()
+        """A subscription was deleted, failed or was reset: standing lease requests end with this error."""
+        self.settings_changed: Signal[Subscription] = Signal()
+        """A subscription was added, altered or removed."""
+        self.scanned: Signal[Subscription, int] = Signal()
+        """A subscription has read messages that were published."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
         self._by_topic: dict[int, list[Subscription]] = {}
         ledger.state.leased.broke.connect(self._broken)
@@ -99,7 +106,7 @@ class SubscriptionRegistry:
             raise SubscriptionNotFound(f"the topic {topic} has no leased subscription {name}")
         return found
 
-    def get_or_create(self, request: Lease, now_us: int) -> Subscription:
+    def get_or_create(self, request: Lease | LeaseOpen, now_us: int) -> Subscription:
         """The subscription of a lease request, created if the request says so."""
         topic = self._topics.find(request.topic)
         found = self._by_name.get((topic.id, request.subscription)) if topic is not None else None
@@ -112,7 +119,7 @@ class SubscriptionRegistry:
         topic = self.topic_of(request, now_us)
         return self.make(topic, request.subscription, SubscriptionSettings(), {}, now_us)
 
-    def topic_of(self, request: Lease | SubscriptionCreate, now_us: int) -> Topic:
+    def topic_of(self, request: Lease | LeaseOpen | SubscriptionCreate, now_us: int) -> Topic:
         """The topic of a subscription to create; it is created as well only if the request says so."""
         topics = self._topics
         return topics.get_or_create(request.topic, now_us) if request.create_topic else topics.get(request.topic)
@@ -191,7 +198,8 @@ class SubscriptionRegistry:
         """Read what was published since; with `again` also try to open partitions that could not be opened."""
         if again and len(subscription.indexes) < subscription.topic.settings.partitions:
             self._open(subscription, now_us)
-        for number in list(subscription.stale):
+        stale = list(subscription.stale)
+        for number in stale:
             try:
                 active = self._topics.active(subscription.topic, number)
                 subscription.indexes[number].catch_up(active.end_offset, now_us)
@@ -205,6 +213,8 @@ class SubscriptionRegistry:
                 continue  # it is tried again with the next request, or tick
             subscription.stale.discard(number)
             active.listen(subscription.listeners[number])
+        if stale:
+            self.scanned(subscription, now_us)
 
     def serve_soon(self, subscription: Subscription) -> None:
         """Serve waiting consumers soon: messages may be available."""
@@ -240,6 +250,7 @@ class SubscriptionRegistry:
         subscription.schedule.order_by(subscription.settings.discipline)
         if fact.id in self._ledger.state.leased.broken:
             self._broken(fact.id)
+        self.settings_changed(subscription)
         return subscription
 
     def remove(self, subscription: Subscription, why: HeadraceError) -> None:
@@ -250,6 +261,7 @@ class SubscriptionRegistry:
             del self._by_topic[subscription.topic.id]
         self.detach(subscription)
         self._refuse(subscription, why)
+        self.settings_changed(subscription)
 
     def detach(self, subscription: Subscription) -> None:
         """Close all partitions."""
@@ -263,7 +275,8 @@ class SubscriptionRegistry:
         subscription.stale.clear()
 
     def _refuse(self, subscription: Subscription, error: HeadraceError) -> None:
-        """Fail all waiting lease requests with an error."""
+        """Fail all waiting and standing lease requests with an error."""
+        self.ended(subscription, error)
         for pending_lease in subscription.pending_leases.clear():
             pending_lease.pending_answer.resolve(error)
 

@@ -1,6 +1,7 @@
 """The registry of topics: made, changed, listed and deleted while the broker runs."""
 
 import logging
+import shlex
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -133,11 +134,12 @@ class TopicRegistry:
 
     def _not_found(self, name: str) -> TopicNotFound:
         """The error about a topic that does not exist; it names those of the tenant that may have been meant."""
-        tenant = parse_topic(name).tenant
-        names = (text for text, topic in self._by_text.items() if topic.name.tenant == tenant)
-        near = nearest(name, names, _LIKENESS, _LENGTHS_APART_MAX)
+        tenant, wanted = parse_topic(name)
+        names = (topic.name.topic for topic in self._by_text.values() if topic.name.tenant == tenant)
+        near = [str(TopicName(tenant, one)) for one in nearest(wanted, names, _LIKENESS, _LENGTHS_APART_MAX)]
         meant = f"; {question(near)}" if near else ";"
-        return TopicNotFound(f"there is no topic {name}{meant} `headrace topic create {name}` makes it", nearest=near)
+        hint = f"`headrace topic create {shlex.quote(name)}` makes it"
+        return TopicNotFound(f"there is no topic {name}{meant} {hint}", nearest=near)
 
     def check(self, topic: Topic) -> None:
         """Refuse to do anything with one that could not be opened."""
@@ -230,8 +232,7 @@ class TopicRegistry:
 
     def matching(self, request: TopicList) -> Generator[None, None, list[TopicInfo]]:
         """What is told of the topics that match, by name and without their partitions, in slices."""
-        tenant = f"{request.tenant}/" if request.tenant not in ("", DEFAULT_TENANT) else ""
-        pattern = tenant + request.pattern
+        pattern = request.pattern.removeprefix(f"{DEFAULT_TENANT}/")
         names = list(self._by_text)
         if not {"*", "?"}.intersection(pattern):
             names = [pattern] if pattern in self._by_text else []

@@ -1,7 +1,7 @@
 """Transactions: batches wait in a staging log, and one fact in the journal makes all of them count."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,7 @@ from headrace.model.errors import (
     TransactionFenced,
     TransactionNotFound,
 )
+from headrace.model.limits import TENANT_NAME_CHARS_MAX
 from headrace.model.request import Answer
 from headrace.model.requests import (
     Done,
@@ -97,6 +98,9 @@ class Transactions:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open)
 
     @property
     def idle(self) -> bool:
@@ -252,7 +256,9 @@ class Transactions:
 
     def _check(self, request: TransactionBegin) -> None:
         name, sequence = request.transaction, request.sequence
-        if not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
+        tenant, slash, rest = name.partition("/")
+        bare = rest if slash and len(tenant) <= TENANT_NAME_CHARS_MAX else name
+        if not 0 < len(bare) <= _NAME_CHARS_MAX or not name.isprintable():
             raise InvalidArgument(f"a transaction's name has 1 to {_NAME_CHARS_MAX} printable characters")
         if not 0 < request.timeout_ms <= self._settings.transaction_seconds_max * 1000:
             raise InvalidArgument(f"timeout_ms is 1 to {self._settings.transaction_seconds_max * 1000:.0f}")

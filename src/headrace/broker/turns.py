@@ -15,6 +15,11 @@ class Turns:
         self._ports = ports
         self._now_us = now_us
 
+    @property
+    def now_us(self) -> int:
+        """The time of the last request or tick."""
+        return self._now_us
+
     def begin(self, now_us: int) -> None:
         """Callbacks that run from now on get this time."""
         self._now_us = now_us

@@ -19,13 +19,24 @@ PendingLeased = PendingAnswer[Leased | AnswerWithBody[Leased]]
 class PendingLease:
     """A lease request that waits for messages."""
 
-    __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session")
+    __slots__ = ("deadline_us", "pending_answer", "request", "serial", "session", "session_bound", "taken_bytes")
 
-    def __init__(self, session: Session, request: Lease, deadline_us: int, pending_answer: PendingLeased) -> None:
+    def __init__(
+        self,
+        session: Session,
+        request: Lease,
+        deadline_us: int,
+        pending_answer: PendingLeased,
+        session_bound: bool = False,
+    ) -> None:
         self.session = session
         self.request = request
         self.deadline_us = deadline_us
         self.pending_answer = pending_answer
+        self.session_bound = session_bound
+        """Whether its leases last as long as the session."""
+        self.taken_bytes = 0
+        """Bytes of the messages that it was granted last."""
         self.serial = 0
         """Its position in the subscription's queue."""
 
@@ -82,6 +93,13 @@ class LeaseWaiters:
             del self._sessions[pending_lease.session]
         self._count -= 1
 
+    def discard(self, pending_lease: PendingLease) -> bool:
+        """Remove this one if it waits; whether it did."""
+        waits = self._waits(pending_lease)
+        if waits:
+            self.remove(pending_lease)
+        return waits
+
     def clear(self) -> list[PendingLease]:
         """Remove and return all requests."""
         pending_leases = list(self)
@@ -91,8 +109,10 @@ class LeaseWaiters:
         self._count = 0
         return pending_leases
 
-    def first(self, beyond_ms: int) -> PendingLease | None:
-        """The first request that takes messages longer before they are due than this."""
+    def first(self, beyond_ms: int, only: PendingLease | None = None) -> PendingLease | None:
+        """The first request that takes messages longer before they are due than this; if given, `only` this one."""
+        if only is not None:
+            return only if only.request.ahead_ms > beyond_ms and self._waits(only) else None
         heads = [next(iter(queue.values())) for ahead_ms, queue in self._queues.items() if ahead_ms > beyond_ms]
         return min(heads, key=_serial, default=None)
 

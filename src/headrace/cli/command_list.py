@@ -31,6 +31,7 @@ COMMANDS = {
     "without a broker": {
         "verify": "check the data directory of a broker",
         "repair": "make a data directory usable again that a broker refuses",
+        "upgrade": "bring the data directory of an earlier Headrace over",
         "log": "append to and read a log in a directory",
     },
     "Python": {

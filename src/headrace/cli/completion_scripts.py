@@ -19,10 +19,21 @@ _headrace_names() {
     headrace "$1" list --names --timeout 1 "${connect[@]}" 2>/dev/null </dev/null
 }
 
+# Names may have spaces and signs that mean something to the shell: compgen would expand them, so it is not used.
+_headrace_offer_names() {
+    local name quoted
+    while IFS= read -r name; do
+        printf -v quoted %q "$name"
+        if [[ $name == "$word"* || $quoted == "$word"* ]]; then
+            COMPREPLY+=("$quoted")
+        fi
+    done < <(_headrace_names "$1")
+}
+
 _headrace_offer() {
     local IFS=$'\\n'
     case $1 in
-        @NAMED@) COMPREPLY=($(compgen -W "$(_headrace_names "$1")" -- "$word")) ;;
+        @NAMED@) _headrace_offer_names "$1" ;;
         file) compopt -o filenames; COMPREPLY=($(compgen -f -- "$word")) ;;
         directory) compopt -o filenames; COMPREPLY=($(compgen -d -- "$word")) ;;
         anything) ;;

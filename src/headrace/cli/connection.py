@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import add_json, completes, duration
-from headrace.cli.contexts import address, resolve
+from headrace.cli.contexts import address, resolve, tenant
 from headrace.cli.terminal.output import Output
-from headrace.client.connection.environment import URL_VARIABLE
+from headrace.client.connection.environment import TENANT_VARIABLE, URL_VARIABLE
+from headrace.model.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -34,6 +35,12 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
         "--context", metavar="NAME", help="where the broker is, by the name that `headrace context add` gave it"
     )
     completes(named, "context")
+    broker.add_argument(
+        "--tenant",
+        metavar="NAME",
+        type=tenant,
+        help=f"whose topics, groups and schedules names mean (default: ${TENANT_VARIABLE}, else the address's)",
+    )
     broker.add_argument(
         "--timeout", metavar="TIME", type=duration, default=30.0, help="how long to wait for an answer (default: 30s)"
     )
@@ -71,8 +78,17 @@ class _Notes(logging.Handler):
 
 
 def broker_url(given: argparse.Namespace) -> str:
-    """Where the user means the broker to be."""
-    return resolve(given, os.environ).address
+    """Where the user means the broker to be, with the tenant that the user means."""
+    found = resolve(given, os.environ).address
+    named = getattr(given, "tenant", None) or os.environ.get(TENANT_VARIABLE)
+    if not named:
+        return found
+    from headrace.client.connection.addresses import with_tenant
+
+    try:
+        return with_tenant(found, named)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"${TENANT_VARIABLE}: {error}") from error
 
 
 def confirmed(given: argparse.Namespace, question: str) -> bool:

@@ -117,6 +117,16 @@ def address(text: str) -> str:
     return text
 
 
+def tenant(text: str) -> str:
+    """A tenant's name."""
+    from headrace.model.topic import checked_tenant
+
+    try:
+        return checked_tenant(text)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _checked(text: str, source: str) -> str:
     from headrace.client.connection.addresses import checked_address
 

@@ -99,6 +99,7 @@ _ADVICE: dict[type[HeadraceError], str] = {
 _IN_USE = {
     "serve": "end it first, or give another directory with --data; headrace info tells about the broker that runs",
     "repair": "end the broker first",
+    "upgrade": "end it first",
 }
 """What to do about a directory that is in use, by command."""
 

@@ -4,12 +4,13 @@ import argparse
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import HeaderPair, Headers, header_pairs, headers_from_pairs
 from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.message import Message
 
@@ -23,6 +24,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+class JsonHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A header as a JSON object."""
+
+    name: str
+    value: str | UnsetType | None = UNSET
+    value_base64: bytes | UnsetType = UNSET
+
+    def pair(self) -> HeaderPair:
+        """The header as messages have it."""
+        if (self.value is UNSET) == (self.value_base64 is UNSET):
+            raise InvalidArgument(f'header {self.name!r} has "value" (which may be null) or "value_base64"')
+        if isinstance(self.value_base64, bytes):
+            return self.name, self.value_base64
+        return self.name, self.value.encode() if isinstance(self.value, str) else None
+
+
 class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A message as a JSON object. What is not UTF-8 has a field whose name ends in _base64 instead."""
 
@@ -34,9 +51,11 @@ class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     key_base64: bytes | None = None
     value: str | UnsetType | None = UNSET
     value_base64: bytes | UnsetType = UNSET
-    headers: dict[str, str] | None = None
+    headers: dict[str, str | None] | None = None
     headers_base64: dict[str, bytes] | None = None
     """Only the headers that are not UTF-8."""
+    header_list: list[JsonHeader] | None = None
+    """Instead of these two, if a name repeats: all headers in order."""
     due: int | None = None
     priority: int | None = None
     expires: int | None = None
@@ -51,7 +70,7 @@ class GivenMessage(msgspec.Struct, frozen=True):
 
     value: bytes | None
     key: bytes | None = None
-    headers: dict[str, bytes] | None = None
+    headers: Headers | None = None
     timestamp: int | None = None
     due: int | None = None
     priority: int | None = None
@@ -76,14 +95,38 @@ def as_json(message: Message) -> bytes:
         shown.value = None if message.value is None else message.value.decode()
     except UnicodeDecodeError:
         shown.value_base64 = message.value or b""
-    for name, content in (message.headers or {}).items():
-        try:
-            text = content.decode()
-        except UnicodeDecodeError:
-            shown.headers_base64 = {**(shown.headers_base64 or {}), name: content}
-        else:
-            shown.headers = {**(shown.headers or {}), name: text}
+    if message.headers:
+        shown.headers, shown.headers_base64, shown.header_list = json_headers(message.headers)
     return _encoder.encode(shown) + b"\n"
+
+
+class JsonHeaders(NamedTuple):
+    """The fields of a JSON object that tell headers; None where one is left out."""
+
+    headers: dict[str, str | None] | None
+    headers_base64: dict[str, bytes] | None
+    header_list: list[JsonHeader] | None
+
+    def given(self) -> dict[str, Any]:
+        """The fields there are, as values that JSON knows."""
+        return {name: msgspec.to_builtins(field) for name, field in self._asdict().items() if field is not None}
+
+
+def json_headers(headers: Headers) -> JsonHeaders:
+    """The fields that tell these headers: two mappings, or the list if a name repeats."""
+    texts: dict[str, str | None] = {}
+    others: dict[str, bytes] = {}
+    listed: list[JsonHeader] = []
+    for name, content in header_pairs(headers):
+        try:
+            texts[name] = text = None if content is None else content.decode()
+            listed.append(JsonHeader(name, text))
+        except UnicodeDecodeError:
+            others[name] = content or b""
+            listed.append(JsonHeader(name, value_base64=content or b""))
+    return (
+        JsonHeaders(texts or None, others or None, None) if type(headers) is dict else JsonHeaders(None, None, listed)
+    )
 
 
 def from_json(line: bytes, *, by_broker: bool = False) -> GivenMessage:
@@ -99,14 +142,17 @@ def from_json(line: bytes, *, by_broker: bool = False) -> GivenMessage:
     for name in ("due", "priority", "expires"):
         if getattr(given, name) is not None and not by_broker:
             raise InvalidArgument(f'"{name}" cannot be appended to a log without a broker')
-    headers = {name: text.encode() for name, text in (given.headers or {}).items()}
-    headers |= given.headers_base64 or {}
+    if given.header_list is not None and (given.headers is not None or given.headers_base64 is not None):
+        raise InvalidArgument('a message has "header_list", or "headers" and "headers_base64", not both')
+    texts = ((name, None if text is None else text.encode()) for name, text in (given.headers or {}).items())
+    pairs = [*texts, *(given.headers_base64 or {}).items(), *(header.pair() for header in given.header_list or ())]
     key = given.key_base64 if given.key is None else given.key.encode()
     if isinstance(given.value_base64, bytes):
         value: bytes | None = given.value_base64
     else:
         value = given.value.encode() if isinstance(given.value, str) else None
-    return GivenMessage(value, key, headers or None, given.timestamp, given.due, given.priority, given.expires)
+    headers = headers_from_pairs(pairs)
+    return GivenMessage(value, key, headers, given.timestamp, given.due, given.priority, given.expires)
 
 
 def as_text(message: Message) -> bytes:
@@ -117,8 +163,18 @@ def as_text(message: Message) -> bytes:
         "-" if message.key is None else printable(message.key),
         "(deleted)" if message.value is None else printable(message.value),
     ]
-    columns += [f"{printable(name.encode())}={printable(text)}" for name, text in (message.headers or {}).items()]
+    columns += map(header_shown, message.header_list)
     return "\t".join(columns).encode() + b"\n"
+
+
+def header_shown(header: HeaderPair) -> str:
+    """A header for people: NAME=VALUE, or only the name if the value is null.
+
+    >>> header_shown(("lang", b"en")), header_shown(("lang", None))
+    ('lang=en', 'lang')
+    """
+    name, content = header
+    return printable(name.encode()) + ("" if content is None else f"={printable(content)}")
 
 
 def as_value(separator: bytes) -> Form:
@@ -132,7 +188,7 @@ def received_form(given: argparse.Namespace, *, several_topics: bool) -> Callabl
         return as_value(b"\0" if given.null_separated else b"\n")
     if given.json:
         return lambda message: (
-            b'{"topic":"%s","partition":%d,' % (message.topic.encode(), message.partition) + as_json(message)[1:]
+            b'{"topic":%s,"partition":%d,' % (_encoder.encode(message.topic), message.partition) + as_json(message)[1:]
         )
     if several_topics:
         return lambda message: b"%s\t%d:" % (message.topic.encode(), message.partition) + as_text(message)

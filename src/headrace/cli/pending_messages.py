@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.cli.arguments import completes, header, relative_moment
-from headrace.cli.message_formats import as_json, printable, time_text
+from headrace.cli.message_formats import as_json, header_shown, printable, time_text
 from headrace.client.leasing.scheduled_times import MessageName
+from headrace.model.headers import header_text
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def selection(given: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What the user selects, as the client takes it."""
     chosen = {"due_from": given.due_from, "due_to": given.due_to, "key": given_key(given), "owner": given.owner}
     if given.headers:
-        chosen["headers"] = dict(given.headers)
+        chosen["headers"] = given.headers
     return {name: it for name, it in {**chosen, **more}.items() if it not in (None, "")}
 
 
@@ -136,12 +137,12 @@ def reason_text(message: "PendingMessage") -> str:
 def _content(message: "PendingMessage") -> Iterator[str]:
     yield "-" if message.key is None else printable(message.key)
     yield "(deleted)" if message.value is None else printable(message.value)
-    for name, text in (message.headers or {}).items():
-        if message.status != "dead" or not name.startswith(_DEAD):  # what matters of those is in the status
-            yield f"{printable(name.encode())}={printable(text)}"
+    for pair in message.header_list:
+        if message.status != "dead" or not pair[0].startswith(_DEAD):  # what matters of those is in the status
+            yield header_shown(pair)
 
 
 def _dead_note(message: "PendingMessage", name: str) -> int:
     """A number from the headers that tell of a message's death; 0 if it has none."""
-    text = (message.headers or {}).get(_DEAD + name, b"") if message.status == "dead" else b""
+    text = header_text(message.headers or {}, _DEAD + name) if message.status == "dead" else b""
     return int(text) if text.isdigit() else 0

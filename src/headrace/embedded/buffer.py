@@ -1,13 +1,14 @@
-"""Messages on their way into a log: gathered in columns until there are enough for a batch."""
+"""The accumulator of an embedded log: gathers messages in columns until there are enough for a batch."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple
 
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import GivenHeaders, Headers, checked_headers, header_count
 from headrace.model.limits import MESSAGE_BYTES_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.message import check_message_bytes, message_size
 
@@ -15,18 +16,14 @@ WEIGHT_MAX = 240 << 10
 """A buffer is full at this weight: some 1,000 small messages. Batches of 128 KiB and more would be encoded into fresh
 memory from the kernel each time, and touching its pages costs more than all the rest."""
 MESSAGE_WEIGHT = 128
-"""What a message weighs beyond its bytes."""
+"""Overhead of a message in the weight of a buffer, in bytes."""
 
 _HEADER_WEIGHT = 10
-"""What a header weighs beyond its bytes."""
+"""Overhead of a header in the weight of a buffer, in bytes."""
 _PORTION_COUNT = 1024
 
-GivenHeaders = Mapping[str, str | bytes]
-"""Headers as a caller may give them; text is stored as UTF-8."""
-
-
 _ASK, _TAKE, _TAKE_AND_CLOSE = object(), object(), object()
-"""What the buffer's inside can be asked, other than to add messages."""
+"""Requests to the buffer's generator, other than to add messages."""
 
 
 class _Begin(NamedTuple):
@@ -40,7 +37,7 @@ class BufferedMessage(NamedTuple):
 
     value: bytes | None
     key: bytes | None
-    headers: dict[str, bytes] | None
+    headers: Headers | None
     timestamp: int | None
     weight: int
 
@@ -62,7 +59,7 @@ class BatchColumns:
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int | None] | None = None
-        self.headers: list[dict[str, bytes] | None] | None = None
+        self.headers: list[Headers | None] | None = None
         self.weight = 0
 
     @property
@@ -104,15 +101,16 @@ class BatchColumns:
 
 
 class Buffer:
-    """Where messages wait for the others of their batch.
+    """Accumulates messages for a batch.
 
-    Its inside is a generator, and a generator admits one thread at a time: that costs half of what a lock does, and
-    appending one message is hardly more. `send` may find it taken or, after an interrupt, ended; `call` copes.
+    A generator holds the state. A generator admits one thread at a time, at half the cost of a lock, which is most of
+    what appending a message costs. `send` raises if another thread is inside, or if an interrupt has ended the
+    generator; `call` tries again.
     """
 
     def __init__(self, next_offset: int) -> None:
         self.taken: BatchColumns | None = None
-        """What has been taken and not been written yet; whoever has written it sets this to None."""
+        """Columns that were taken and are not written yet; the writer sets this to None."""
         self._gathered = BatchColumns(next_offset)
         self._open = False
         self.send: Callable[[object], Any]
@@ -132,12 +130,12 @@ class Buffer:
         self.call(_Begin(next_offset))
 
     def take(self, *, close: bool) -> None:
-        """Set `taken` to what has been gathered; the buffer is empty then, and closed if it should be."""
+        """Move the accumulated columns to `taken`; the buffer is empty then, and closed if `close`."""
         assert self.taken is None
         self.call(_TAKE_AND_CLOSE if close else _TAKE)
 
     def call(self, item: object) -> Any:
-        """Send until it is heard; the caller has the lock of the log if the buffer may have to be revived."""
+        """Send an item, and again while another thread is inside; whoever may have to `revive` holds the log's lock."""
         while True:
             try:
                 return self.send(item)
@@ -147,16 +145,16 @@ class Buffer:
                 self.revive()
 
     def revive(self) -> None:
-        """Begin the inside anew with what has been gathered; what an interrupt kept out is kept out of all columns."""
+        """Start the generator anew; a message that an interrupt left in some columns only is removed from them."""
         gathered = self._gathered
         for column in (gathered.keys, gathered.timestamps, gathered.headers):
             if column is not None:
                 del column[len(gathered.values) :]
-        inside = self._inside()
-        next(inside)
-        self.send = inside.send
+        states = self._states()
+        next(states)
+        self.send = states.send
 
-    def _inside(self) -> Generator[object, object, None]:
+    def _states(self) -> Generator[object, object, None]:
         answer: object = None
         while True:
             gathered = self._gathered
@@ -165,7 +163,7 @@ class Buffer:
             weight_max = WEIGHT_MAX if self._open and gathered.plain else 0
             each = MESSAGE_WEIGHT
             item = yield answer
-            # The quick way, for all but the first message of a batch as long as they are only values.
+            # The fast path: all but the first message of a batch, as long as messages have only values.
             while type(item) is bytes:
                 weight += len(item) + each
                 if weight < weight_max:
@@ -210,16 +208,16 @@ class Buffer:
 def checked_message(
     value: bytes | None, key: bytes | None, headers: GivenHeaders | None, timestamp: int | None
 ) -> BufferedMessage:
-    """The parts of a message, if they are what they should be."""
+    """Validate the fields of a message."""
     value = _bytes(value, "a value")
     key = _bytes(key, "a key")
-    checked_headers = _checked_headers(headers)
+    stored_headers = checked_headers(headers)
     if timestamp is not None:
         _check_timestamp(timestamp)
-    size = message_size(value, key, checked_headers)
+    size = message_size(value, key, stored_headers)
     check_message_bytes(size, MESSAGE_BYTES_MAX)
-    weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * len(checked_headers or ())
-    return BufferedMessage(value, key, checked_headers, timestamp, weight)
+    weight = size + MESSAGE_WEIGHT + _HEADER_WEIGHT * header_count(stored_headers)
+    return BufferedMessage(value, key, stored_headers, timestamp, weight)
 
 
 def portions(values: Iterable[bytes]) -> list[BufferPortion]:
@@ -257,33 +255,12 @@ def _value(value: bytes) -> bytes:
 
 
 def _check_timestamp(timestamp: int) -> None:
-    """Refuse what is no time in microseconds."""
+    """Refuse a timestamp that is not a number of microseconds in range."""
     if type(timestamp) is not int or not TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
         raise InvalidArgument(
             f"a timestamp is a whole number of microseconds since 1970, {TIMESTAMP_US_MIN} to {TIMESTAMP_US_MAX}, "
             f"not {shown(timestamp)}"
         )
-
-
-def _checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
-    """Headers as they are stored."""
-    if headers is None:
-        return None
-    if not isinstance(headers, Mapping):
-        raise InvalidArgument(f"headers are a mapping of names to values, not {type(headers).__name__}")
-    checked = {}
-    for name, text in headers.items():
-        if not isinstance(name, str):
-            raise InvalidArgument(f"a header's name is text, not {shown(name)}")
-        try:
-            name.encode()
-            content = text.encode() if isinstance(text, str) else _bytes(text, f"header {shown(name)}")
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
-        if content is None:
-            raise InvalidArgument(f"header {shown(name)} has no value")
-        checked[name] = content
-    return checked or None
 
 
 def _bytes(content: bytes | bytearray | memoryview | None, what: str) -> bytes | None:

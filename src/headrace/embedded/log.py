@@ -18,7 +18,6 @@ from headrace.embedded.buffer import (
     Buffer,
     BufferedMessage,
     BufferPortion,
-    GivenHeaders,
     checked_message,
     portions,
 )
@@ -39,6 +38,7 @@ from headrace.model.errors import (
     MessageTooLarge,
     TooManyFiles,
 )
+from headrace.model.headers import GivenHeaders
 from headrace.model.limits import BATCH_BYTES_MAX, SECONDS_MAX, SEGMENT_BYTES_MIN
 from headrace.model.message import Message
 from headrace.model.representation import described, short, state_of

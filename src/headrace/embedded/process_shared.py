@@ -1,4 +1,4 @@
-"""What all embedded logs of a process share, made at first use and put in order when the process ends."""
+"""What all embedded logs of a process share: made at first use, closed when the process ends."""
 
 import atexit
 import logging
@@ -18,10 +18,10 @@ class Closable(Protocol):
     """A log that can be closed."""
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and close."""
 
     def _disown(self) -> None:
-        """Know that it belongs to the process that this one was forked off."""
+        """Mark the log as the parent process's, in a forked child."""
 
 
 _lock = threading.Lock()
@@ -31,7 +31,7 @@ _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 def host() -> StorageRuntime:
-    """The process's host."""
+    """The storage runtime of the process."""
     global _host
     with _lock:
         if _host is None:
@@ -54,7 +54,7 @@ def close_at_exit(log: Closable) -> None:
 
 
 def closed(log: Closable) -> None:
-    """The log needs no closing any more."""
+    """Forget a log that is closed."""
     _open.discard(log)
 
 
@@ -68,7 +68,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: its parent's threads are not there, and its parent's logs are not its own."""
+    """In a forked child: replace what depends on the parent's threads, and give up the parent's logs."""
     global _host, _ticker, _open, _lock
     parents = list(_open)
     _lock = threading.Lock()

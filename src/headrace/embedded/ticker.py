@@ -1,4 +1,4 @@
-"""One thread that writes out what has waited in a buffer long enough."""
+"""One thread that calls functions at their time, to write buffers whose delay is over."""
 
 import heapq
 import itertools
@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 logger = logging.getLogger("headrace.embedded")
 
 _WAIT_S_MAX = 3600.0
-"""A longer wait is done in parts: the system's locks cannot wait for ever so long."""
+"""Longest single wait in seconds: locks cannot wait longer than this at once."""
 
 
 class Ticker:
@@ -44,7 +44,7 @@ class Ticker:
                 try:
                     heapq.heappush(due, self._asked.get(timeout=wait_s))
                 except Empty:
-                    continue  # the time of the first has come
+                    continue  # the first call is due
             else:
                 try:
                     heapq.heappop(due)[2]()

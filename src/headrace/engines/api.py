@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.engines.ballast import Ballast
-from headrace.engines.data_directory import DataDirectory, DataFormat, PartitionPath
+from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
 from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
@@ -17,7 +17,7 @@ from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack
 from headrace.engines.leased.index import Extended, LeasedIndex
 from headrace.engines.leased.index_snapshot import FrozenIndex, SavedChunk, SavedRest, SettledChunks
 from headrace.engines.leased.inspection import ForecastCounter, MessageCounts, MessageState, NextTimes
-from headrace.engines.leased.leases import LeaseRecord
+from headrace.engines.leased.leases import SESSION_BOUND_US, LeaseRecord
 from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
@@ -29,11 +29,16 @@ from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
 from headrace.storage.recovery import Findings
+from headrace.storage.upgrade import FormerBatch
 
 __all__ = [
     "FORGOTTEN",
+    "FORMAT",
+    "FORMER_FORMAT",
     "PRODUCER_MIN",
     "RANK_BITS",
+    "SESSION_BOUND_US",
+    "UPGRADING",
     "Appended",
     "Ballast",
     "Content",
@@ -42,6 +47,7 @@ __all__ = [
     "EditRecord",
     "Findings",
     "ForecastCounter",
+    "FormerBatch",
     "FoundOwner",
     "FrozenIndex",
     "Gap",
@@ -165,6 +171,8 @@ class LeasedPartition(JournaledPartition, Protocol):
     @property
     def unsettled_count(self) -> int: ...
     @property
+    def staying_count(self) -> int: ...
+    @property
     def is_edited(self) -> bool: ...
     def next_times(self) -> NextTimes: ...
     def has_expired(self, now_us: int) -> bool: ...
@@ -180,6 +188,7 @@ class LeasedPartition(JournaledPartition, Protocol):
     def ready_later(self, least_us: int, beyond_us: int | None, after: int = -1) -> Iterator[tuple[int, int]]: ...
     def ready_later_max(self, least_us: int, beyond_us: int | None) -> int: ...
     def forecast(self, bounds: Sequence[int]) -> ForecastCounter: ...
+    def oldest_ready(self, count: int) -> list[int]: ...
     def settled_rule(self) -> Callable[[int], bool]: ...
     def mark(self, marks: dict[int, bytearray], offset: int) -> None: ...
     def count_marked(self, marks: Mapping[int, bytes | bytearray]) -> int: ...

@@ -19,6 +19,7 @@ from headrace.storage.record import SlottedRecord, is_torn
 from headrace.storage.recovery import Findings, segment_bases, verify
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT, segment_path
+from headrace.storage.upgrade import Amend, upgrade_log
 
 logger = logging.getLogger("headrace.storage")
 
@@ -28,9 +29,13 @@ JOURNAL = f"{OWN}/journal"
 STAGING = f"{OWN}/staging"
 FORMAT_NAME = "format"
 
-FORMAT = 1
-"""The number of the format that this Headrace writes and reads."""
-REQUIRED_KNOWN = 0
+FORMAT = 2
+"""The number of the format that this Headrace reads and writes."""
+FORMER_FORMAT = 1
+"""The format that `headrace upgrade` brings over."""
+UPGRADING = 1
+"""The required feature that says that an upgrade was begun, and has to be finished first."""
+REQUIRED_KNOWN = UPGRADING
 """The required features that this Headrace knows, as bits: a directory that needs another is refused."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -96,13 +101,26 @@ class DataDirectory:
         return found
 
     def read_format(self) -> DataFormat | None:
-        """The content of the format file; None if it is missing or damaged. Raises if a newer Headrace wrote it."""
+        """What the format file says; None when it is missing or damaged. Raises when this Headrace cannot use it."""
+        found = self.stored_format()
+        if found is not None and (found.number == FORMER_FORMAT or found.required & UPGRADING):
+            begun = ", and an upgrade was begun and not finished" if found.number == FORMAT else ""
+            raise UnsupportedFormat(
+                f"{self.path} was written by an earlier Headrace{begun}; `headrace upgrade {self.path}` brings it over",
+                format=found.number,
+            )
+        self.format = found or self.format
+        return found
+
+    def stored_format(self) -> DataFormat | None:
+        """What the format file says, also one that is to be brought over; None when it is missing or damaged."""
         path = self.format_path
         content = SlottedRecord(self._disk, path, write=False).load() if self._disk.exists(path) else None
-        if content is None:
-            return None
-        self.format = _decoded(content, self.path)
-        return self.format
+        return None if content is None else _decoded(content, self.path)
+
+    def upgrade_log(self, path: str, progress: Callable[[int], None], amend: Amend | None = None) -> int:
+        """Bring over a log of the former format; returns how many of its segments were not yet."""
+        return upgrade_log(self.host, path, progress, amend)
 
     def write_format(self, content: DataFormat) -> None:
         """Write the format file and sync it."""
@@ -192,8 +210,8 @@ class DataDirectory:
             )
 
     def check_used(self) -> None:
-        """Raise if no broker has ever used the directory."""
-        if self.read_format() is None and not self.was_used():
+        """Raise when no broker was ever at work in the directory."""
+        if self.stored_format() is None and not self.was_used():
             raise NotADataDirectory(
                 f"{self.path} is not a broker's data directory: there is nothing of a broker's in it"
             )
@@ -339,12 +357,13 @@ class DataDirectory:
 def _decoded(content: bytes, path: str) -> DataFormat | None:
     try:
         number = msgspec.msgpack.decode(content, type=list)[0]
-        found = msgspec.msgpack.decode(content, type=DataFormat) if number == FORMAT else None
+        known = number in (FORMER_FORMAT, FORMAT)
+        found = msgspec.msgpack.decode(content, type=DataFormat) if known else None
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
         return None
     if found is None:
         raise UnsupportedFormat(
-            f"{path} has format {number}, and this Headrace knows format {FORMAT} only; use the Headrace that wrote it",
+            f"{path} has format {number}, and this Headrace knows up to {FORMAT}; use the Headrace that wrote it",
             format=number,
         )
     if unknown := found.required & ~REQUIRED_KNOWN:

@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from headrace.model.codec import Codec, compress, decompress, expands_too_far
 from headrace.model.errors import BatchTooLarge, InvalidArgument, InvalidBatch, UnsupportedFormat
+from headrace.model.headers import Headers, header_bytes
 from headrace.model.limits import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -19,34 +20,39 @@ from headrace.model.limits import (
     TIMESTAMP_US_MAX,
     TIMESTAMP_US_MIN,
 )
-from headrace.model.message import Message, check_message_bytes, header_bytes, message_size
+from headrace.model.message import Message, check_message_bytes, message_size
 from headrace.model.packed_column import column_end
 
 MAGIC = b"\xa7HRB"
-VERSION = 1
+VERSION = 2
 
-# magic check | base_offset append_time synced_offset log_id | crc length version codec flags count span times producer
-_HEADER = struct.Struct("<4sI QqQI IIBBHII qq QII")
-_PRODUCED = struct.Struct("<IBBHII qq QII")
-_PLACE = struct.Struct("<QqQI")
+# magic check | base_offset append_time synced_offset log_id epoch | crc length version codec flags count span key_id
+# times producer
+_HEADER = struct.Struct("<4sI QqQII IIBBHIII qq QII")
+_PRODUCED = struct.Struct("<IBBHIII qq QII")
+_PLACE = struct.Struct("<QqQII")
 _PRODUCER = struct.Struct("<QII")
-_MAGIC_AND_CRC = struct.Struct("<4sI 28x I")
+_MAGIC_AND_CRC = struct.Struct("<4sI 32x I")
 _U32 = struct.Struct("<I")
 
 HEADER_BYTES = _HEADER.size
-assert HEADER_BYTES == 88
+assert HEADER_BYTES == 96
+_FORMER_HEADER_BYTES = 88
+"""Of version 1: an upgrade makes a batch of the largest size longer by the difference."""
 _CHECK_AT = 4
 _PLACE_AT = 8  # the check covers the header from here
 _SMALL_BYTES = 1024
 _DECODED_COUNT = 32
 _DECODED_BYTES = 8 << 10
 """Received batches of so few messages are decoded at once: what is needed of them is there then."""
-_CRC_AT = 36
-_PRODUCED_AT = 40  # the crc covers the batch from here
+_CRC_AT = 40
+_PRODUCED_AT = 44  # the crc covers the batch from here
 _PRODUCER_AT = HEADER_BYTES - _PRODUCER.size
 
 SPAN_MAX = (1 << 32) - 1
 """Offsets that one batch can cover."""
+
+_STORED_BYTES_MAX = BATCH_BYTES_MAX + HEADER_BYTES - _FORMER_HEADER_BYTES
 
 FLAG_COMPACTED = 1
 """No messages: compaction removed them all, or the log skipped their offsets when it was opened after a loss."""
@@ -71,7 +77,7 @@ class Columns(msgspec.Struct, array_like=True, gc=False):
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
     timestamps: Sequence[Time] | None = None
-    headers: Sequence[dict[str, bytes] | None] | None = None
+    headers: Sequence[Headers | None] | None = None
     dues: Sequence[Time | None] | None = None
     priorities: Sequence[Priority | None] | None = None
     expires: Sequence[Time | None] | None = None
@@ -108,7 +114,7 @@ class Outline(msgspec.Struct, array_like=True, gc=False):
     keys: Sequence[bytes | None] | None = None
     """Only those that had to be decoded to be checked."""
     timestamps: Sequence[Time] | None = None
-    headers: Sequence[dict[str, bytes] | None] | None = None
+    headers: Sequence[Headers | None] | None = None
     dues: Sequence[Time | None] | None = None
     priorities: Sequence[Priority | None] | None = None
     expires: Sequence[Time | None] | None = None
@@ -159,6 +165,8 @@ class Batch(msgspec.Struct, gc=False):
     synced_offset: int
     """All messages before it were on the disk when the batch was appended."""
     log_id: int
+    epoch: int
+    """Reserved for whoever may append to the log: 0."""
     crc: int
     length: int
     version: int
@@ -167,6 +175,8 @@ class Batch(msgspec.Struct, gc=False):
     count: int
     span: int
     """How many offsets the batch covers; more than count after compaction."""
+    key_id: int
+    """Reserved for the key that the body is encrypted with: 0."""
     time_min: int
     time_max: int
     producer_id: int
@@ -206,7 +216,7 @@ class Batch(msgspec.Struct, gc=False):
         self.synced_offset = synced_offset
         self.log_id = log_id
         data = self.data
-        _PLACE.pack_into(data, _PLACE_AT, base_offset, append_time, synced_offset, log_id)
+        _PLACE.pack_into(data, _PLACE_AT, base_offset, append_time, synced_offset, log_id, 0)
         self.check = crc32c(memoryview(data)[_PLACE_AT:HEADER_BYTES])
         _U32.pack_into(data, _CHECK_AT, self.check)
 
@@ -392,12 +402,32 @@ def _finish(
     by, epoch, nr = producer
     # Plain arguments, and a copy of a few bytes rather than a view of them: this is half of a small batch's cost.
     _PRODUCED.pack_into(
-        data, _PRODUCED_AT, length, VERSION, codec, flags, count, span, time_min, time_max, by, epoch, nr
+        data, _PRODUCED_AT, length, VERSION, codec, flags, count, span, 0, time_min, time_max, by, epoch, nr
     )
     crc = crc32c(data[_PRODUCED_AT:] if length < _SMALL_BYTES else memoryview(data)[_PRODUCED_AT:])
     _MAGIC_AND_CRC.pack_into(data, 0, MAGIC, 0, crc)
     return Batch(
-        MAGIC, 0, 0, 0, 0, 0, crc, length, VERSION, codec, flags, count, span, time_min, time_max, by, epoch, nr, data
+        MAGIC,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        crc,
+        length,
+        VERSION,
+        codec,
+        flags,
+        count,
+        span,
+        0,
+        time_min,
+        time_max,
+        by,
+        epoch,
+        nr,
+        data,
     )
 
 
@@ -413,7 +443,7 @@ def parse(view: memoryview, position: int = 0, *, whole: bool = True) -> Batch:
         raise InvalidBatch("no batch begins here")
     if crc32c(view[position + _PLACE_AT : position + HEADER_BYTES]) != fields[1]:
         raise InvalidBatch("the header's checksum does not match")
-    end = position + fields[7]
+    end = position + fields[8]
     if whole and end > len(view):
         raise InvalidBatch("the bytes end inside the batch")
     batch = _batch(*fields, view[position:end])
@@ -463,7 +493,12 @@ def _check_produced(batch: Batch) -> None:
 def _check_header(batch: Batch) -> None:
     if batch.version != VERSION:
         raise UnsupportedFormat(f"batch version {batch.version} is unknown; this Headrace knows version {VERSION}")
-    if batch.length < HEADER_BYTES or (batch.length > BATCH_BYTES_MAX and batch.count):
+    if batch.key_id or batch.epoch:
+        raise UnsupportedFormat(
+            f"a batch has key_id {batch.key_id} and epoch {batch.epoch}: this Headrace supports neither encrypted "
+            "batches nor epochs; use the Headrace that wrote it, or a newer one"
+        )
+    if batch.length < HEADER_BYTES or (batch.length > _STORED_BYTES_MAX and batch.count):
         raise InvalidBatch(f"a length of {batch.length} bytes is impossible")
     if batch.count > min(BATCH_COUNT_MAX, batch.span) or not batch.span:
         raise InvalidBatch(f"{batch.count} messages in {batch.span} offsets are impossible")

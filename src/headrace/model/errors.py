@@ -1,5 +1,6 @@
 """Every error Headrace raises: one tree, each with a stable code and a word on whether trying again can help."""
 
+import shlex
 from typing import Any, ClassVar
 
 from headrace.model.limits import MESSAGE_BYTES_MAX
@@ -38,9 +39,10 @@ class MessageTooLarge(InvalidArgument):
         if bytes_max >= MESSAGE_BYTES_MAX or size > MESSAGE_BYTES_MAX:
             text = f"a message has {size} bytes, and {MESSAGE_BYTES_MAX} are the most: divide it, or store it elsewhere"
         else:
+            quoted = shlex.quote(topic) if topic else "TOPIC"
             text = (
                 f"a message for {topic or 'this topic'} has {size} bytes, and the topic takes {bytes_max} at most: "
-                f"`headrace topic alter {topic or 'TOPIC'} --message-bytes-max {size}` lets it take more"
+                f"`headrace topic alter {quoted} --message-bytes-max {size}` lets it take more"
             )
         return cls(text, bytes=size, bytes_max=bytes_max)
 
@@ -298,6 +300,20 @@ class SubscriptionFailed(HeadraceError):
     """The leased subscription could not be opened; reset it, or delete it."""
 
     code = "subscription_failed"
+
+
+class SubscriptionFull(HeadraceError):
+    """A leased subscription of the topic has as many unsettled messages as it may have; publish again later."""
+
+    code = "subscription_full"
+    retryable = True
+
+
+class SubscriptionReopened(HeadraceError):
+    """The leased subscription was reset, and its leases are over; open the standing lease request again."""
+
+    code = "subscription_reopened"
+    retryable = True
 
 
 class LeaseExpired(HeadraceError):

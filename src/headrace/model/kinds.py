@@ -52,6 +52,9 @@ class Kind(IntEnum):
     RELEASE = 73
     REJECT = 74
     LEASE_STOP = 75
+    LEASE_OPEN = 76
+    LEASE_CREDIT = 77
+    LEASE_CLOSE = 78
 
     FIND = 80
     FORECAST = 81
@@ -73,3 +76,5 @@ class Kind(IntEnum):
     STREAM_END = 131
     ASSIGNMENT = 132
     DRAIN = 133
+    LEASE_DELIVERY = 134
+    LEASE_END = 135

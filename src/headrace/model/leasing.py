@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import Headers
 from headrace.model.kinds import Kind
 from headrace.model.limits import REASON_CHARS_MAX
 from headrace.model.offsets import spread
@@ -51,6 +52,8 @@ class Timing(WireStruct):
 class SubscriptionInfo(Answer):
     """A leased subscription as it is now; the answer to all but the list and the deletion."""
 
+    tenant_fields = ("topic", "settings.dead_letter_topic")
+
     topic: str
     subscription: str
     created_us: int
@@ -72,6 +75,8 @@ class SubscriptionInfo(Answer):
     """These four count since the broker was started."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Also since the broker was started."""
+    dropped: int = 0
+    """Messages that were dropped because there were too many, since the broker was started."""
     error: str = ""
     """Why it could not be opened; empty when it is at work."""
 
@@ -82,6 +87,8 @@ class SubscriptionInfo(Answer):
 @declare(Kind.SUBSCRIPTION_CREATE, Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make a leased subscription of a topic."""
+
+    tenant_fields = ("settings.dead_letter_topic",)
 
     topic: str
     subscription: str = DEFAULT_SUBSCRIPTION
@@ -100,6 +107,8 @@ class SubscriptionCreate(Request[SubscriptionInfo]):
 @declare(Kind.SUBSCRIPTION_ALTER, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
 class SubscriptionAlter(Request[SubscriptionInfo]):
     """Change settings of a subscription while it is in use."""
+
+    tenant_fields = ("settings.dead_letter_topic",)
 
     topic: str
     settings: dict[str, Any]
@@ -144,9 +153,10 @@ class Subscriptions(Answer):
 class SubscriptionList(Request[Subscriptions]):
     """Which leased subscriptions are there?"""
 
+    tenant_fields = ("topic",)
+
     topic: str = ""
-    """Of this topic; empty: of all topics of the tenant."""
-    tenant: str = ""
+    """Of this topic; empty: of all topics of the session's tenant."""
 
 
 class LeasedPortion(WireStruct):
@@ -318,7 +328,8 @@ class Selection(WireStruct):
     """Ready from the first to before the second: without `due` since it was published, a dead one since it died."""
     key: bytes | None = None
     owner: str = ""
-    headers: dict[str, bytes] = {}
+    headers: Headers = {}
+    """Pairs that the message has, among others."""
     messages: list[MessageId] = []
     """Only these; of dead ones, their places in the dead letter topic."""
 

@@ -23,9 +23,10 @@ SEGMENT_BYTES_MIN = 4 << 10
 SEGMENT_BYTES_MAX = 2 << 30
 """Bounds of the size at which a log starts a new file."""
 
-TOPIC_NAME_CHARS_MAX = 120
+TOPIC_NAME_CHARS_MAX = 249
 TENANT_NAME_CHARS_MAX = 40
-GROUP_NAME_CHARS_MAX = 120
+GROUP_NAME_CHARS_MAX = 249
+PLAIN_NAME_CHARS_MAX = 120
 
 PARTITIONS_MAX = 1024
 """Partitions of one topic."""
@@ -35,6 +36,9 @@ FRAME_BYTES_MAX = BATCH_BYTES_MAX + (64 << 10)
 
 STREAMS_MAX = 4096
 """Streams open at once on one connection."""
+
+STANDING_LEASES_MAX = 1024
+"""Standing lease requests open at once on one connection."""
 
 IN_FLIGHT_MAX = 64
 """Batches of one producer to one partition that are sent and not acknowledged; as many are recognised when repeated."""

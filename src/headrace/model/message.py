@@ -1,14 +1,10 @@
 """The message as a reader sees it."""
 
-from collections.abc import Mapping
-
 import msgspec
 
 from headrace.model.errors import MessageTooLarge
+from headrace.model.headers import HeaderPair, Headers, header_bytes, header_pairs
 from headrace.model.representation import described_fields
-
-Headers = Mapping[str, bytes]
-"""A message's headers: names to bytes, by convention UTF-8 text."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -20,11 +16,17 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     timestamp: int
     key: bytes | None = None
     headers: Headers | None = None
+    """A mapping of names to bytes or None, by convention UTF-8 text; the last value of a name that repeats."""
     due: int | None = None
     """Not to be delivered before."""
     priority: int | None = None
     expires: int | None = None
     """Not to be delivered after."""
+
+    @property
+    def header_list(self) -> list[HeaderPair]:
+        """All headers in the order in which they were published, with names that repeat."""
+        return header_pairs(self.headers)
 
     def __repr__(self) -> str:
         return described_fields(self)
@@ -38,11 +40,6 @@ def message_size(value: bytes | None, key: bytes | None = None, headers: Headers
     """
     size = len(value or b"") + len(key or b"")
     return size + header_bytes(headers) if headers else size
-
-
-def header_bytes(headers: Headers | None) -> int:
-    """Return how many bytes the names and values of headers have."""
-    return sum(len(name.encode()) + len(text) for name, text in (headers or {}).items())
 
 
 def check_message_bytes(size: int, bytes_max: int, topic: str = "") -> None:

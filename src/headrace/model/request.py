@@ -16,6 +16,9 @@ import msgspec
 class WireStruct(msgspec.Struct, omit_defaults=True):
     """A request, an answer, or a part of one. On the wire it is a map with the names of its fields."""
 
+    tenant_fields: ClassVar[tuple[str, ...]] = ()
+    """Its fields that name something of a tenant, or a pattern of such names, beside those that permissions name."""
+
 
 class Answer(WireStruct):
     """An answer of the broker."""

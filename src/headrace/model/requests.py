@@ -1,6 +1,6 @@
-"""What can be asked of a broker and what it answers: the same words through every gateway.
+"""The requests that a broker takes, and its answers, the same through every gateway.
 
-On the wire each is a map with these names. Unknown names are ignored, so that a newer side may say more.
+On the wire each is a map by the names of its fields. Readers ignore unknown names, so that a newer side may send more.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.model.request import Answer, Permission, Request, Resource, Verb, 
 
 
 class BrokerInfo(Answer):
-    """The answer to Info."""
+    """The answer to Info. To a session of another tenant than the default one it counts what that tenant has."""
 
     broker_id: str
     version: str
@@ -22,23 +22,23 @@ class BrokerInfo(Answer):
     connections: int
     transactions_open: int
     data: str
+    """Its directory, or `:memory:`; empty for clients that are not on the broker's machine."""
     subscriptions: int = 0
     """Leased ones."""
     schedules: int = 0
-    """Schedules."""
     listening: list[str] = []
-    """The addresses at which it listens."""
+    """The addresses at which it listens; without Unix sockets for clients that are not on the broker's machine."""
     pid: int = 0
-    """Its process."""
+    """Process id."""
     memory_bytes: int = 0
-    """What its process has in use."""
+    """Memory that the process uses."""
     limits: dict[str, int] = {}
-    """By name: how much of something there may be at most."""
+    """Limits by name."""
 
 
 @declare(Kind.INFO, Permission(Verb.DESCRIBE, Resource.BROKER))
 class Info(Request[BrokerInfo]):
-    """What is there to know about the broker?"""
+    """Describe the broker."""
 
 
 class PartitionInfo(WireStruct):
@@ -47,7 +47,7 @@ class PartitionInfo(WireStruct):
     partition: int
     first_offset: int
     next_offset: int
-    """Behind the last message that can be read."""
+    """The offset after the last message that can be read."""
     bytes: int
     damaged: list[tuple[int, int]] = []
     """Ranges of offsets whose messages were found damaged since the broker opened the partition: first and next."""
@@ -56,15 +56,17 @@ class PartitionInfo(WireStruct):
 class TopicInfo(Answer):
     """A topic as it is now; the answer to TopicCreate, TopicAlter and TopicDescribe."""
 
+    tenant_fields = ("topic", "groups")
+
     topic: str
     id: int
-    """A topic that is deleted and made again has another."""
+    """A topic that is deleted and created again gets another."""
     created_us: int
     settings: dict[str, Any]
     partitions: list[PartitionInfo] = []
     groups: list[str] = []
     error: str = ""
-    """Why it could not be opened; empty when it is at work."""
+    """Why it could not be opened; empty when it works."""
 
 
 # Topics.
@@ -72,63 +74,64 @@ class TopicInfo(Answer):
 
 @declare(Kind.TOPIC_CREATE, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicCreate(Request[TopicInfo]):
-    """Make a topic."""
+    """Create a topic."""
 
     topic: str
     settings: dict[str, Any] = {}
-    """Plain values by the names of TopicSettings; the broker's defaults for the others."""
+    """Plain values by the names of TopicSettings; the broker's defaults apply to the others."""
     exist_ok: bool = False
-    """Fine if it exists, whatever its settings are."""
+    """Accept an existing topic, whatever its settings are."""
 
 
 @declare(Kind.TOPIC_ALTER, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
 class TopicAlter(Request[TopicInfo]):
-    """Change settings of a topic, while it is in use."""
+    """Change settings of a topic while it is in use."""
 
     topic: str
     settings: dict[str, Any]
 
 
 class Done(Answer):
-    """The answer where there is nothing more to say."""
+    """The answer to requests that return nothing."""
 
 
 @declare(Kind.TOPIC_DELETE, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicDelete(Request[Done]):
-    """Remove a topic and its messages."""
+    """Delete a topic and its messages."""
 
     topic: str
 
 
 @declare(Kind.TOPIC_DESCRIBE, Permission(Verb.DESCRIBE, Resource.TOPIC, "topic"))
 class TopicDescribe(Request[TopicInfo]):
-    """What is there to know about a topic?"""
+    """Describe a topic."""
 
     topic: str
     create: bool = False
-    """Make it if there is none and the broker may make topics by itself."""
+    """Create the topic if it does not exist and auto_create_topics is on."""
 
 
 class Topics(Answer):
-    """The answer to TopicList, without the partitions."""
+    """The answer to TopicList; the topics come without their partitions."""
 
     topics: list[TopicInfo]
 
 
 @declare(Kind.TOPIC_LIST, Permission(Verb.DESCRIBE, Resource.TOPIC))
 class TopicList(Request[Topics]):
-    """Which topics are there?"""
+    """List topics."""
+
+    tenant_fields = ("pattern",)
 
     pattern: str = "*"
-    """`*` stands for any characters, `?` for one. Without a tenant it is about the default one's topics."""
-    tenant: str = ""
+    """`*` stands for any characters, `?` for one. Without a tenant it is about topics of the session's."""
 
 
 class TopicTrimmed(Answer):
-    """The answer to TopicTrim, when it lasts."""
+    """The answer to TopicTrim, sent when the removal is durable."""
 
     offsets: dict[int, int]
-    """Those partitions to the first offsets that they have now."""
+    """By partition: its first offset now."""
 
 
 @declare(Kind.TOPIC_TRIM, Permission(Verb.DELETE, Resource.TOPIC, "topic"), while_draining=False)
@@ -137,11 +140,11 @@ class TopicTrim(Request[TopicTrimmed]):
 
     topic: str
     offsets: dict[int, int]
-    """Partitions to the offsets before which messages go; never behind the end."""
+    """By partition: the offset before which messages are removed; never behind the end."""
     unread: bool = False
-    """Also those that some group or leased subscription of the topic has still to read."""
+    """Also remove messages that a group or leased subscription of the topic has yet to read."""
     topic_id: int = 0
-    """Only if the topic has this id: one that was made again under the name is another. 0: whichever has the name."""
+    """Only if the topic has this id, which changes when a topic is created again. 0: any topic of that name."""
 
 
 class Published(Answer):
@@ -151,9 +154,9 @@ class Published(Answer):
     durability: int
     append_time: int
     duplicate: bool = False
-    """The batch had been appended before: this is its first place."""
+    """The batch was appended before: this is its original offset."""
     topic_id: int = 0
-    """Of the topic: another one of the same name has another."""
+    """Id of the topic; a later topic of the same name has another."""
 
 
 # Publishing and reading.
@@ -166,20 +169,20 @@ class Publish(Request[Published]):
     topic: str
     partition: int
     durability: int = 0
-    """At least this; the topic's own if that is more."""
+    """The durability to wait for, at least the topic's own."""
     expected_offset: int | None = None
-    """Only if this is the offset that the batch would get."""
+    """Append only if this is the offset that the batch gets."""
 
 
 class OffsetsFound(Answer):
-    """The answer to Offsets: partitions to offsets."""
+    """The answer to Offsets: offsets by partition."""
 
     offsets: dict[int, int]
 
 
 @declare(Kind.OFFSETS, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
 class Offsets(Request[OffsetsFound]):
-    """Which offsets do partitions have at a time?"""
+    """Find the offsets of partitions at a time."""
 
     topic: str
     partitions: list[int] = []
@@ -193,17 +196,19 @@ class Offsets(Request[OffsetsFound]):
 
 
 class PartitionOffset(WireStruct):
-    """A position in a partition."""
+    """An offset in a partition."""
+
+    tenant_fields = ("topic",)
 
     topic: str
     partition: int
     offset: int
     epoch: int = 0
-    """Of the assignment under which it is said; 0 by one who is no member."""
+    """Epoch of the assignment under which a member sends it; 0 from a client that is no member."""
 
 
 class GroupJoined(Answer):
-    """The answer to GroupJoin: what the member has now. Assignments tell what changes."""
+    """The answer to GroupJoin: the member's partitions now. Assignments push changes."""
 
     generation: int
     assigned: list[PartitionOffset]
@@ -216,50 +221,53 @@ class GroupJoined(Answer):
     while_draining=False,
 )
 class GroupJoin(Request[GroupJoined]):
-    """Take part in a group, which divides partitions among its members; repeated after a reconnect."""
+    """Join a group, which divides partitions among its members; clients repeat it after a reconnect."""
+
+    tenant_fields = ("patterns",)
 
     group: str
     member: str
-    """An id that the client made up and keeps."""
+    """An id that the client chooses and keeps."""
     topics: list[str] = []
     patterns: list[str] = []
     start: str = "earliest"
-    """Where a group without a position begins: `earliest`, `latest` or `time`."""
+    """Where a group without committed offsets starts: `earliest`, `latest` or `time`."""
     start_us: int = 0
     session_ms: int = 10_000
-    """How long a member may be out of touch before its partitions are given to others."""
-    tenant: str = ""
+    """Session timeout: after so long without a sign of life the member's partitions go to others."""
     missing: str = "refuse"
     """What to do about named topics that do not exist: `refuse`, `create` (if the broker may), or `wait` for them."""
 
 
 class Assignment(Answer):
-    """The broker tells a member what changes for it."""
+    """Pushed to a member when its partitions change."""
+
+    tenant_fields = ("group",)
 
     group: str
     member: str
     generation: int
     assigned: list[PartitionOffset] = []
-    """Begin to read these."""
+    """Partitions to start reading."""
     revoked: list[PartitionOffset] = []
-    """Finish with these, commit, and then release them."""
+    """Partitions to finish, commit and then release."""
     lost: list[PartitionOffset] = []
-    """These are no longer yours; commits are refused."""
+    """Partitions that now belong to others; the broker refuses commits."""
 
 
 @declare(Kind.GROUP_RELEASE, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class GroupRelease(Request[Done]):
-    """The member has finished with partitions that were revoked."""
+    """Release revoked partitions that the member has finished with."""
 
     group: str
     member: str
     places: list[PartitionOffset]
-    """Their offsets do not matter: commit before."""
+    """The broker ignores their offsets: commit before."""
 
 
 @declare(Kind.GROUP_LEAVE, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class GroupLeave(Request[Done]):
-    """The member leaves; its partitions go to others at once."""
+    """Leave a group; the member's partitions go to others at once."""
 
     group: str
     member: str
@@ -267,16 +275,18 @@ class GroupLeave(Request[Done]):
 
 @declare(Kind.COMMIT, Permission(Verb.CONSUME, Resource.GROUP, "group"))
 class Commit(Request[Done]):
-    """Remember how far a group has come: the offsets to go on with."""
+    """Commit offsets of a group: those of the next messages to read."""
 
     group: str
     places: list[PartitionOffset]
     member: str = ""
-    """Empty: by one who is no member, which a group with members refuses."""
+    """Empty for a client that is no member; a group with members refuses that."""
 
 
 class GroupSummary(WireStruct):
     """A group in a list."""
+
+    tenant_fields = ("group", "topics")
 
     group: str
     members: int
@@ -292,13 +302,13 @@ class Groups(Answer):
 
 @declare(Kind.GROUP_LIST, Permission(Verb.DESCRIBE, Resource.GROUP))
 class GroupList(Request[Groups]):
-    """Which groups are there?"""
-
-    tenant: str = ""
+    """List the groups of the session's tenant."""
 
 
 class GroupPartition(WireStruct):
-    """How far a group has come in a partition, and who reads it."""
+    """A group's committed offset in a partition, its lag, and the member that reads it."""
+
+    tenant_fields = ("topic",)
 
     topic: str
     partition: int
@@ -307,29 +317,33 @@ class GroupPartition(WireStruct):
     lag: int
     member: str = ""
     error: str = ""
-    """Why the partition cannot be opened; then its end and the lag are not known."""
+    """Why the partition cannot be opened; its end and the lag are then unknown."""
 
 
 class GroupInfo(Answer):
     """The answer to GroupDescribe and GroupSeek."""
 
+    tenant_fields = ("group",)
+
     group: str
     generation: int
     members: dict[str, str]
-    """Members to the names of their clients."""
+    """By member: the name of its client."""
     places: list[GroupPartition]
 
 
 @declare(Kind.GROUP_DESCRIBE, Permission(Verb.DESCRIBE, Resource.GROUP, "group"))
 class GroupDescribe(Request[GroupInfo]):
-    """What is there to know about a group?"""
+    """Describe a group."""
 
     group: str
 
 
 @declare(Kind.GROUP_SEEK, Permission(Verb.ALTER, Resource.GROUP, "group"))
 class GroupSeek(Request[GroupInfo]):
-    """Move a group: members go on from there."""
+    """Set a group's offsets; its members continue from there."""
+
+    tenant_fields = ("topic",)
 
     group: str
     topic: str
@@ -343,7 +357,7 @@ class GroupSeek(Request[GroupInfo]):
 
 @declare(Kind.GROUP_DELETE, Permission(Verb.DELETE, Resource.GROUP, "group"))
 class GroupDelete(Request[Done]):
-    """Forget a group and its positions; it must have no members."""
+    """Delete a group and its offsets; it must have no members."""
 
     group: str
 
@@ -352,10 +366,10 @@ class TransactionBegun(Answer):
     """The answer to TransactionBegin."""
 
     epoch: int
-    """To be said in all that follows."""
+    """To be sent with every further request of the transaction."""
     sequence: int
     committed: bool = False
-    """It was committed before: there is nothing to do."""
+    """The transaction was committed before: there is nothing to do."""
 
 
 # Transactions.
@@ -363,15 +377,15 @@ class TransactionBegun(Answer):
 
 @declare(Kind.TRANSACTION_BEGIN, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"), while_draining=False)
 class TransactionBegin(Request[TransactionBegun]):
-    """Begin a transaction. An open one of the same name is aborted, and its process fenced, unless both share it."""
+    """Begin a transaction. Aborts an open one of the same name and fences its process, unless both share it."""
 
     transaction: str
     sequence: int | None = None
-    """Which transaction of this name it is: one that was committed is not done again. None: the next."""
+    """The transaction's number under its name; a committed one is recognised. None: the next."""
     timeout_ms: int = 60_000
-    """Aborted when nothing was heard of it for so long."""
+    """The broker aborts the transaction after so long without a request about it."""
     join: bool = False
-    """Share it: whoever begins it in this way too takes part in it, and a restart of the broker does not end it."""
+    """Share the transaction with all processes that begin it so; it survives a restart of the broker."""
 
 
 class TransactionStaged(Answer):
@@ -387,7 +401,7 @@ class TransactionStaged(Answer):
     while_draining=False,
 )
 class TransactionStage(Request[TransactionStaged]):
-    """Keep the batch in the body until the commit; nobody sees it before."""
+    """Stage the batch in the body; readers see it after the commit."""
 
     transaction: str
     epoch: int
@@ -400,9 +414,9 @@ class TransactionCommitted(Answer):
 
     sequence: int
     repeated: bool = False
-    """It was committed before; this changed nothing."""
+    """The transaction was committed before; this request changed nothing."""
     places: list[PartitionOffset] = []
-    """Where the staged batches begin, in the order of the stages; none of those that could not be appended yet."""
+    """First offsets of the staged batches, in the order of the stages; without those not appended yet."""
 
 
 @declare(
@@ -411,21 +425,21 @@ class TransactionCommitted(Answer):
     Permission(Verb.CONSUME, Resource.GROUP, "group"),
 )
 class TransactionCommit(Request[TransactionCommitted]):
-    """Make all of it visible, at once and for good."""
+    """Commit a transaction: all staged batches become visible together."""
 
     transaction: str
     epoch: int
     stages: list[int] | None = None
-    """Only these of what was staged, in this order; None: all, in the order in which they came."""
+    """The staged batches to commit, in this order; None: all, in the order of their staging."""
     group: str = ""
     member: str = ""
     places: list[PartitionOffset] = []
-    """Positions of a group that are committed with it."""
+    """Offsets of a group to commit with the transaction."""
 
 
 @declare(Kind.TRANSACTION_ABORT, Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"))
 class TransactionAbort(Request[Done]):
-    """Forget all of it."""
+    """Abort a transaction and discard its staged batches."""
 
     transaction: str
     epoch: int

@@ -23,7 +23,7 @@ from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.model.schedule_requests import CRON_HEADER, RUN_HEADER, ScheduleDefinition
-from headrace.model.topic import checked_name, parse_topic
+from headrace.model.topic import DEFAULT_TENANT, checked_tenant_name, parse_topic, tenant_of
 
 _MISSED = ("skip", "once", "all")
 _OVERLAP = ("allow", "skip")
@@ -93,8 +93,12 @@ def parse_schedule(when: str, zone: str = "UTC", anchor_us: int = 0) -> Schedule
 
 
 def checked_schedule(rule: ScheduleDefinition) -> ScheduleDefinition:
-    """The schedule, if everything in it but the times can be; its topic's name as it is written here."""
-    checked_name(rule.name, "schedule")
+    """The schedule, if everything in it but the times can be; its own name and its topic's as they are stored."""
+    name, topic = checked_tenant_name(rule.name, "schedule"), str(parse_topic(rule.topic))
+    if tenant_of(name) not in (DEFAULT_TENANT, tenant_of(topic)):
+        raise InvalidArgument(
+            f"the schedule {name} publishes to topics of its own tenant, not to {topic}; give it such a topic"
+        )
     if rule.missed not in _MISSED:
         raise InvalidArgument(f"missed is {', '.join(_MISSED)}, not {shown(rule.missed)}")
     if rule.overlap not in _OVERLAP:
@@ -102,7 +106,7 @@ def checked_schedule(rule: ScheduleDefinition) -> ScheduleDefinition:
     for header in (CRON_HEADER, RUN_HEADER):
         if header in rule.headers:
             raise InvalidArgument(f"the header {header} is set by the broker")
-    return msgspec.structs.replace(rule, topic=str(parse_topic(rule.topic)))
+    return msgspec.structs.replace(rule, name=name, topic=topic)
 
 
 def schedule_of(rule: ScheduleDefinition, created_us: int) -> Schedule:

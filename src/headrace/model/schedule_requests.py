@@ -2,6 +2,7 @@
 
 import msgspec
 
+from headrace.model.headers import Headers
 from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
@@ -15,13 +16,15 @@ RUN_HEADER = "headrace-run"
 class ScheduleDefinition(WireStruct):
     """Publish a message again and again."""
 
+    tenant_fields = ("name", "topic")
+
     name: str
     topic: str
     when: str
     """A crontab expression of five or six fields (seconds first), a nickname such as `@daily`, or `every 90s`."""
     value: bytes = b""
     key: bytes | None = None
-    headers: dict[str, bytes] = {}
+    headers: Headers = {}
     partition: int | None = None
     """By default by key, or the first."""
     zone: str = "UTC"
@@ -78,9 +81,10 @@ class Schedules(Answer):
 class ScheduleList(Request[Schedules]):
     """Which schedules are there?"""
 
+    tenant_fields = ("topic",)
+
     topic: str = ""
-    """For this topic; empty: all."""
-    tenant: str = ""
+    """For this topic; empty: all of the session's tenant."""
 
 
 @declare(Kind.SCHEDULE_REMOVE, Permission(Verb.SCHEDULE, Resource.SCHEDULE, "name"))

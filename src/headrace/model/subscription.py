@@ -13,6 +13,8 @@ from headrace.model.topic import checked_name, parse_topic
 
 DEFAULT_SUBSCRIPTION = "default"
 """The subscription of a topic that is meant when none is named."""
+DEAD_SUFFIX = ".dead"
+"""What a topic's own dead letter topic has behind the name."""
 
 
 class Discipline(Enum):
@@ -47,6 +49,23 @@ class Expired(Enum):
     """They go to the dead letter topic."""
 
 
+class Rejected(Enum):
+    """What becomes of messages that a holder rejects."""
+
+    DEAD = "dead"
+    """They go to the dead letter topic."""
+    DROP = "drop"
+
+
+class Overflow(Enum):
+    """What happens when a subscription has as many messages as it may have."""
+
+    REFUSE = "refuse"
+    """Publishing to the topic is refused until some are settled."""
+    DROP_OLDEST = "drop_oldest"
+    """The oldest messages that are ready are dropped."""
+
+
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a leased subscription; all can be changed while it is in use."""
 
@@ -60,6 +79,8 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Where dead messages go; by default the topic's own name with `.dead` behind it."""
     expired: Expired = Expired.DROP
     """What becomes of expired messages: `drop` or `dead`."""
+    rejected: Rejected = Rejected.DEAD
+    """What becomes of rejected messages: `dead` (they go to the dead letter topic) or `drop`."""
     retry: RetryGrowth = RetryGrowth.EXPONENTIAL
     """How the delay before the next attempt grows: `fixed`, `linear` or `exponential`."""
     retry_seconds: float = 1.0
@@ -72,6 +93,19 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """At most one message of a key is leased at a time, and none overtakes a retry; those without a key are free."""
     paused: bool = False
     """Nothing is handed out; what is leased can be settled."""
+    messages_max: int | None = None
+    """So many messages that are not settled are enough, over all partitions; see `overflow`. The batch that reaches it
+    is taken whole."""
+    bytes_max: int | None = None
+    """So many bytes of them are enough, counted with the average size of what each partition stores."""
+    overflow: Overflow = Overflow.REFUSE
+    """What happens then: `refuse` (publishing fails with `subscription_full`) or `drop_oldest` (of those that are
+    ready)."""
+    single_active_consumer: bool = False
+    """Of the standing lease requests only the oldest gets messages, the others stand by; leases by hand get none while
+    there is one."""
+    delete_unused_seconds: float | None = None
+    """The subscription is deleted when nobody has leased, settled, or had a standing request for so long."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_seconds <= LEASE_SECONDS_MAX:
@@ -84,6 +118,13 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
             raise InvalidArgument(f"retry_jitter must be 0 to 1, not {self.retry_jitter}")
         if self.dead_letter_topic:
             parse_topic(self.dead_letter_topic)
+        for name in ("messages_max", "bytes_max"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < 1 << 63:
+                raise InvalidArgument(f"{name} must be more than 0, or none, not {limit}")
+        unused_s = self.delete_unused_seconds
+        if unused_s is not None and not 0 < unused_s <= 1e8:
+            raise InvalidArgument(f"delete_unused_seconds must be more than 0 and at most 1e8, or none, not {unused_s}")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, in plain values."""

@@ -15,12 +15,14 @@ from headrace.model.limits import (
     GROUP_NAME_CHARS_MAX,
     MESSAGE_BYTES_MAX,
     PARTITIONS_MAX,
+    PLAIN_NAME_CHARS_MAX,
     SECONDS_MAX,
     SEGMENT_BYTES_MAX,
     SEGMENT_BYTES_MIN,
     TENANT_NAME_CHARS_MAX,
     TOPIC_NAME_CHARS_MAX,
 )
+from headrace.model.names import checked_characters
 
 DEFAULT_TENANT = "default"
 SYSTEM_PREFIX = "headrace."
@@ -51,17 +53,32 @@ def parse_topic(text: str) -> TopicName:
     if not slash:
         tenant = DEFAULT_TENANT
     return TopicName(
-        _checked(tenant, "tenant", TENANT_NAME_CHARS_MAX, text), _checked(topic, "topic", TOPIC_NAME_CHARS_MAX, text)
+        _checked(tenant, "tenant", TENANT_NAME_CHARS_MAX, text),
+        checked_characters(topic, "topic", TOPIC_NAME_CHARS_MAX),
     )
 
 
+def tenant_of(name: str) -> str:
+    """The tenant that a name belongs to.
+
+    >>> tenant_of("acme/billing"), tenant_of("billing")
+    ('acme', 'default')
+    """
+    return name.rpartition("/")[0] or DEFAULT_TENANT
+
+
 def checked_group(name: str) -> str:
-    """The name, if it may be a group's; like a topic's it may begin with a tenant and a slash."""
-    tenant, slash, group = name.rpartition("/")
+    """The name, if it may be a group's, without the default tenant."""
+    return checked_tenant_name(name, "group")
+
+
+def checked_tenant_name(name: str, what: str) -> str:
+    """The name, if it may be that of a `what`, which like a topic's may begin with a tenant and a slash."""
+    tenant, slash, bare = name.rpartition("/")
     if slash:
         _checked(tenant, "tenant", TENANT_NAME_CHARS_MAX, name)
-    _checked(group, "group", GROUP_NAME_CHARS_MAX, name)
-    return group if tenant == DEFAULT_TENANT else name
+    checked_characters(bare, what, GROUP_NAME_CHARS_MAX)
+    return bare if tenant == DEFAULT_TENANT else name
 
 
 def checked_tenant(name: str) -> str:
@@ -70,8 +87,13 @@ def checked_tenant(name: str) -> str:
 
 
 def checked_name(name: str, what: str) -> str:
-    """The name, if it may be that of a `what`, which belongs to a topic or a tenant."""
-    return _checked(name, what, GROUP_NAME_CHARS_MAX, name)
+    """The name, if it may be that of a `what`, which belongs to a topic."""
+    return checked_characters(name, what, GROUP_NAME_CHARS_MAX)
+
+
+def checked_plain_name(name: str, what: str) -> str:
+    """The name, if it may be that of a `what` whose name is also a part of paths and of other names."""
+    return _checked(name, what, PLAIN_NAME_CHARS_MAX, name)
 
 
 def _checked(name: str, what: str, chars_max: int, whole: str) -> str:

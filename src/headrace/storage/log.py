@@ -9,7 +9,6 @@ from headrace.model.batch import FLAG_COMPACTED, FLAG_LOST, SPAN_MAX, Batch, gap
 from headrace.model.durability import Durability
 from headrace.model.errors import DiskFull, HeadraceError, LogOwned, OffsetOutOfRange, TooManyFiles
 from headrace.model.limits import BATCH_BYTES_MAX
-from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
 from headrace.storage.group_commit import GroupCommitLog
@@ -18,6 +17,7 @@ from headrace.storage.recovery import Findings, LostRange, Recovery, remove_left
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import FileSegment, SegmentHeader, segment_path
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
+from headrace.storage.stored_log import AppendReceipt
 
 logger = logging.getLogger("headrace.storage")
 

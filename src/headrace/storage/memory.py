@@ -7,7 +7,6 @@ from typing import ClassVar
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import BatchTooLarge, DurabilityUnavailable, InvalidArgument, LogClosed, OffsetOutOfRange
-from headrace.storage.append_receipt import AppendReceipt
 from headrace.storage.compaction import Keep, before, compacted
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
@@ -15,7 +14,7 @@ from headrace.storage.lookups import Lookups
 from headrace.storage.recovery import Findings
 from headrace.storage.segment import TIME_NONE, Segment, note
 from headrace.storage.settings import LogSettings
-from headrace.storage.stored_log import StoredLog, SyncCallback
+from headrace.storage.stored_log import AppendReceipt, StoredLog, SyncCallback
 
 SEGMENT_BYTES = 1 << 20
 _POSITIONS_MAX = 256

@@ -26,7 +26,9 @@ FILE_ID_UNKNOWN = 0
 TIME_NONE = -(1 << 63)
 """The latest timestamp of a segment without messages."""
 
-_MAGIC = b"HRSEGMT1"
+_MAGIC = b"HRSEGMT2"
+FORMER_MAGIC = b"HRSEGMT1"
+"""Of segments whose batches have version 1."""
 # magic log_id file_id base_offset created_us | crc over all before | zeros to 64 bytes
 _HEADER = struct.Struct("<8sIIQq")
 _CRC = struct.Struct("<I")
@@ -59,15 +61,37 @@ class SegmentHeader(NamedTuple):
 
 
 def read_header(content: bytes, path: str) -> SegmentHeader | None:
-    """The header of a segment's file; None if it is damaged."""
-    if len(content) < DATA_AT or _CRC.unpack_from(content, _HEADER.size)[0] != crc32c(content[: _HEADER.size]):
+    """The header of a segment's file; None when it is damaged."""
+    if not _is_whole(content):
         return None
     magic, *fields = _HEADER.unpack_from(content)
+    if magic == FORMER_MAGIC:
+        raise UnsupportedFormat(
+            f"{path} was written by an earlier Headrace; `headrace upgrade DIRECTORY`, with the broker's data "
+            "directory or else the log's, brings it over"
+        )
     if magic != _MAGIC:
         raise UnsupportedFormat(
             f"{path} has a format that this Headrace does not know; use the Headrace that wrote it, or a newer one"
         )
     return SegmentHeader(*fields)
+
+
+def is_current(content: bytes) -> bool:
+    """Whether a segment's file begins with a header of the present format, which is not damaged."""
+    return content.startswith(_MAGIC) and _is_whole(content)
+
+
+def read_former_header(content: bytes) -> SegmentHeader | None:
+    """The header of a segment of the former format; None when it is damaged."""
+    if not content.startswith(FORMER_MAGIC) or not _is_whole(content):
+        return None
+    return SegmentHeader(*_HEADER.unpack_from(content)[1:])
+
+
+def _is_whole(content: bytes) -> bool:
+    whole = len(content) >= DATA_AT
+    return whole and bool(_CRC.unpack_from(content, _HEADER.size)[0] == crc32c(content[: _HEADER.size]))
 
 
 def segment_path(directory: str, base_offset: int) -> str:

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError
-from headrace.storage.append_receipt import AppendReceipt
+from headrace.model.errors import DurabilityUnavailable, HeadraceError
 from headrace.storage.compaction import Keep
 from headrace.storage.reader import LogReader
 from headrace.storage.recovery import Findings
@@ -57,7 +56,7 @@ class StoredLog(LogReader, ABC):
     # Append and sync.
 
     @abstractmethod
-    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> AppendReceipt:
+    def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> "AppendReceipt":
         """Append a batch, and request a sync if `durability` is synced; returns at once, the receipt can wait.
 
         Raises DurabilityUnavailable if the log can never reach it. When this raises, nothing was appended.
@@ -147,3 +146,27 @@ class StoredLog(LogReader, ABC):
     @abstractmethod
     def close(self) -> None:
         """Sync what can be synced and release everything; raises if not all of it could be synced."""
+
+
+class AppendReceipt:
+    """The receipt of one append: the offsets of its messages, and the durability that they have reached by now."""
+
+    __slots__ = ("_log", "base_offset", "next_offset")
+
+    def __init__(self, log: StoredLog, base_offset: int, next_offset: int) -> None:
+        self._log = log
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+
+    @property
+    def reached(self) -> Durability:
+        """The durability of the messages now."""
+        return self._log.reached(self.next_offset)
+
+    def wait(self, durability: Durability, timeout_s: float | None = None) -> None:
+        """Return when the messages have this durability; raises DurabilityUnavailable if they never will."""
+        if self._log.append_durability >= durability:
+            return
+        if not self._log.durable:
+            raise DurabilityUnavailable
+        self._log.wait_synced(self.next_offset, timeout_s)

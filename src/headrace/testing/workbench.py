@@ -14,7 +14,7 @@ from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, 
 from headrace.model.errors import HeadraceError
 from headrace.model.reading import StreamOpen
 from headrace.model.request import Request
-from headrace.model.requests import Assignment, Publish
+from headrace.model.requests import Publish
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
@@ -45,7 +45,7 @@ class Workbench:
         now_us: int = START_US,
     ) -> None:
         self.now_us = now_us
-        self.pushed: list[Assignment] = []
+        self.pushed: list[Any] = []
         """What the broker pushed to sessions."""
         self.failures: list[HeadraceError] = []
         """Errors of background jobs."""

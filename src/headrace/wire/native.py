@@ -10,6 +10,7 @@ from headrace.model.kinds import Kind as Kind
 from headrace.model.reading import Delivery
 from headrace.model.request import REQUESTS, Answer, Request, declare
 from headrace.model.requests import Assignment, Done
+from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
 
 DEFAULT_PORT = 7390
 PROTOCOL_VERSION = 1
@@ -72,6 +73,8 @@ PUSHES: dict[Kind, type[Answer]] = {
     Kind.STREAM_END: Failure,
     Kind.ASSIGNMENT: Assignment,
     Kind.DRAIN: Done,
+    Kind.LEASE_DELIVERY: LeaseDelivery,
+    Kind.LEASE_END: LeaseEnd,
 }
 """What the broker sends without a request."""
 

@@ -11,13 +11,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from headrace.cli.arguments import Command, command_maker, completes, header, more_than_zero, relative_moment
 from headrace.cli.connection import add_connection, connected
-from headrace.cli.message_formats import printable, time_text
+from headrace.cli.message_formats import header_shown, json_headers, printable, time_text
 from headrace.cli.pending_messages import FUTURE, add_topic, given_key
 from headrace.cli.terminal.colours import paint_state
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, table
 from headrace.cli.terminal.watch import add_watch
 from headrace.model.errors import ScheduleNotFound
+from headrace.model.headers import header_pairs
 from headrace.model.schedule_requests import ScheduleInfo
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             os.fsencode(given.value),
             zone=given.zone,
             key=given_key(given),
-            headers=dict(given.headers) if given.headers else None,
+            headers=given.headers,
             start=given.start,
             end=given.end,
             runs_max=given.runs_max,
@@ -269,9 +270,7 @@ def cron_content(info: ScheduleInfo) -> dict[str, Any]:
     given = info.definition
     content: dict[str, Any] = {name: getattr(given, name) for name in ("name", "topic", "when", "zone")}
     content |= _plain("key", given.key) | _plain("value", given.value)
-    for name, text in given.headers.items():
-        for field, plain in _plain("headers", text).items():
-            content.setdefault(field, {})[name] = plain
+    content |= json_headers(given.headers).given()
     limits = ("partition", "start_us", "end_us", "runs_max", "missed", "overlap", "paused")
     content |= {name: getattr(given, name) for name in limits}
     return content | {name: getattr(info, name) for name in (*_BECAME, "error")}
@@ -334,7 +333,7 @@ def _description(info: ScheduleInfo) -> Iterator[str]:
         "value": printable(given.value),
     }
     yield from (f"{name:8}  {text}".rstrip() for name, text in rows.items() if text is not None)
-    yield from (f"header    {printable(name.encode())}={printable(text)}" for name, text in given.headers.items())
+    yield from (f"header    {header_shown(pair)}" for pair in header_pairs(given.headers))
 
 
 def _there(time: datetime, zone: str) -> str:

@@ -20,6 +20,7 @@ examples:
 
 Tells the version, where the broker listens and keeps its data, how much of
 everything there is, and its limits. The memory is that of the broker's process.
+Paths are told on the broker's own machine only.
 """
 _COUNTS = {
     "topics": "topics",
@@ -56,7 +57,8 @@ def _lines(found: BrokerInfo, where: str) -> Iterator[str]:
     yield f"address  {where}"
     if found.listening:
         yield f"listens  {', '.join(found.listening)}"
-    yield f"data     {found.data}"
+    if found.data:  # it is told on the broker's machine only
+        yield f"data     {found.data}"
     yield f"process  {found.pid}" if found.pid else "process  -"
     yield f"uptime   {span_text(max(found.time_us - found.started_us, 0))}, since {time_text(found.started_us)}"
     if found.memory_bytes:

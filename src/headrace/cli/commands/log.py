@@ -36,7 +36,12 @@ from stdin can be read by others after --sync-every seconds at most.
   {"value": "hello", "key": "k", "headers": {"lang": "en"}, "timestamp": 1700000000000000}
 
 Only the value is needed; null says that the key is deleted. What is not UTF-8
-stands in value_base64, key_base64 and headers_base64 instead. An offset is
+stands in value_base64, key_base64 and headers_base64 instead. If a header's name
+repeats, there is header_list instead of headers:
+
+  {"value": "hello", "header_list": [{"name": "a", "value": "1"}, {"name": "a", "value": null}]}
+
+An offset is
 ignored: the log gives its own.
 """
 

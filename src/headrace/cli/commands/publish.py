@@ -18,6 +18,7 @@ from headrace.cli.terminal.interrupts import Interrupted, Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_text
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument, Timeout
+from headrace.model.headers import Headers, headers_from_pairs
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -46,7 +47,12 @@ same key go to the same partition; those without one go now here, now there.
   {"value": "hello", "key": "k", "headers": {"lang": "en"}, "timestamp": 1700000000000000}
 
 Only the value is needed; null says that the key is deleted. What is not UTF-8
-stands in value_base64, key_base64 and headers_base64 instead. Topic, partition
+stands in value_base64, key_base64 and headers_base64 instead. If a header's name
+repeats, there is header_list instead of headers:
+
+  {"value": "hello", "header_list": [{"name": "a", "value": "1"}, {"name": "a", "value": null}]}
+
+Topic, partition
 and offset are ignored.
 
 TIME is ISO 8601, UTC unless it says otherwise, microseconds since 1970, or like
@@ -167,7 +173,7 @@ class InputPortion(msgspec.Struct):
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
-    headers: Sequence[dict[str, bytes] | None] | None = None
+    headers: Sequence[Headers | None] | None = None
     timestamps: Sequence[int | None] | None = None
     dues: Sequence[int | None] | None = None
     priorities: Sequence[int | None] | None = None
@@ -268,7 +274,7 @@ def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[Inp
             yield InputPortion(first, *(column if any(it is not None for it in column) else None for column in columns))
         return
     key = None if given.key is None else os.fsencode(given.key)
-    headers = dict(given.headers) if given.headers else None
+    headers = headers_from_pairs(given.headers or ())
     common = (headers, given.timestamp, given.due, given.priority, given.expires)
     for values in plain_values(given, interrupts):
         keys = None if key is None else [key] * len(values)

@@ -28,10 +28,11 @@ from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, Output, counted, table
 from headrace.cli.terminal.watch import add_watch
 from headrace.model.leasing import SubscriptionInfo, Timing
+from headrace.model.names import derived_topic
 from headrace.model.request import WireStruct
-from headrace.model.subscription import SubscriptionSettings
+from headrace.model.subscription import DEAD_SUFFIX, SubscriptionSettings
 
-_DONE = ("delivered", "acked", "released", "expired_leases")
+_DONE = ("delivered", "acked", "released", "expired_leases", "dropped")
 
 _VALUES = """\
 TIME is a number of seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. All
@@ -346,7 +347,7 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
         "waiting": following and f"the next in {span_text(max(following - now_us, 0))}, at {time_text(following)}",
         "ready": ready and f"the oldest is {span_text(max(now_us - ready, 0))} old, of {time_text(ready)}",
         "leased": "",
-        "dead": info.dead and f"in {info.settings.get('dead_letter_topic') or f'{info.topic}.dead'}",
+        "dead": info.dead and f"in {info.settings.get('dead_letter_topic') or derived_topic(info.topic, DEAD_SUFFIX)}",
     }
     yield f"topic         {info.topic}"
     yield f"subscription  {info.subscription}"

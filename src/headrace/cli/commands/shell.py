@@ -3,14 +3,12 @@
 import argparse
 import code
 import importlib.util
-import os
 import signal
 import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.connection import add_connection
-from headrace.cli.contexts import resolve
+from headrace.cli.connection import add_connection, broker_url
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
 from headrace.model.errors import HeadraceError
@@ -54,9 +52,9 @@ def _connection(given: argparse.Namespace) -> tuple[str, "Bus | None"]:
     """The broker that the user means, and a bus if it answers; who named a broker must have it."""
     from headrace.client._sync.bus import connect
 
-    found = resolve(given, os.environ)
+    found = broker_url(given)
     try:
-        return found.address, connect(found.address, name="headrace shell", timeout=given.timeout)
+        return found, connect(found, name="headrace shell", timeout=given.timeout)
     except HeadraceError as error:
         if given.connect or given.context:
             raise

@@ -36,7 +36,8 @@ _CHEAPEST = "offset"
 """The column that is read if it does not matter which."""
 _FORMATS = ("auto", "string", "json", "bytes")
 _NO_TABLE = re.compile(r"^The table or view (`.*`) cannot be found")
-_OF_TOPIC = re.compile(r"([A-Za-z0-9][\w./-]*)=(.*)", re.DOTALL)
+_OF_TOPIC = re.compile(r"""([^=,:<'"()]+)=(.*)""", re.DOTALL)
+"""What stands before the first `=`, unless it is a part of fields with their types and comments."""
 
 _EPILOG = """\
 examples:

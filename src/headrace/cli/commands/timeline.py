@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import command_maker, count, duration, header, more_than_zero, relative_moment
 from headrace.cli.connection import add_connection, connected
-from headrace.cli.message_formats import printable, time_text
+from headrace.cli.message_formats import header_shown, printable, time_text
 from headrace.cli.pending_messages import (
     FUTURE,
     add_selection,
@@ -27,6 +27,7 @@ from headrace.cli.terminal.output import EXIT_ERROR, Output
 from headrace.cli.terminal.watch import add_watch
 from headrace.client.leasing.scheduled_times import MessageName, parse_id
 from headrace.model.errors import InvalidArgument, MessageGone, MessageLeased, NotOwner, StaleVersion
+from headrace.model.headers import header_text
 from headrace.model.leasing import OWNER_HEADER, Forecasted
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             given.topic,
             os.fsencode(given.value),
             key=given_key(given),
-            headers=dict(given.headers) if given.headers else None,
+            headers=given.headers,
             priority=given.priority,
             expires=given.expires,
             owner=given.owner,
@@ -279,8 +280,7 @@ def _tell_due(message: "Scheduled", due_us: int, out: Output) -> None:
 
 
 def _description(message: "PendingMessage") -> Iterator[str]:
-    headers = dict(message.headers or {})
-    owner = headers.pop(OWNER_HEADER, b"")
+    owner = header_text(message.headers or {}, OWNER_HEADER)
     rows: dict[str, str | None] = {
         "id": message_id(message),
         "status": message.status + reason_text(message),
@@ -298,4 +298,4 @@ def _description(message: "PendingMessage") -> Iterator[str]:
         "value": "(deleted)" if message.value is None else printable(message.value),
     }
     yield from (f"{name:10}  {text}" for name, text in rows.items() if text is not None)
-    yield from (f"{'header':10}  {printable(name.encode())}={printable(text)}" for name, text in headers.items())
+    yield from (f"{'header':10}  {header_shown(pair)}" for pair in message.header_list if pair[0] != OWNER_HEADER)

@@ -34,7 +34,7 @@ examples:
 
 {_VALUES}
 What is not given is as in the brackets, unless the broker's configuration says
-otherwise. A name may begin with a tenant: acme/orders.
+otherwise. Other tenants' topics: --tenant acme.
 """
 
 _LIST = """\

@@ -13,6 +13,7 @@ from headrace.cli.terminal.output import Output, counted, offsets_text
 from headrace.embedded import process_shared
 from headrace.embedded.log import Log
 from headrace.model.errors import HeadraceError
+from headrace.model.headers import headers_from_pairs
 
 
 class AppendResult(msgspec.Struct, kw_only=True):
@@ -102,7 +103,7 @@ def _given_messages(given: argparse.Namespace, interrupts: Interrupts) -> Iterat
         yield from json_messages(interrupts)
         return
     key = None if given.key is None else os.fsencode(given.key)
-    headers = dict(given.headers) if given.headers else None
+    headers = headers_from_pairs(given.headers or ())
     for values in plain_values(given, interrupts):
         if key is None and headers is None and given.timestamp is None:
             yield values

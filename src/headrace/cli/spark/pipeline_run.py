@@ -46,10 +46,10 @@ def with_spark(out: Output, work: Callable[..., int], *arguments: object) -> int
 
 def name_of(given: argparse.Namespace, file: str) -> str:
     """A pipeline's name: as it is given, or as its file is called."""
-    from headrace.model.topic import checked_name
+    from headrace.model.topic import checked_plain_name
 
     stem = os.path.splitext(os.path.basename(file))[0]
-    return checked_name(given.name or re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-"), "pipeline")
+    return checked_plain_name(given.name or re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-"), "pipeline")
 
 
 def _in_foreground(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:

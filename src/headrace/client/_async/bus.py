@@ -28,13 +28,13 @@ from headrace.client._async.producer.transaction import AsyncTransaction
 from headrace.client.connection import fork_guard
 from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
 from headrace.client.connection.clock import Clock
-from headrace.client.connection.identity import checked_client_name, default_name
+from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import GivenHeaders, MessageColumns, MessageFields, show_fields
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
 from headrace.client.producer.partitioning import Partitioner
-from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_headers, checked_key
+from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
 from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
 from headrace.client.results import Receipt
@@ -43,11 +43,13 @@ from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.errors import Closed, HeadraceError
+from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
@@ -68,12 +70,14 @@ class AsyncBus:
         b'3 apples'
     """
 
-    def __init__(self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None) -> None:
+    def __init__(
+        self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None, tenant: str = ""
+    ) -> None:
         self._closed = True  # until all is well
         timeout = checked_timeout(timeout, least=0.001)
         self._target = target
         self._given_name = checked_client_name(name)
-        self._hello = Hello(client="headrace-python", name=self._given_name or default_name())
+        self._hello = Hello(client="headrace-python", name=self._given_name or default_name(), tenant=tenant)
         self._memory = receive_memory()
         self._timeout = timeout
         self._timers = Timers()
@@ -107,6 +111,11 @@ class AsyncBus:
         """What the broker calls this client in its lists and logs; made of host and process if none was given."""
         return self._hello.name
 
+    @property
+    def tenant(self) -> str:
+        """The tenant whose topics, groups and schedules the bus's names mean."""
+        return self._hello.tenant or DEFAULT_TENANT
+
     # Publishing.
 
     @show_fields
@@ -126,7 +135,7 @@ class AsyncBus:
             topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
-            headers: names mapped to text or bytes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
             timestamp: the message's time, by default now; a datetime or microseconds since 1970.
             due: leased subscriptions do not deliver the message before this time.
             priority: an integer, for subscriptions with the discipline `priority`; greater first.
@@ -176,7 +185,7 @@ class AsyncBus:
             topic: the topic.
             values: the messages' values.
             keys: one for each value, or None where there is none.
-            headers: one mapping for each value, or None.
+            headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
             priorities: one for each value, or None.
@@ -342,7 +351,7 @@ class AsyncBus:
         """
         due = moment_of(at, in_, self._clock.now_us())
         if owner:
-            headers = {**(headers or {}), OWNER_HEADER: owner}
+            headers = replaced_headers(checked_headers(headers), {OWNER_HEADER: owner.encode()})
         receipt = await self.publish(
             topic,
             value,
@@ -578,7 +587,7 @@ class AsyncBus:
         """Create a topic.
 
         Parameters:
-            topic: its name; `tenant/topic` in another tenant than the default one.
+            topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
             settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
 
@@ -634,25 +643,24 @@ class AsyncBus:
         """
         await self._topics.delete(topic)
 
-    async def topics(self, pattern: str = "*", *, tenant: str = "") -> list[TopicInfo]:
+    async def topics(self, pattern: str = "*") -> list[TopicInfo]:
         """List the topics whose names match, without their partitions.
 
         Parameters:
             pattern: `*` stands for any characters, `?` for one.
-            tenant: the tenant; by default the default one.
 
         Returns:
             The topics, by name.
 
         Raises:
-            InvalidArgument: if the pattern or the tenant is wrong.
+            InvalidArgument: if the pattern is wrong.
 
         Example:
             >>> info = await bus.create_topic("clicks")
             >>> [info.topic for info in await bus.topics("c*")]
             ['clicks']
         """
-        return await self._topics.list_matching(pattern, tenant)
+        return await self._topics.list_matching(pattern)
 
     async def describe_topic(self, topic: str, *, create: bool = False) -> TopicInfo:
         """Describe a topic: settings, partitions with their offsets, groups that read it.
@@ -733,17 +741,11 @@ class AsyncBus:
 
     # Groups.
 
-    async def groups(self, *, tenant: str = "") -> list[GroupSummary]:
+    async def groups(self) -> list[GroupSummary]:
         """List the consumer groups, with members, topics and lag.
-
-        Parameters:
-            tenant: the tenant; by default the default one.
 
         Returns:
             The groups, by name.
-
-        Raises:
-            InvalidArgument: if the tenant is wrong.
 
         Example:
             >>> receipt = await bus.publish("orders", b"3 apples")
@@ -751,7 +753,7 @@ class AsyncBus:
             >>> [(group.group, group.lag) for group in await bus.groups()]
             [('billing', 0)]
         """
-        return await self._groups.list_all(tenant)
+        return await self._groups.list_all()
 
     async def describe_group(self, group: str) -> GroupInfo:
         """Describe a consumer group: its members, and its committed offset and lag in each partition.
@@ -940,12 +942,11 @@ class AsyncBus:
         """
         await self._subscriptions.delete(topic, subscription)
 
-    async def subscriptions(self, topic: str | None = None, *, tenant: str = "") -> list[SubscriptionInfo]:
+    async def subscriptions(self, topic: str | None = None) -> list[SubscriptionInfo]:
         """List the leased subscriptions.
 
         Parameters:
             topic: only of this topic; by default of all.
-            tenant: the tenant; by default the default one.
 
         Returns:
             The subscriptions with their settings and counts.
@@ -958,7 +959,7 @@ class AsyncBus:
             >>> [info.subscription for info in await bus.subscriptions("tickets")]
             ['urgent']
         """
-        return await self._subscriptions.list_all(topic, tenant)
+        return await self._subscriptions.list_all(topic)
 
     async def describe_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> SubscriptionInfo:
         """Describe a leased subscription: its settings, and how many messages it has in which state.
@@ -1053,12 +1054,11 @@ class AsyncBus:
         )
         return await self._schedules.set(schedule, replace)
 
-    async def crons(self, topic: str | None = None, *, tenant: str = "") -> list[ScheduleInfo]:
+    async def crons(self, topic: str | None = None) -> list[ScheduleInfo]:
         """List the schedules.
 
         Parameters:
             topic: only those of this topic; by default all.
-            tenant: the tenant; by default the default one.
 
         Returns:
             The schedules and their next runs.
@@ -1071,7 +1071,7 @@ class AsyncBus:
             >>> [info.definition.name for info in await bus.crons()]
             ['report']
         """
-        return await self._schedules.list_all(topic, tenant)
+        return await self._schedules.list_all(topic)
 
     async def cron_remove(self, name: str) -> None:
         """Delete a schedule; the messages that it has published stay.
@@ -1321,6 +1321,8 @@ class AsyncBus:
     def _facts(self) -> Iterator[str]:
         yield place_of(self._target)
         yield f"name={short(self._hello.name)}"
+        if self.tenant != DEFAULT_TENANT:
+            yield f"tenant={self.tenant}"
         yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
 
     def __del__(self) -> None:
@@ -1339,24 +1341,28 @@ class AsyncBus:
 
 
 async def connect_async(
-    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0
+    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
 ) -> AsyncBus:
     """Connect to a broker.
 
     Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/socket`; by default $HEADRACE_URL, or else
-            `headrace://127.0.0.1:7390`.
+        address: `headrace://host:port`, or `headrace+unix:///path/to/socket`, perhaps with `?tenant=NAME`; by default
+            $HEADRACE_URL, or else `headrace://127.0.0.1:7390`.
         name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, reconnecting and repeating included.
         wait: for how many seconds to keep trying if the broker cannot be reached yet.
+        tenant: whose topics, groups and schedules names mean; by default the address's, or else `default`.
     """
-    bus = AsyncBus(parse_address(default_address() if address is None else address), name, timeout, None)
+    target = parse_address(default_address() if address is None else address)
+    bus = AsyncBus(target, name, timeout, None, checked_client_tenant(tenant) or target.tenant)
     await bus._connect(wait)
     return bus
 
 
-async def attach_async(broker: Nearby, close: Callable[[], None], *, name: str = "", timeout: float = 30.0) -> AsyncBus:
+async def attach_async(
+    broker: Nearby, close: Callable[[], None], *, name: str = "", timeout: float = 30.0, tenant: str = ""
+) -> AsyncBus:
     """Connect to a broker in this process, which is closed with the bus."""
-    bus = AsyncBus(broker, name, timeout, close)
+    bus = AsyncBus(broker, name, timeout, close, checked_client_tenant(tenant))
     await bus._connect()
     return bus

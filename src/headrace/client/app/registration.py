@@ -97,6 +97,8 @@ def registered_schedule(
     for argument, text in given.items():
         if not isinstance(text, str):
             raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {shown(text)}")
+    if not name and not called.isidentifier():
+        raise InvalidArgument(f"{called or 'the handler'} is not the name of a function: give the schedule a name=")
     rule = checked_schedule(ScheduleDefinition(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))
     schedule_of(rule, 0)
     return registered(handler, rule.topic, retry=retry, lease=lease, definition=rule)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from headrace.client.connection.environment import URL_VARIABLE
 from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.topic import checked_tenant
 from headrace.wire.native import DEFAULT_PORT
 
 DEFAULT_ADDRESS = f"headrace://127.0.0.1:{DEFAULT_PORT}"
@@ -15,16 +16,19 @@ _EXAMPLES = f"{DEFAULT_ADDRESS} or headrace+unix:///run/headrace.sock"
 
 
 class Address(NamedTuple):
-    """A broker's address: host and port, or the path of a Unix socket."""
+    """A broker's address: host and port, or the path of a Unix socket, and perhaps a tenant."""
 
     host: str
     port: int
     path: str = ""
+    tenant: str = ""
 
     def __str__(self) -> str:
+        query = f"?tenant={self.tenant}" if self.tenant else ""
         if self.path:
-            return f"headrace+unix://{self.path}"
-        return f"headrace://[{self.host}]:{self.port}" if ":" in self.host else f"headrace://{self.host}:{self.port}"
+            return f"headrace+unix://{self.path}{query}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"headrace://{host}:{self.port}{query}"
 
 
 class Nearby(Protocol):
@@ -54,8 +58,8 @@ def checked_address(text: str, source: str) -> str:
 def parse_address(text: str) -> Address:
     """The address that a text stands for.
 
-    >>> parse_address("headrace://localhost")
-    Address(host='localhost', port=7390, path='')
+    >>> parse_address("headrace://localhost?tenant=acme")
+    Address(host='localhost', port=7390, path='', tenant='acme')
     >>> str(parse_address("headrace+unix:///run/headrace.sock"))
     'headrace+unix:///run/headrace.sock'
     """
@@ -66,15 +70,36 @@ def parse_address(text: str) -> Address:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise InvalidArgument(f"{shown(text)} is no address: {shortened(error)}; write {_EXAMPLES}") from error
-    if "?" in text or "#" in text:
-        raise InvalidArgument(f"{shown(text)} is no address: one has no query and no fragment; write {_EXAMPLES}")
+    if "#" in text:
+        raise InvalidArgument(f"{shown(text)} is no address: one has no fragment; write {_EXAMPLES}")
+    tenant = _queried_tenant(text)
     if port == 0:
         raise InvalidArgument(f"{shown(text)} is no address: a port is 1 to 65535; write {_EXAMPLES}")
     if parts.scheme == "headrace+unix" and parts.path and not parts.netloc:
-        return Address("", 0, parts.path)
+        return Address("", 0, parts.path, tenant)
     if parts.scheme == "headrace" and host and parts.path in ("", "/") and "@" not in parts.netloc:
-        return Address(host, port or DEFAULT_PORT)
+        return Address(host, port or DEFAULT_PORT, "", tenant)
     raise InvalidArgument(f"{shown(text)} is no address of a broker; write {_EXAMPLES}")
+
+
+def with_tenant(text: str, tenant: str) -> str:
+    """An address with a tenant, in the place of one that it has.
+
+    >>> with_tenant("headrace://localhost", "acme")
+    'headrace://localhost:7390?tenant=acme'
+    """
+    return str(parse_address(text)._replace(tenant=checked_tenant(tenant)))
+
+
+def _queried_tenant(text: str) -> str:
+    """The tenant that an address's query names; a query names nothing else."""
+    _, question_mark, query = text.partition("?")
+    name, _, tenant = query.partition("=")
+    if not question_mark:
+        return ""
+    if name != "tenant" or not tenant:
+        raise InvalidArgument(f"{shown(text)} is no address: its query names a tenant, `?tenant=NAME`, and no more")
+    return checked_tenant(tenant)
 
 
 def place_of(target: Target) -> str:

@@ -21,5 +21,5 @@ class Backoff:
         return wait_s * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """It worked: begin with the shortest wait again."""
+        """Begin with the shortest wait again, after a success."""
         self._next_s = self._first_s

@@ -8,6 +8,7 @@ import socket
 
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.topic import checked_tenant
 
 NAME_CHARS_MAX = 120
 _HOST_CHARS_MAX = 60
@@ -25,6 +26,13 @@ def checked_client_name(name: object) -> str:
     if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise InvalidArgument(f"name is a text of up to {NAME_CHARS_MAX} printable characters, not {shown(name)}")
     return name
+
+
+def checked_client_tenant(tenant: object) -> str:
+    """The tenant that a program names; empty if it names none."""
+    if not isinstance(tenant, str):
+        raise InvalidArgument(f"tenant is a text, not {shown(tenant)}")
+    return checked_tenant(tenant) if tenant else ""
 
 
 def member_id(client: str) -> str:

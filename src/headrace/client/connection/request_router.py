@@ -1,4 +1,4 @@
-"""What is said over one connection: who asked what, and whom the broker's frames are for. Sends nothing itself."""
+"""Matches the frames of one connection with the requests, streams and memberships that they belong to; does no I/O."""
 
 import itertools
 import logging
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
-from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout, error_of
 from headrace.model.leasing import Ack, Extend, Lease
 from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
+from headrace.model.standing_lease import LeaseCredit, LeaseDelivery, LeaseEnd
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
 from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
@@ -29,22 +30,33 @@ RECEIVE_AT_ONCE_BYTES = 1 << 20
 """A delivery up to this size gets its memory in one piece."""
 _SILENT_HEARTBEATS = 3
 _CLOCK_AGE_S = 2.0
-"""How old what is known about a clock may become that somebody goes by."""
+"""Maximum age of the clock's synchronization while somebody uses the clock."""
 _CORRELATIONS = 1 << 32
-_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, Ping})
-"""Requests whose types are checked where their values come from: these are many, or large."""
+_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, LeaseCredit, Ping})
+"""Requests that are frequent or large: their types are checked where their values come from."""
 # Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
 _ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
+_LEASE_DELIVERY = int(Kind.LEASE_DELIVERY)
 
 
 class StreamReader(Protocol):
-    """Whom the deliveries of a stream are for."""
+    """Receives the deliveries of a stream."""
 
     def delivered(self, delivery: Delivery, body: Bytes) -> None:
-        """Batches came; the body is the reader's to keep."""
+        """Take batches; the body stays valid."""
 
     def ended(self, error: HeadraceError) -> None:
-        """No more will come."""
+        """Learn why the stream has ended."""
+
+
+class LeaseReader(Protocol):
+    """Receives the deliveries of a standing lease request."""
+
+    def lease_delivered(self, delivery: LeaseDelivery, body: Bytes) -> None:
+        """Take leased messages; the body is valid until this returns."""
+
+    def lease_ended(self, standing: int, error: HeadraceError) -> None:
+        """Learn why the broker has ended the request."""
 
 
 class _PendingRequest(NamedTuple):
@@ -60,7 +72,7 @@ class _PendingRequest(NamedTuple):
 
 
 class AnswerSink(Protocol):
-    """Where an answer is put."""
+    """Holds an answer, or the error in its place."""
 
     done: bool
     value: Any
@@ -72,7 +84,7 @@ class AnswerSink(Protocol):
 
 
 class AwaitedAnswer:
-    """An answer that somebody waits for; one that comes when nobody does any more is given to `late`, once."""
+    """An answer for which somebody waits; if nobody does any more when it comes, it goes to `late`, once."""
 
     def __init__(self, outcome: AnswerSink, late: LateCallback[Any] | None) -> None:
         self._outcome = outcome
@@ -80,7 +92,7 @@ class AwaitedAnswer:
         self._gone = False
 
     def told(self, answer: Any, body: Bytes) -> None:
-        """It came."""
+        """Resolve the outcome with the answer."""
         if isinstance(answer, HeadraceError):
             self._outcome.fail(answer)
         else:
@@ -89,7 +101,7 @@ class AwaitedAnswer:
             self._give_back()
 
     def give_up(self) -> None:
-        """Nobody waits any more."""
+        """Stop waiting; the answer goes to `late`."""
         self._gone = True
         if self._outcome.done:
             self._give_back()
@@ -104,9 +116,9 @@ class AwaitedAnswer:
 
 
 class RequestRouter:
-    """Requests under way, streams and memberships of a connection.
+    """The pending requests, streams and memberships of a connection.
 
-    Everything may be called from any thread; what arrives is told on the thread on which it arrives.
+    Every method may be called from any thread; callbacks run on the thread that receives the frame.
     """
 
     def __init__(self) -> None:
@@ -114,10 +126,12 @@ class RequestRouter:
         self.draining = False
         self.welcome: Welcome | None = None
         self.clock: Clock | None = None
-        """What learns the broker's time."""
+        """Is synchronized with the broker's time by each pong."""
         self.on_drain: Callable[[], None] | None = None
         self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
-        """Whom the assignments of a group's member are for."""
+        """Callbacks for assignments, by group and member."""
+        self.leases: dict[int, LeaseReader] = {}
+        """Receivers of standing lease requests, by the request's number."""
         self._asked: dict[int, _PendingRequest] = {}
         self._streams: dict[int, StreamReader] = {}
         self._numbers = itertools.count(1)
@@ -176,18 +190,22 @@ class RequestRouter:
         return number
 
     def forget_stream(self, number: int) -> None:
-        """Whatever is still delivered for it is for nobody."""
+        """Ignore further deliveries of a stream."""
         self._streams.pop(number, None)
 
     def tell(self, request: Request[Any]) -> None:
         """Send a request that has no answer."""
+        self.queue_tell(request)
+        self.flush()
+
+    def queue_tell(self, request: Request[Any]) -> None:
+        """Queue a request that has no answer for the next `flush`, for callers that hold a guard."""
         self._said = True
         if not self.closed:
             self.write(frame(request.declared.kind, self._number(), request), b"")
-            self.flush()
 
     def arrived(self, come: Frame) -> None:
-        """Tell whom it is for what came."""
+        """Dispatch a frame that was received."""
         self._heard = True
         kind = come.kind
         if kind in (_ANSWER, _FAILURE):
@@ -197,13 +215,19 @@ class RequestRouter:
             if reader is not None:
                 body = come.body if come.lasting else bytes(come.body)
                 reader.delivered(decode(kind, come.head), body)
+        elif kind == _LEASE_DELIVERY:
+            delivery: LeaseDelivery = decode(kind, come.head)
+            holder = self.leases.get(delivery.standing)
+            if holder is not None:
+                holder.lease_delivered(delivery, come.body)
         else:
             self._pushed(come)
 
     def lose(self, error: HeadraceError) -> None:
-        """The connection is gone: tell all who wait for an answer."""
+        """Fail all pending requests, because the connection is gone."""
         self.closed = True
         self._streams.clear()
+        self.leases.clear()
         while self._asked:
             try:
                 _, asked = self._asked.popitem()
@@ -212,9 +236,9 @@ class RequestRouter:
             self._tell(asked.callback, error, b"")
 
     def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
-        """So much time has gone by: give up what is overdue, say something if we are silent.
+        """Fail overdue requests, and send a ping if nothing else was sent for a while.
 
-        Returns whether the other side is alive. Only time in which we listened counts: not that of a blocked program.
+        Returns whether the broker is alive. Time in which this program was blocked does not count.
         """
         now = time.monotonic()
         for number, asked in list(self._asked.items()):
@@ -233,7 +257,7 @@ class RequestRouter:
         return self._silent_s < _SILENT_HEARTBEATS * heartbeat_s
 
     def ping(self, times: int = 1) -> None:
-        """Ask for a sign of life, and so for the broker's time; several times one after the other."""
+        """Send a ping, whose answer has the broker's time; several times one after the other."""
         self.request_nowait(Ping(), b"", partial(self._ponged, monotonic_us(), times))
 
     def write(self, head: bytearray, body: Bytes) -> None:
@@ -241,11 +265,11 @@ class RequestRouter:
         raise NotImplementedError
 
     def before_flush(self, call: Callable[[], None]) -> None:
-        """Call this once what is going on now is done, and send what it queues together with all else."""
+        """Run a callback before the next flush, so that the frames it queues are sent with the others."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Send what is queued, as far as that goes without blocking; the rest goes as soon as it can."""
+        """Send the queued frames as far as that does not block; the rest follows as soon as it can."""
         raise NotImplementedError
 
     def _number(self) -> int:
@@ -287,6 +311,11 @@ class RequestRouter:
             listener = self.members.get((assignment.group, assignment.member))
             if listener is not None:
                 listener(assignment)
+        elif come.kind == Kind.LEASE_END:
+            end: LeaseEnd = decode(come.kind, come.head)
+            holder = self.leases.pop(end.standing, None)
+            if holder is not None:
+                holder.lease_ended(end.standing, error_of(end.code, end.text, end.retryable, end.details))
         elif come.kind == Kind.DRAIN:
             self.draining = True
             if self.on_drain is not None:
@@ -298,12 +327,12 @@ class RequestRouter:
         try:
             callback(answer, body)
         except Exception:
-            # One who cannot cope with an answer must not keep the others from theirs.
-            logger.exception("an answer of the broker could not be handled")
+            # An error in one callback must not keep the others from their answers.
+            logger.exception("callback for an answer of the broker failed")
 
 
 def _check_types(declared: Declaration, framed: bytearray) -> None:
-    """Read a request as the broker will, which closes a connection that all threads share over one it cannot read."""
+    """Decode a request as the broker will: it closes the connection, which all threads share, if it cannot."""
     try:
         decode(declared.kind, memoryview(framed)[HEADER_BYTES:])
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""What a bus has made and closes with itself, without keeping it alive."""
+"""A registry of objects that does not keep them alive."""
 
 import weakref
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class WeakRegistry(Generic[T]):
-    """Things that may be dropped by whoever uses them; any thread may add and discard."""
+    """Weak references to objects; any thread may add and discard."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[T]] = {}
@@ -16,15 +16,15 @@ class WeakRegistry(Generic[T]):
         return len(self._references)
 
     def add(self, kept: T) -> None:
-        """This one too, for as long as it lives."""
+        """Register an object for as long as it lives."""
         references, number = self._references, id(kept)
         references[number] = weakref.ref(kept, lambda _: references.pop(number, None))
 
     def discard(self, kept: T) -> None:
-        """This one no longer."""
+        """Remove an object."""
         self._references.pop(id(kept), None)
 
     def alive(self) -> list[T]:
-        """Those that there are, in the order in which they came."""
+        """Return the objects that are alive, in the order in which they were added."""
         found = [reference() for reference in list(self._references.values())]
         return [kept for kept in found if kept is not None]

@@ -14,7 +14,7 @@ OnCorrupt = Literal["raise", "skip"] | Callable[[DamagedRange], object]
 
 
 class Inbox(Protocol):
-    """Where what is received goes."""
+    """Takes the deliveries of partitions."""
 
     def delivered(self, reader: "PartitionReader", delivery: Delivery, body: Bytes) -> None:
         """Batches came."""
@@ -57,9 +57,9 @@ class PartitionReader:
         """The number of the stream on the present connection."""
         self.end_offset = offset
         self.gone = False
-        """Not to be read any more: revoked, lost, or replaced."""
+        """It is no longer read: revoked, lost, or replaced."""
         self.optional = False
-        """Nobody minds if it is not there any more."""
+        """Its partition may disappear without an error."""
         self.using = 0
         """How many batches of it are being processed."""
         self.queued_bytes = 0
@@ -79,15 +79,15 @@ class PartitionReader:
     def start(self, offset: int) -> None:
         """Begin here."""
         self.position = offset
-        """Behind what was received: where a stream is to be opened."""
+        """The offset after the last received message, at which a stream is opened."""
         self.wanted = offset
         """The next offset to be handed out."""
         self.handed = offset
-        """Behind what was handed out."""
+        """The offset after the last message that was handed out."""
         self.done = offset
-        """Behind what was processed."""
+        """The offset after the last message that was processed."""
         self.committed = offset
-        """What the broker knows of that."""
+        """The offset that the broker has committed."""
         self.committing = offset
 
     def delivered(self, delivery: Delivery, body: Bytes) -> None:
@@ -99,7 +99,7 @@ class PartitionReader:
         self._inbox.ended(self, error)
 
     def passed(self, offset: int) -> None:
-        """There was nothing to hand out up to here."""
+        """Skip offsets without messages."""
         self.wanted = max(self.wanted, offset)
         if self.done == self.handed:
             self.done = self.handed = self.wanted

@@ -17,7 +17,7 @@ def validate_subscription(
     on_out_of_range: str,
     on_corrupt: object,
 ) -> None:
-    """Refuse what makes no sense together."""
+    """Check the options of a subscription; raises InvalidArgument."""
     if not topics and not patterns:
         raise InvalidArgument("say which topics to subscribe to, or a pattern of them")
     if commit not in ("auto", "manual"):

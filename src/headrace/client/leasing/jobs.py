@@ -18,6 +18,7 @@ from headrace.model.errors import (
 from headrace.model.leasing import Found, Holding, Leased, LeasedPortion, Refusal
 from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.offsets import gathered
+from headrace.model.standing_lease import LeaseDelivery
 
 _NAMED_MAX = 10
 """How many messages an error names."""
@@ -79,8 +80,8 @@ class PendingMessage(Received, frozen=True, gc=False):
     """Of the topic that has it, which of a dead one is the dead letter topic."""
 
 
-def leased_jobs(topic: str, subscription: str, answer: Leased, body: Bytes) -> list[Job]:
-    """The messages of an answer to Lease."""
+def leased_jobs(topic: str, subscription: str, answer: Leased | LeaseDelivery, body: Bytes) -> list[Job]:
+    """The messages of an answer to Lease, or of a delivery."""
     jobs: list[Job] = []
     rest = memoryview(body)
     for portion in answer.portions:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
-from headrace.client.producer.message_fields import GivenHeaders
-from headrace.client.producer.pending_batch import checked_headers, checked_key, checked_priority
+from headrace.client.producer.pending_batch import checked_key, checked_priority
 from headrace.client.producer.serializing import to_bytes
 from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import GivenHeaders, Headers, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, MessageChange, MessageId, Selection
 from headrace.model.limits import LEASE_SECONDS_MAX
 
@@ -98,9 +98,9 @@ def edition(
     change = MessageChange(due_us, shift_us, checked_priority(priority), replace, delete)
     if not replace:
         return EncodedChange(change, b"")
-    made = checked_headers(None if headers is UNCHANGED else headers) or {}
-    if owner:
-        made.setdefault(OWNER_HEADER, owner.encode())
+    made: Headers = checked_headers(None if headers is UNCHANGED else headers) or {}
+    if owner and OWNER_HEADER not in made:
+        made = replaced_headers(made, {OWNER_HEADER: owner.encode()})
     columns = Columns([None if value is UNCHANGED else to_bytes(value)], headers=[made] if made else None)
     return EncodedChange(change, encode(columns, time.time_ns() // 1000).data)
 

@@ -17,6 +17,16 @@ class PrefetchWindow:
         self._served_s: float | None = None
         self._full = False
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether it has not always the same size."""
+        return self._most > self._least
+
+    @property
+    def is_grown(self) -> bool:
+        """Whether it is larger than it was in the beginning."""
+        return self.size > self._least
+
     def served(self, full: bool, now_s: float) -> None:
         """Messages came; as many as were asked for?"""
         self._full = full

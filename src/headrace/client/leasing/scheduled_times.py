@@ -58,9 +58,9 @@ def parse_id(text: str) -> MessageName:
     >>> parse_id("reminders/0/17").topic_id
     0
     """
-    place, at, topic_id = str(text).partition("@")
-    topic, *numbers = place.rsplit("/", 2)
-    numbers += [topic_id] if at else ["0"]
+    topic, *numbers = str(text).rsplit("/", 2)
+    offset, at, topic_id = numbers[-1].partition("@") if numbers else ("", "", "")
+    numbers = [*numbers[:-1], offset, topic_id if at else "0"]
     if topic and len(numbers) == 3 and all(number.isascii() and number.isdigit() for number in numbers):
         return MessageName(topic, *map(int, numbers))
     raise InvalidArgument(f"{shown(text)} is no message; write topic/partition/offset, such as reminders/0/17")

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.producer.partitioning import Partitioner, partition_places
 from headrace.client.producer.pending_batch import (
     OutgoingMessage,
-    checked_headers,
     checked_keys,
     checked_priority,
 )
@@ -17,6 +15,7 @@ from headrace.client.times import Moment, optional_microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Columns, message_sizes
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import GivenHeaders, checked_headers
 from headrace.model.message import check_message_bytes
 
 

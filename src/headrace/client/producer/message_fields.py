@@ -1,20 +1,18 @@
 """The optional fields of a message as keyword arguments: every method that publishes takes them from here."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, get_args
 
 from headrace.client.times import Moment
-
-GivenHeaders = Mapping[str, str | bytes]
-"""Headers as a caller may give them; text is sent as UTF-8."""
+from headrace.model.headers import GivenHeaders
 
 
 class MessageFields(TypedDict, total=False):
     """What a message can have besides its value and key; a field that is left out, or None, is not set."""
 
     headers: GivenHeaders | None
-    """Names to text or bytes."""
+    """Names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats."""
     timestamp: Moment | None
     """The time of the message, by default the time at which it is published."""
     due: Moment | None

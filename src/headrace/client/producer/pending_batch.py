@@ -1,18 +1,18 @@
 """Messages before the broker has them: one by one as hooks see them, and collected in a batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from headrace.client.connection import fork_guard
-from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.headers import GivenHeaders, Headers, checked_headers
 from headrace.model.limits import PRIORITY_STORED_MAX, PRIORITY_STORED_MIN
 from headrace.model.message import check_message_bytes, message_size
 from headrace.model.representation import described_fields
@@ -134,7 +134,7 @@ class PendingBatch:
         self.bytes += size
         return place
 
-    def _add_fields(self, message: OutgoingMessage, key: bytes | None, headers: dict[str, bytes] | None) -> None:
+    def _add_fields(self, message: OutgoingMessage, key: bytes | None, headers: Headers | None) -> None:
         timestamp, due, expires = message.timestamp, message.due, message.expires
         fields = (
             ("keys", key),
@@ -217,24 +217,6 @@ def checked_keys(keys: Sequence[Any]) -> list[bytes | None]:
     if [*map(type, keys)].count(bytes) == len(keys):
         return list(keys)
     return [checked_key(key) for key in keys]
-
-
-def checked_headers(headers: GivenHeaders | None) -> dict[str, bytes] | None:
-    """Headers as they are sent."""
-    if not headers:
-        return None
-    if not isinstance(headers, Mapping):
-        raise InvalidArgument(f"headers are a mapping of names to text or bytes, not {shown(headers)}")
-    checked = {}
-    for name, text in headers.items():
-        try:
-            name.encode()
-            checked[name] = text.encode() if isinstance(text, str) else bytes(memoryview(text))
-        except (AttributeError, TypeError) as error:
-            raise InvalidArgument(f"a header is a name and text or bytes, not {shown(name)}: {shown(text)}") from error
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"header {shown(name)} is no text that UTF-8 can hold: {error}") from error
-    return checked
 
 
 def checked_priority(priority: int | None) -> int | None:

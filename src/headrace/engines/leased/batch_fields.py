@@ -9,12 +9,13 @@ import msgspec
 
 from headrace.model.batch import Batch, Columns, Priority, Time
 from headrace.model.errors import InvalidBatch
+from headrace.model.headers import Headers
 
 _elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _bytes = msgspec.msgpack.Decoder(bytes | None)
 _time = msgspec.msgpack.Decoder(Time | None)
 _priority = msgspec.msgpack.Decoder(Priority | None)
-_headers = msgspec.msgpack.Decoder(dict[str, bytes] | None)
+_headers = msgspec.msgpack.Decoder(Headers | None)
 _KINDS = {
     "values": _bytes,
     "keys": _bytes,

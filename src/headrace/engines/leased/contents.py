@@ -12,6 +12,7 @@ from headrace.engines.leased.edits import EditRecord
 from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns, message_bytes
 from headrace.model.errors import CorruptBatch, InvalidBatch, OffsetOutOfRange
+from headrace.model.headers import header_count
 
 _CACHED_BYTES = 32 << 20
 _FEW = 8
@@ -38,7 +39,7 @@ class _Decoded:
         self.places = self.columns.places
         self.raw_bytes = batch.raw_bytes
         """More than all its messages have."""
-        headers = sum(map(len, filter(None, self.columns.headers or ())))
+        headers = sum(header_count(each) for each in self.columns.headers or ())
         self.bytes = self.raw_bytes + 100 * batch.count + 150 * headers
 
     def pick(self, indices: Sequence[int]) -> Columns:

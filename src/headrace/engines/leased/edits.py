@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.model.headers import Headers
+
 
 class Content(NamedTuple):
     """What an edit has put in the place of a message's value and headers."""
 
     value: bytes | None
-    headers: dict[str, bytes] | None
+    headers: Headers | None
 
 
 class EditRecord(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.engines.leased.inspection import NextTimes
 from headrace.engines.leased.journaled import JournaledIndex
-from headrace.engines.leased.leases import LeaseRecord
+from headrace.engines.leased.leases import SESSION_BOUND_US, LeaseRecord
 from headrace.engines.leased.pending import Entries
 from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, SETTLED, UNKNOWN
 from headrace.engines.leased.taken import TakenMessages, fitting, without
@@ -215,7 +215,7 @@ class LeasedIndex(JournaledIndex):
 
     def extend(self, offsets: Sequence[int], until_us: int) -> list[Extended]:
         """Extend leases before that is written; returns what `shorten` needs to undo it."""
-        held = self.leases.parts(offsets)
+        held = [was for was in self.leases.parts(offsets) if was.until_us != SESSION_BOUND_US]
         self.pending.on_change()
         return [(was, self.leases.hold(was.number, was.holder, until_us, was.offsets)) for was in held]
 

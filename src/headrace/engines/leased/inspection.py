@@ -6,7 +6,7 @@ from heapq import merge
 from itertools import groupby, islice, pairwise
 from typing import NamedTuple
 
-from headrace.engines.leased.leases import LeaseTable
+from headrace.engines.leased.leases import SESSION_BOUND_US, LeaseTable
 from headrace.engines.leased.pending import PendingMessages
 from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, READY, RESTING, WAITING
@@ -196,6 +196,15 @@ class InspectedIndex:
         return sum(self.statuses.counts)
 
     @property
+    def staying_count(self) -> int:
+        """How many messages are neither settled nor on their way out."""
+        return sum(self.statuses.counts) - self.statuses.counts[LEAVING]
+
+    def oldest_ready(self, count: int) -> list[int]:
+        """The first messages that are ready, so many at most."""
+        return list(islice(self.statuses.with_status(READY), count))
+
+    @property
     def is_edited(self) -> bool:
         """Whether any message of the partition was edited."""
         return bool(self.edits)
@@ -219,7 +228,7 @@ class InspectedIndex:
             self.failures([offset])[0] + (word == "leased"),
             edit.version if edit is not None else 1,
             held.holder if held is not None else "",
-            held.until_us if held is not None else 0,
+            held.until_us if held is not None and held.until_us != SESSION_BOUND_US else 0,
             notes[-1].reason if notes else "",
         )
 

@@ -11,6 +11,8 @@ from headrace.model.offsets import common
 
 _ENDS_MIN = 1024
 _SAVED_TOGETHER = 1000
+SESSION_BOUND_US = 1 << 62
+"""The end of a lease that lasts as long as its holder's connection."""
 WHOLE_MIN = 16
 """A lease of fewer messages has an entry for each from the beginning."""
 
@@ -251,6 +253,8 @@ class LeaseTable:
         return held in map(self._by_offset.get, held.offsets)
 
     def _expect_end(self, held: LeaseRecord) -> None:
+        if held.until_us == SESSION_BOUND_US:
+            return
         self._serial += 1
         heappush(self._ends, (held.until_us, self._serial, held))
         if len(self._ends) > self._ends_max:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.engines.leased.edits import EditRecord
 from headrace.engines.leased.index_snapshot import FrozenIndex, SavedChunk, SavedRest, SettledChunks
-from headrace.engines.leased.leases import LeaseTable
+from headrace.engines.leased.leases import SESSION_BOUND_US, LeaseTable
 from headrace.engines.leased.packing import unpacked
 from headrace.engines.leased.release_notes import ReleaseNote, noted
 from headrace.engines.leased.statuses import LEASED, RESTING, SETTLED, UNKNOWN, Statuses
@@ -43,7 +43,7 @@ class ReplayedIndex:
         # A message that was leased before had come back, because nobody had settled it.
         self.statuses.fail([offset for offset in offsets if self.statuses[offset] == LEASED])
         self.statuses.change(offsets, LEASED)
-        self.leases.hold(number, holder, until_us, offsets)
+        self._hold(number, holder, until_us, offsets)
 
     def apply_extended(self, number: int, until_us: int, offsets: Sequence[int]) -> None:
         """A holder extended a lease."""
@@ -112,7 +112,7 @@ class ReplayedIndex:
                 self.leases.remember(lease.number, lease.holder, lease.until_us, leased)
             else:
                 self.statuses.change(leased, LEASED)
-                self.leases.hold(lease.number, lease.holder, lease.until_us, leased)
+                self._hold(lease.number, lease.holder, lease.until_us, leased)
         self.notes.update(saved.notes)
         self.states.update(saved.states)
 
@@ -125,6 +125,10 @@ class ReplayedIndex:
     def settled_chunks(self) -> SettledChunks:
         """What saves which messages are settled, in slices."""
         return SettledChunks(self.statuses)
+
+    def _hold(self, number: int, holder: str, until_us: int, offsets: Sequence[int]) -> None:
+        """Hold messages until a time; what was bound to a session is over, as the session ended with its broker."""
+        self.leases.hold(number, holder, 0 if until_us == SESSION_BOUND_US else until_us, offsets)
 
     def _rest(self, resting: Mapping[int, int]) -> None:
         self.statuses.change(list(resting), RESTING)

@@ -25,7 +25,8 @@ from headrace.model.errors import (
 )
 from headrace.model.identity import Identity
 from headrace.model.request import REQUESTS, Answer
-from headrace.model.requests import Done
+from headrace.model.requests import Assignment, Done
+from headrace.model.standing_lease import LeaseEnd
 from headrace.wire import native
 from headrace.wire.frames import Frame, Frames
 from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
@@ -41,7 +42,10 @@ UNANSWERED_MAX = 1024
 FEATURES: frozenset[str] = frozenset()
 """What this side can do beyond the version of the protocol."""
 # Every look at a member of an enumeration is a call.
-_ANSWER, _STREAM_OPEN, _STREAM_CREDIT = int(Kind.ANSWER), int(Kind.STREAM_OPEN), int(Kind.STREAM_CREDIT)
+_ANSWER, _STREAM_OPEN, _LEASE_DELIVERY = int(Kind.ANSWER), int(Kind.STREAM_OPEN), int(Kind.LEASE_DELIVERY)
+_UNANSWERED = frozenset({int(Kind.STREAM_CREDIT), int(Kind.LEASE_CREDIT)})
+_PUSHED: dict[type[Answer], int] = {Assignment: int(Kind.ASSIGNMENT), LeaseEnd: int(Kind.LEASE_END)}
+"""The kinds of frames of what is pushed without a body."""
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -138,11 +142,15 @@ class NativeConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Send and read no more while the client receives too slowly."""
         self._out.paused = True
+        if self._session is not None:
+            self._broker.pause(self._session)
         self._regulate()
 
     def resume_writing(self) -> None:
         """Go on: the client has received enough."""
         self._out.resume()
+        if self._session is not None:
+            self._broker.resume(self._session)
         self._gateway.call_soon(self._catch_up)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 the reason changes nothing
@@ -276,7 +284,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             elif isinstance(outcome, WaitingFetch):
                 self._unanswered += 1
                 self._fetches.add(FetchAnswer(self._out, correlation, outcome, self._fetched))
-            elif kind != _STREAM_CREDIT:
+            elif kind not in _UNANSWERED:
                 self._answer(correlation, outcome)
         except (ProtocolError, UnsupportedVersion) as error:
             self.end(error, correlation)
@@ -300,6 +308,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._out.send_batches(_ANSWER, correlation, outcome.answer, memoryview(outcome.body))
         else:
             self._out.send(_ANSWER, correlation, outcome)
+
+    def _push(self, pushed: Answer | AnswerWithBody[Answer]) -> None:
+        """Send what the broker tells the session unasked."""
+        if isinstance(pushed, AnswerWithBody):
+            self._out.send_batches(_LEASE_DELIVERY, 0, pushed.answer, memoryview(pushed.body))
+        else:
+            self._out.send(_PUSHED[type(pushed)], 0, pushed)
 
     def _fetched(self, fetch: FetchAnswer) -> None:
         """A fetch that waited has its answer, or none."""
@@ -363,7 +378,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _open_session(self, correlation: int, hello: native.Hello, peer: Peer, identity: Identity, now_us: int) -> None:
         self._session = self._broker.connect(
-            partial(self._out.send, Kind.ASSIGNMENT, 0),
+            self._push,
             self._name,
             now_us,
             identity=identity,

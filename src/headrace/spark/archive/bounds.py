@@ -1,5 +1,6 @@
 """What of a topic is to be archived: offsets of each partition, cut into pieces of one day each."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
@@ -44,7 +45,8 @@ def why_not(info: TopicInfo) -> str | None:
     if settings.compact_by_key:
         return (
             "it is compacted by key, so its log is a table, from which new readers would miss the keys that were "
-            f"dropped. Its size is bounded already; else `headrace topic alter {info.topic} --no-compact-by-key` first"
+            "dropped. Its size is bounded already; else "
+            f"`headrace topic alter {shlex.quote(info.topic)} --no-compact-by-key` first"
         )
     return None
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from urllib.parse import unquote
 
 import msgspec
 
@@ -11,6 +10,7 @@ from headrace.client._sync.bus import Bus
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, UnexpectedOffset
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest, chunk_of, next_number, shelves_of
 from headrace.spark.archive.paths import (
+    archive_folder,
     file_url,
     manifest_copy,
     names_below,
@@ -114,7 +114,7 @@ def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
     base = place_of(url)
     found: dict[str, list[Chunk]] = {}
     for folder in names_below(base):
-        if folder.startswith("topic=") and unquote(folder.removeprefix("topic=")) == topic:
+        if folder == archive_folder(topic):
             for name in names_below(base.below(folder)):
                 copies = base.below(folder, name, "_manifest")
                 entries = [read_whole(copies.below(each)) for each in names_below(copies) if each.endswith(".json")]

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from headrace.model.errors import InvalidArgument
+from headrace.model.names import file_name
 
 _LOCAL = "file://"
 _PYARROWS = {"s3a": "s3", "s3n": "s3"}
@@ -176,9 +177,14 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def archive_folder(topic: str) -> str:
+    """Where the archives of all topics of a name are."""
+    return f"topic={file_name(topic)}"
+
+
 def topic_folder(topic: str, broker_id: str, topic_id: int) -> str:
     """Where a topic's archive is below the archive's URL: a topic made again, or another broker's, is elsewhere."""
-    return f"topic={quote(topic, safe='')}/id={broker_id}-{topic_id}"
+    return f"{archive_folder(topic)}/id={broker_id}-{topic_id}"
 
 
 def manifest_copy(number: int, revision: int) -> str:

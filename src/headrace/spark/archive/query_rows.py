@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from headrace.model.batch import Batch, Columns, encode
 from headrace.model.errors import CorruptFile
+from headrace.model.headers import Headers, headers_from_pairs
 from headrace.spark.archive.manifest import StoredFile
 from headrace.spark.archive.parquet import COLUMNS, rows_of
 from headrace.spark.source.arrow import Values
@@ -97,6 +98,9 @@ def _batch(rows: pa.RecordBatch) -> Batch:
     return batch
 
 
-def _headers(rows: pa.RecordBatch) -> list[dict[str, bytes] | None]:
+def _headers(rows: pa.RecordBatch) -> list[Headers | None]:
     given = rows.column("headers").to_pylist()
-    return [None if headers is None else {one["key"]: one["value"] for one in headers} for headers in given]
+    return [
+        None if headers is None else headers_from_pairs((one["key"], one["value"]) for one in headers) or {}
+        for headers in given
+    ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.model.errors import InvalidArgument
-from headrace.model.topic import checked_name
+from headrace.model.topic import checked_plain_name
 from headrace.spark.pipelines.sources_sinks import PipelineSink, PipelineSource, sink_of, sources_of, texts
 from headrace.spark.pipelines.triggers import Trigger, trigger_of
 
@@ -139,7 +139,7 @@ def _defined(
 ) -> Definition:
     if not inspect.isfunction(function):
         raise InvalidArgument(f"@pipeline(...) stands before a function, not before {function!r}")
-    called = checked_name(name or function.__name__, "pipeline")
+    called = checked_plain_name(name or function.__name__, "pipeline")
     sources = sources_of(source, options)
     by_name = isinstance(source, Mapping)
     parameters = inspect.signature(function).parameters

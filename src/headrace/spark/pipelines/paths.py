@@ -167,11 +167,12 @@ def this_driver() -> DriverProcess:
 
 def home_of(info: BrokerInfo, address: str, environ: Mapping[str, str]) -> Path:
     """Where the pipelines of a broker have their directories: beside its data if that is here, else in the user's."""
-    data = Path(info.data)
+    data, tenant = Path(info.data), parse_address(address).tenant
+    folder = f"{PIPELINES}@{tenant}" if tenant else PIPELINES  # tenants may have pipelines of the same name
     if is_here(address) and (data / "broker" / "journal").is_dir() and os.access(data, os.W_OK):
-        return data / PIPELINES
+        return data / folder
     state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(state) / "headrace" / PIPELINES / info.broker_id
+    return Path(state) / "headrace" / folder / info.broker_id
 
 
 def is_here(address: str) -> bool:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from headrace.model.errors import HeadraceError, InvalidArgument
-from headrace.model.topic import checked_name
+from headrace.model.topic import checked_plain_name
 from headrace.spark.pipelines.definition import Definition, checked_conf, checked_mode
 from headrace.spark.pipelines.sources_sinks import PipelineSink, PipelineSource, sink_of, source_of
 from headrace.spark.pipelines.triggers import trigger_of
@@ -52,7 +52,7 @@ def definition_from_sql(text: str, file: str) -> Definition:
     for each in by_word["conf"]:
         conf |= _read(each, file, _conf)
     return Definition(
-        name=_one(by_word["name"], file, lambda name: checked_name(name, "pipeline")) or _name_of(stem),
+        name=_one(by_word["name"], file, lambda name: checked_plain_name(name, "pipeline")) or _name_of(stem),
         sources=tuple(sources),
         sink=_read(by_word["sink"][0], file, _sink),
         trigger=trigger_of(None) if not by_word["trigger"] else _read(by_word["trigger"][0], file, trigger_of),
@@ -65,7 +65,7 @@ def definition_from_sql(text: str, file: str) -> Definition:
 
 
 def _name_of(stem: str) -> str:
-    return checked_name(re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-"), "pipeline")
+    return checked_plain_name(re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-"), "pipeline")
 
 
 def _parts(text: str) -> tuple[list[tuple[int, str]], str, int]:

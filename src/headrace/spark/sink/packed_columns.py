@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from headrace.model.batch import Batch, RawColumns, encode_raw
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import Headers, headers_from_pairs
 
 _NIL = msgspec.Raw(b"\xc0")
 _UINT64 = b"\xcf"
@@ -95,12 +96,12 @@ def _bytes_head(width: int) -> bytes:
     return b"\xc5" + width.to_bytes(2) if width < 1 << 16 else b"\xc6" + width.to_bytes(4)
 
 
-def _headers(column: pa.Array) -> list[dict[str, bytes] | None]:
-    """Headers as messages have them; of several of one name the last counts."""
+def _headers(column: pa.Array) -> list[Headers | None]:
+    """Headers as messages have them."""
     flat = column.flatten()
     names, texts = flat.field(0).to_pylist(), flat.field(1).to_pylist()
     if None in names:
         raise InvalidArgument("a header has no name: the key of an entry of the column headers is null")
-    pairs = zip(names, [b"" if text is None else text for text in texts], strict=True)
+    pairs = zip(names, texts, strict=True)
     lengths = pc.list_value_length(column).to_pylist()
-    return [dict(islice(pairs, length)) if length else None for length in lengths]
+    return [headers_from_pairs(islice(pairs, length)) if length else None for length in lengths]

@@ -168,9 +168,9 @@ def _sizes(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _header_sizes(column: pa.Array) -> pa.Array:
-    """How many bytes each message's headers have, names as they are counted everywhere: in characters."""
+    """How many bytes each message's headers have."""
     flat = column.flatten()
-    each = pc.add(pc.utf8_length(flat.field(0)).cast(pa.int64()).fill_null(0), _lengths(flat.field(1)))
+    each = pc.add(_lengths(flat.field(0)), _lengths(flat.field(1)))
     so_far = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(each)])
     counts = pc.list_value_length(column).cast(pa.int64()).fill_null(0)
     ends = so_far.take(pc.cumulative_sum(counts))

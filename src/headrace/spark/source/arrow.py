@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headrace.model.batch import FLAG_LOST, Batch, Priority, Time
 from headrace.model.errors import CorruptBatch, InvalidBatch
+from headrace.model.headers import Headers, header_count, name_value_lists
 from headrace.model.limits import TIMESTAMP_US_MAX
 from headrace.spark.source.planning import Range, Window
 
@@ -28,7 +29,7 @@ _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary()
 _TEXTS = msgspec.msgpack.Decoder(list[bytes | None] | None)
 _TIMES = msgspec.msgpack.Decoder(list[Time | None] | None)
 _PRIORITIES = msgspec.msgpack.Decoder(list[Priority | None] | None)
-_HEADERS = msgspec.msgpack.Decoder(list[dict[str, bytes] | None] | None)
+_HEADERS = msgspec.msgpack.Decoder(list[Headers | None] | None)
 
 
 class Decoder:
@@ -247,9 +248,10 @@ def _headers(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
     given = _chained(pieces, "headers", _HEADERS)
     if given.count(None) == rows:
         return pa.nulls(rows, pa.list_(_HEADER))
-    edges = [0, *accumulate(len(headers or ()) for headers in given)]
-    names = pa.array([name for headers in given if headers for name in headers], pa.string())
-    texts = pa.array([text for headers in given if headers for text in headers.values()], pa.binary())
+    edges = [0, *accumulate(map(header_count, given))]
+    listed = [name_value_lists(headers) for headers in given if headers]
+    names = pa.array(list(chain.from_iterable(names for names, _ in listed)), pa.string())
+    texts = pa.array(list(chain.from_iterable(contents for _, contents in listed)), pa.binary())
     absent = pa.array([headers is None for headers in given])
     pairs = pa.StructArray.from_arrays([names, texts], fields=list(_HEADER))
     return pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pairs, mask=absent)

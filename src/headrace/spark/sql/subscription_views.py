@@ -1,6 +1,6 @@
 """What leased subscriptions have, as tables: messages that are pending, leased, waiting for their time, or dead."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,10 @@ from pyspark.sql.types import (
 
 from headrace.client._sync.bus import connect
 from headrace.model.errors import InvalidArgument
+from headrace.model.headers import Headers, header_pairs, header_text
 from headrace.model.leasing import OWNER_HEADER
+from headrace.model.names import derived_topic
+from headrace.model.subscription import DEAD_SUFFIX
 from headrace.spark.source.options import DEFAULT_COLUMNS, SourceOptions
 from headrace.spark.source.values import value_columns
 
@@ -175,7 +178,7 @@ def _page(subscription: str) -> Callable[[list["PendingMessage"]], Columns]:
 
 def _dead_page(queue: "Queue") -> Callable[[list["PendingMessage"]], Columns]:
     """What makes the columns of dead messages: where they were, what happened to them, and where they are now."""
-    where = queue.stats().settings.get("dead_letter_topic") or f"{queue.topic}.dead"
+    where = queue.stats().settings.get("dead_letter_topic") or derived_topic(queue.topic, DEAD_SUFFIX)
     living = _page(queue.subscription)
 
     def columns(messages: list["PendingMessage"]) -> Columns:
@@ -209,22 +212,23 @@ def _header(message: "PendingMessage", name: str) -> str | None:
 
 
 def _number(message: "PendingMessage", name: str) -> int | None:
-    text = (message.headers or {}).get(name, b"")
+    text = header_text(message.headers or {}, name)
     return int(text) if text.isdigit() else None
 
 
 def _last_holder(message: "PendingMessage") -> str | None:
     try:
-        history = msgspec.json.decode((message.headers or {}).get(f"{_DEAD}history", b"[]"), type=list[dict[str, Any]])
+        told = header_text(message.headers or {}, f"{_DEAD}history") or b"[]"
+        history = msgspec.json.decode(told, type=list[dict[str, Any]])
     except msgspec.DecodeError:
         return None
     return next((note["holder"] for note in reversed(history) if note.get("holder")), None)
 
 
-def _shown(headers: Mapping[str, bytes] | None, without: str = "\0") -> list[dict[str, Any]] | None:
+def _shown(headers: Headers | None, without: str = "\0") -> list[dict[str, Any]] | None:
     if headers is None:
         return None
-    return [{"key": name, "value": content} for name, content in headers.items() if not name.startswith(without)]
+    return [{"key": name, "value": content} for name, content in header_pairs(headers) if not name.startswith(without)]
 
 
 def _pages(queue: "Queue", options: SourceOptions) -> Iterator[list["PendingMessage"]]:

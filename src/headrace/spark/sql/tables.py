@@ -26,7 +26,7 @@ Tables = bool | str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 AUTO = "auto"
 """JSON if all values that are looked at are JSON objects, else text."""
-_WILD = frozenset("*?[")
+_WILD = frozenset("*?")
 
 
 def register(
@@ -157,4 +157,4 @@ def _matches(name: str, pattern: str) -> bool:
     if name == pattern:
         return True
     internal = parse_topic(name).topic.startswith(SYSTEM_PREFIX)
-    return fnmatchcase(name, pattern) and (not internal or SYSTEM_PREFIX in pattern)
+    return fnmatchcase(name, pattern.replace("[", "[[]")) and (not internal or SYSTEM_PREFIX in pattern)

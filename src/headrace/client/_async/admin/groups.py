@@ -24,9 +24,9 @@ class AsyncGroupAdmin:
     def __init__(self, broker: AsyncReconnectingConnection) -> None:
         self._broker = broker
 
-    async def list_all(self, tenant: str) -> list[GroupSummary]:
-        """List the groups of a tenant."""
-        answer = await self._broker.request(GroupList(tenant))
+    async def list_all(self) -> list[GroupSummary]:
+        """List the groups."""
+        answer = await self._broker.request(GroupList())
         return answer.groups
 
     async def describe(self, group: str) -> GroupInfo:

@@ -29,9 +29,9 @@ class AsyncScheduleAdmin:
         """Create a schedule, or replace the one of the same name."""
         return await self._broker.request(ScheduleSet(schedule, replace), repeat=replace)
 
-    async def list_all(self, topic: str | None, tenant: str) -> list[ScheduleInfo]:
-        """List the schedules of a topic, or of all topics of a tenant."""
-        answer = await self._broker.request(ScheduleList(topic or "", tenant))
+    async def list_all(self, topic: str | None) -> list[ScheduleInfo]:
+        """List the schedules of a topic, or all."""
+        answer = await self._broker.request(ScheduleList(topic or ""))
         return answer.schedules
 
     async def remove(self, name: str) -> None:

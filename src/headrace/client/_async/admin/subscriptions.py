@@ -47,9 +47,9 @@ class AsyncSubscriptionAdmin:
         """Delete a leased subscription; the topic keeps its messages."""
         await self._broker.request(SubscriptionDelete(topic, subscription), repeat=False)
 
-    async def list_all(self, topic: str | None, tenant: str) -> list[SubscriptionInfo]:
-        """List the leased subscriptions of a topic, or of all topics of a tenant."""
-        answer = await self._broker.request(SubscriptionList(topic or "", tenant))
+    async def list_all(self, topic: str | None) -> list[SubscriptionInfo]:
+        """List the leased subscriptions of a topic, or of all topics."""
+        answer = await self._broker.request(SubscriptionList(topic or ""))
         return answer.subscriptions
 
     async def describe(self, topic: str, subscription: str) -> SubscriptionInfo:

@@ -43,9 +43,9 @@ class AsyncTopicAdmin:
         await self._broker.request(TopicDelete(topic), repeat=False)
         self._metadata_cache.forget(topic)
 
-    async def list_matching(self, pattern: str, tenant: str) -> list[TopicInfo]:
-        """List the topics of a tenant whose names match a pattern."""
-        answer = await self._broker.request(TopicList(pattern, tenant))
+    async def list_matching(self, pattern: str) -> list[TopicInfo]:
+        """List the topics whose names match a pattern."""
+        answer = await self._broker.request(TopicList(pattern))
         return answer.topics
 
     async def describe(self, topic: str, create: bool) -> TopicInfo:

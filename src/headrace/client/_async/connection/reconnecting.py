@@ -30,14 +30,14 @@ class AsyncConnectionListener(Protocol):
     """Is told about new connections, for as long as it lives. Neither method may block."""
 
     def connection_up(self, connection: Connection) -> None:
-        """There is a new connection: nothing that was said over the one before counts any more."""
+        """Use a new connection; requests and streams of the one before are gone."""
 
     def connection_drains(self) -> None:
-        """The broker is about to go, and takes nothing new."""
+        """Send nothing new, because the broker drains."""
 
 
 class AsyncReconnectingConnection:
-    """One connection at a time, and another when it breaks, until it is closed."""
+    """Keeps one connection, and replaces it when it breaks, until it is closed."""
 
     def __init__(
         self, target: Target, hello: Hello, timeout: float, timers: Timers, memory: Memory | None, clock: Clock
@@ -124,7 +124,7 @@ class AsyncReconnectingConnection:
                 await self._monitor.wait(wait_s)
 
     async def get(self, deadline: float) -> Connection:
-        """The connection, as soon as there is one."""
+        """Wait for a connection, and return it."""
         with self._monitor.guard:
             while self.connection is None or self.connection.closed:
                 self.check_open()
@@ -165,7 +165,7 @@ class AsyncReconnectingConnection:
             self._disowned = ASYNCIO
 
     def listen(self, listener: AsyncConnectionListener) -> None:
-        """Tell this one about connections, beginning with the one there is."""
+        """Tell a listener about connections, beginning with the present one."""
         with self._monitor.guard:
             self._listeners.add(listener)
             connection = self.connection
@@ -173,12 +173,12 @@ class AsyncReconnectingConnection:
             listener.connection_up(connection)
 
     def forget(self, listener: AsyncConnectionListener) -> None:
-        """Tell this one nothing any more."""
+        """Stop telling a listener."""
         with self._monitor.guard:
             self._listeners.discard(listener)
 
     def ping_every(self, seconds: float) -> None:
-        """Say something at least so often, also if the broker needs to hear less."""
+        """Send a ping at least this often, even if the broker's heartbeat is longer."""
         self._ping_s = min(seconds, self._ping_s or seconds)
         connection = self.connection
         if connection is not None:

@@ -19,7 +19,7 @@ _REFRESH_S = 2.0
 
 
 class AsyncDiscovery:
-    """Finds partitions by topics and patterns, and lets the intake read them."""
+    """Finds partitions by topics and patterns, and lets the fetcher read them."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class AsyncDiscovery:
         self._partitions = partitions
         self._create = create
         self._pending: set[tuple[str, int]] = set()
-        """Partitions of which it is being asked where they begin."""
+        """Partitions whose first offset was requested."""
         self._timer: Timer | None = None
         self._closed = False
 
     async def begin(self, start: Start | Mapping[int, int], deadline: float) -> None:
-        """Find what there is, and begin to read it."""
+        """Find the partitions, and begin to read them."""
         for topic in self._topics:
             head = TopicDescribe(topic, create=self._create)
             info = await self._broker.request(head, timeout=deadline - now())
@@ -56,7 +56,7 @@ class AsyncDiscovery:
         self._refresh_later()
 
     def close(self) -> None:
-        """Look for no more."""
+        """Stop looking for new partitions."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -80,7 +80,7 @@ class AsyncDiscovery:
             self._fetcher.add(info.topic, number, offsets[number], optional=optional)
 
     def _new(self, info: TopicInfo) -> list[int]:
-        """The partitions of a topic that are to be read and are not yet."""
+        """Return the partitions of a topic that are wanted and not read yet."""
         count = info.settings["partitions"]
         numbers = range(count) if self._partitions is None else self._partitions
         for number in numbers:
@@ -104,7 +104,7 @@ class AsyncDiscovery:
         self._refresh_later()
 
     def _described(self, answer: TopicInfo | HeadraceError, _body: Bytes) -> None:
-        """A topic may have more partitions; what is new is read from its beginning."""
+        """Read partitions that were added to a topic from their beginning."""
         if isinstance(answer, TopicInfo) and not self._closed and (new := self._new(answer)):
             tell = partial(self._found, answer.topic, new)
             connection = self._broker.connection

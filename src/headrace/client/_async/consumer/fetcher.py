@@ -22,7 +22,7 @@ _CREDIT_BYTES_MIN = 64 << 10
 
 
 class AsyncFetcher:
-    """The partitions that a subscription reads, and what was received of them and not been taken yet."""
+    """Holds the partitions that a subscription reads, and the batches that were received and not taken yet."""
 
     def __init__(self, timers: Timers, prefetch_bytes: int, on_out_of_range: str, on_corrupt: OnCorrupt) -> None:
         self.monitor = Monitor()
@@ -55,7 +55,7 @@ class AsyncFetcher:
         return reader
 
     def drop(self, reader: PartitionReader) -> None:
-        """Do not read it any more; what was received of it and not handed out is forgotten."""
+        """Stop reading a partition, and drop its batches that were not handed out."""
         with self.monitor.guard:
             reader.gone = True
             if reader.handed > reader.committed:
@@ -71,7 +71,7 @@ class AsyncFetcher:
         return [reader for reader in gone.values() if reader.handed > reader.committed]
 
     def connection_up(self, connection: Connection) -> None:
-        """There is a new connection: go on behind what was received over the one before."""
+        """On a new connection: open the streams after what was received before."""
         with self.monitor.guard:
             self._connection = connection
             for reader in self.readers.values():
@@ -80,7 +80,7 @@ class AsyncFetcher:
                 self._open(reader)
 
     def connection_drains(self) -> None:
-        """The broker is going; what it still delivers is welcome."""
+        """While the broker drains, deliveries are still taken."""
 
     async def take(self, deadline: float | None) -> tuple[PartitionReader, ReceivedBatch] | None:
         """The next batch of any partition; None when it is too late, or all is stopped. One taker at a time."""
@@ -113,17 +113,17 @@ class AsyncFetcher:
                 self._pass_over(reader, come)
 
     def stop(self) -> None:
-        """Let nobody take any more."""
+        """End all waiting for batches."""
         with self.monitor.guard:
             self.stopped = True
             self.monitor.notify()
 
     def fail(self, error: HeadraceError) -> None:
-        """Let who takes next have this error."""
+        """Raise an error for the next who takes a batch."""
         self._put(None, error)
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Stop reading all partitions."""
         self.stop()
         self.clear()
 
@@ -231,7 +231,7 @@ class AsyncFetcher:
         return max(self._prefetch_bytes // max(len(self.readers), 1), _CREDIT_BYTES_MIN)
 
     def _return_credit(self, reader: PartitionReader, size: int) -> None:
-        """What was received is about to be handed out: as much may come in its place."""
+        """Return the credit of a batch that is handed out to the broker."""
         reader.queued_bytes -= size
         reader.credit_due += size
         if reader.credit_due * 4 >= self._share() and reader.stream is not None and self._connection is not None:
@@ -239,7 +239,7 @@ class AsyncFetcher:
             reader.credit_due = 0
 
     def _find_place(self, reader: PartitionReader, error: HeadraceError) -> None:
-        """What is to be read is not there: ask where else to begin."""
+        """Ask for another offset to read from, because the wanted one is out of range."""
         connection, where = self._connection, self._on_out_of_range
         if connection is not None:
             logger.warning("%s; going on with the %s", error, where)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.client._async.concurrency import now
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger, AsyncUnansweredAcks
-from headrace.client._async.leasing.prefetch import WAIT_S, AsyncPrefetcher
+from headrace.client._async.leasing.prefetch import AsyncPrefetcher
 from headrace.client.connection import fork_guard
 from headrace.client.leasing.deserializing import JobDeserializer, told
 from headrace.client.leasing.jobs import Job, holdings_of
@@ -47,14 +47,13 @@ class AsyncJobs:
         timeout: float | None,
         create: bool = False,
     ) -> None:
-        wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
         self._bus = bus
         self._acknowledger = acknowledger
         self._unpacking = unpacking
         self._auto = auto
         self._timeout = timeout
         self._prefetch = AsyncPrefetcher(
-            bus, acknowledger, window=PrefetchWindow(prefetch), lease_ms=lease_ms, wait_s=wait_s, create_topic=create
+            bus, acknowledger, window=PrefetchWindow(prefetch), lease_ms=lease_ms, create_topic=create
         )
         self._said = AsyncUnansweredAcks()
         self._current: Job | None = None

@@ -15,32 +15,36 @@ from headrace.client.connection.backoff import Backoff
 from headrace.client.connection.request_router import Bytes
 from headrace.client.leasing.jobs import Job, holdings_of, in_requests, leased_jobs
 from headrace.client.leasing.prefetch_buffer import PrefetchBuffer
+from headrace.client.leasing.prefetch_credit import PrefetchCredit
 from headrace.client.leasing.prefetch_window import PrefetchWindow
 from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
-from headrace.model.leasing import Lease, Leased, LeaseStop, Release
+from headrace.model.leasing import Release
+from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseDelivery, LeaseOpen, LeaseOpened
 
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
 
 logger = logging.getLogger("headrace.client")
 
-WAIT_S = 20.0
-"""How long a request waits at the broker for messages; then it is asked again."""
 AHEAD_S = 0.5
 """How long before they are due messages are fetched."""
 _PAUSE_S = 0.05
-"""Who was given messages that are not due yet wants only such as are for so long: then there are more to be fetched."""
+"""After receiving messages that are not yet due, requests only due ones for this long: then more come at once."""
+_IDLE_S = 20.0
+"""A window that has grown is opened anew, smaller, when nothing came for so long."""
 _BYTES_MAX = 4 << 20
 _TOKENS_MAX = 1000
 _WITHDRAW_S = 2.0
 _STRETCH_MAX = 64
 """After so many messages that were there at once, others have their turn: some of them answer and ask for us."""
+_AHEAD_MS = round(AHEAD_S * 1000)
 
 
 class AsyncPrefetcher:
-    """A stock of leased messages, which is filled up before it is empty. Any number may take from it.
+    """A buffer of leased messages, filled by a standing lease request before it is empty. Any number may take from it.
 
-    If an answer gets lost with its connection, the messages in it stay leased until their leases end.
+    The credit of the request is what the prefetch window has room for. If a delivery gets lost with its connection, the
+    messages in it stay leased until their leases end.
     """
 
     def __init__(
@@ -50,7 +54,6 @@ class AsyncPrefetcher:
         *,
         window: PrefetchWindow,
         lease_ms: int,
-        wait_s: float = WAIT_S,
         create: bool = True,
         create_topic: bool = False,
         recover: Callable[[HeadraceError], Any] | None = None,
@@ -63,7 +66,6 @@ class AsyncPrefetcher:
         self._clock = acknowledger.clock
         self._window = window
         self._lease_ms = lease_ms
-        self._wait_s = min(wait_s, WAIT_S)
         self._create = create
         self._create_topic = create_topic
         self._recover = recover
@@ -74,9 +76,16 @@ class AsyncPrefetcher:
         """Partitions and leases of what was leased."""
         self._broker: AsyncReconnectingConnection | None = None
         self._connection: Connection | None = None
-        self._asking = False
+        self._standing: int | None = None
+        """The number of the standing request, if it is open."""
+        self._opening = False
+        self._credit = PrefetchCredit(_BYTES_MAX)
+        self._came_s = now()
+        """When messages came, or the request was opened."""
         self._looks_ahead = True
-        """The next request is also for messages that are not due yet."""
+        """Messages that are not due yet are wanted, too."""
+        self._told_ahead = True
+        """The broker knows it so."""
         self._leading = False
         """One of the takers watches the time."""
         self._waiting = 0
@@ -152,9 +161,8 @@ class AsyncPrefetcher:
         connection, acknowledger = self._connection, self._acknowledger
         if self._broker is not None:
             self._broker.forget(self)
-        if self._asking and connection is not None:
-            head = LeaseStop(acknowledger.topic, acknowledger.subscription)
-            connection.request_nowait(head, b"", _unheard, _WITHDRAW_S)
+        if self._standing is not None and connection is not None:
+            connection.request_nowait(LeaseClose(self._standing), b"", _unheard, _WITHDRAW_S)
         self._give_back_all()
         with acknowledger.monitor.guard:
             acknowledger.held_leases.forget(self._tokens)
@@ -165,8 +173,8 @@ class AsyncPrefetcher:
         self.stopped = self.disowned = True
         self._buffer = PrefetchBuffer()
         self._tokens = set()
-        self._broker = self._connection = self._error = None
-        self._asking = False
+        self._broker = self._connection = self._error = self._standing = None
+        self._opening = False
 
     # What the line tells.
 
@@ -174,7 +182,7 @@ class AsyncPrefetcher:
         """There is a new connection: ask over it."""
         with self.monitor.guard:
             self._connection = connection
-            self._asking = False
+            self._standing, self._opening = None, False
             self._ask()
         connection.flush()
 
@@ -220,6 +228,7 @@ class AsyncPrefetcher:
             job = self._buffer.next(self._clock.surely_us())
             if job is None:
                 return None
+            self._credit.leave()
             now_us = self._clock.now_us()
             with self._acknowledger.monitor.guard:
                 ours = self._acknowledger.held_leases.until_us(job) > now_us
@@ -233,87 +242,168 @@ class AsyncPrefetcher:
     # Filling up.
 
     def _ask(self) -> None:
+        """Give the broker the credit that the window has room for; opens the standing request if it is not open."""
         connection = self._connection
-        if self._asking or self._pausing or self.stopped or connection is None or connection.closed:
+        if self._opening or self._pausing or self.stopped or connection is None or connection.closed:
             return
-        ready = self._buffer.ready
-        asked = self._window.missing(ready, now())
-        if not asked:
+        standing, credit = self._standing, self._credit
+        if standing is None:
+            asked = self._window.missing(self._buffer.ready, now())
+            if asked:
+                self._open(connection, asked)
             return
-        if self._buffer.kept_back >= self._window.size:
-            self._looks_ahead = False
-        looks_ahead = self._looks_ahead
-        wait_s = self._wait_s if looks_ahead else min(self._wait_s, _PAUSE_S)
-        self._asking = True
-        head = Lease(
+        asked = self._window.missing(self._buffer.ready + max(credit.messages, 0), now())
+        if asked or credit.owes_bytes or self._looks_ahead != self._told_ahead:
+            ahead_ms = None if self._looks_ahead == self._told_ahead else self._ahead_ms()
+            connection.queue_tell(LeaseCredit(standing, asked, credit.give(asked), ahead_ms))
+
+    def _ahead_ms(self) -> int:
+        """How long before they are due messages are wanted, as the broker is told now."""
+        self._told_ahead = self._looks_ahead
+        return _AHEAD_MS if self._looks_ahead else 0
+
+    def _open(self, connection: Connection, asked: int) -> None:
+        self._opening = True
+        self._credit.open(asked)
+        head = LeaseOpen(
             self._acknowledger.topic,
             self._acknowledger.subscription,
             asked,
             _BYTES_MAX,
             self._lease_ms,
-            round(wait_s * 1000),
-            round(AHEAD_S * 1000) if looks_ahead else 0,
+            self._ahead_ms(),
             create=self._create,
             create_topic=self._create_topic,
         )
 
-        def told(answer: Any, body: Bytes) -> None:
-            self._leased(connection, asked, answer, body)
+        def told(answer: Any, _body: Bytes) -> None:
+            self._opened(connection, answer)
 
-        connection.queue_request(head, b"", told, wait_s + self._acknowledger.timeout, late=self._came_late)
+        def late(answer: Any, _body: Bytes) -> None:
+            if isinstance(answer, LeaseOpened):  # it was given up, and another one is open
+                self._close(connection, answer.standing)
 
-    def _leased(self, connection: Connection, asked: int, answer: Leased | HeadraceError, body: Bytes) -> None:
-        try:
-            jobs = self._unpacked(answer, body)
-        except HeadraceError as error:
-            self._failed(connection, error)
+        connection.queue_request(head, b"", told, self._acknowledger.timeout, late=late)
+
+    def _opened(self, connection: Connection, answer: LeaseOpened | HeadraceError) -> None:
+        if isinstance(answer, HeadraceError):
+            self._failed(connection, answer)
             return
         with self.monitor.guard:
-            if connection is self._connection:
-                self._asking = False
-            self._backoff.reset()
-            self._window.served(len(jobs) >= asked, now())
-            late = self._too_late
-            kept_back = 0
-            if jobs and not late:
-                kept_back = self._buffer.add(jobs, self._clock.surely_us())
-                # Whoever watches the time must see it if there is something that is due before.
-                self.monitor.notify(None if kept_back else len(jobs))
+            if connection is not self._connection:
+                return  # it is gone, and so is the request
+            connection.leases[answer.standing] = self
+            self._opening, self._standing, self._came_s = False, answer.standing, now()
+            if self._too_late:
+                self._close(connection, answer.standing)
             if self.stopped:
                 self.monitor.notify()
-            self._looks_ahead = not kept_back
+            if self._window.can_grow:
+                self._timers.later(_IDLE_S, partial(self._shrink, answer.standing))
+            self._ask()
+        self._flush()
+
+    def lease_delivered(self, delivery: LeaseDelivery, body: Bytes) -> None:
+        """Put leased messages into the buffer."""
+        try:
+            jobs = self._unpacked(delivery, body)
+        except HeadraceError as error:
+            self._end(delivery.standing, error)
+            return
+        with self.monitor.guard:
+            late = self._too_late or delivery.standing != self._standing
+            if not late:
+                self._take_in(jobs, delivery.size_bytes)
+            if self.stopped:
+                self.monitor.notify()
             self._ask()
         self._flush()
         if late:
             self._give_back(jobs)
 
-    def _came_late(self, answer: Any, body: Bytes) -> None:
-        """This was given up, and others have been asked for in its place."""
-        acknowledger = self._acknowledger
-        if isinstance(answer, Leased) and answer.portions:
-            jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body)
-            for part in in_requests(holdings_of(jobs)):
-                head = Release(acknowledger.topic, part, 0, undelivered=True, subscription=acknowledger.subscription)
-                acknowledger.send(head, watched=False)
+    def _take_in(self, jobs: list[Job], size_bytes: int) -> None:
+        self._backoff.reset()
+        self._credit.delivered(len(jobs), size_bytes)
+        self._came_s = now()
+        self._window.served(self._credit.messages <= 0, self._came_s)
+        kept_back = self._buffer.add(jobs, self._clock.surely_us())
+        # Whoever watches the time must see it if there is something that is due before.
+        self.monitor.notify(None if kept_back else len(jobs))
+        if kept_back and self._looks_ahead:
+            self._looks_ahead = False
+            self._timers.later(_PAUSE_S, self._look_ahead)
 
-    def _unpacked(self, answer: Leased | HeadraceError, body: Bytes) -> list[Job]:
-        if isinstance(answer, HeadraceError):
-            raise answer
-        if not answer.portions:
-            return []
+    def _look_ahead(self) -> None:
+        """Want what is not due yet again, unless there is enough of it."""
+        with self.monitor.guard:
+            if self.stopped:
+                return
+            if self._buffer.kept_back >= self._window.size:
+                self._timers.later(_PAUSE_S, self._look_ahead)
+                return
+            self._looks_ahead = True
+            self._ask()
+        self._flush()
+
+    def _shrink(self, standing: int) -> None:
+        """Open the request anew when nothing came for long: others may have time for what a grown window reserves."""
+        with self.monitor.guard:
+            connection = self._connection
+            if standing != self._standing or self.stopped or connection is None or connection.closed:
+                return
+            idle_s = now() - self._came_s
+            if idle_s < _IDLE_S or not self._window.is_grown:
+                self._timers.later(max(_IDLE_S - idle_s, _IDLE_S / 2), partial(self._shrink, standing))
+                return
+            self._close(connection, standing, partial(self._shrunk, connection, standing))
+        self._flush()
+
+    def _shrunk(self, connection: Connection, standing: int, _answer: Any, _body: Bytes) -> None:
+        with self.monitor.guard:
+            if connection is self._connection and standing == self._standing:
+                self._standing = None
+                self._ask()
+        self._flush()
+
+    def _close(self, connection: Connection, standing: int, told: Callable[[Any, Bytes], None] | None = None) -> None:
+        """Have nothing more delivered; what comes before the answer is given back if it is not wanted."""
+        connection.leases.setdefault(standing, self)
+
+        def closed(answer: Any, body: Bytes) -> None:
+            connection.leases.pop(standing, None)
+            if told is not None:
+                told(answer, body)
+
+        connection.queue_request(LeaseClose(standing), b"", closed, self._acknowledger.timeout)
+
+    def _unpacked(self, delivery: LeaseDelivery, body: Bytes) -> list[Job]:
         acknowledger = self._acknowledger
-        jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body)
+        jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, delivery, body)
         with acknowledger.monitor.guard:
-            acknowledger.hold(answer.portions, self._lease_ms)
+            acknowledger.hold(delivery.portions, self._lease_ms)
             if len(self._tokens) > _TOKENS_MAX:
                 self._tokens = {token for token in self._tokens if acknowledger.held_leases.knows(token)}
-            self._tokens.update((portion.partition, portion.lease) for portion in answer.portions)
+            self._tokens.update((portion.partition, portion.lease) for portion in delivery.portions)
         return jobs
+
+    def lease_ended(self, standing: int, error: HeadraceError) -> None:
+        """Open another request after a pause, or tell why that cannot be."""
+        connection = self._connection
+        if connection is not None and standing == self._standing:
+            self._failed(connection, error)
+
+    def _end(self, standing: int, error: HeadraceError) -> None:
+        """End the request, because of a delivery that cannot be read."""
+        connection = self._connection
+        if connection is not None and standing == self._standing:
+            self._close(connection, standing)
+            self._failed(connection, error)
+            self._flush()
 
     def _failed(self, connection: Connection, error: HeadraceError) -> None:
         with self.monitor.guard:
             if connection is self._connection:
-                self._asking = False
+                self._opening, self._standing = False, None
             if self.stopped:
                 self.monitor.notify()
             if isinstance(error, ConnectionFailed) or self.stopped:
@@ -347,23 +437,24 @@ class AsyncPrefetcher:
         self._flush()
 
     async def _withdraw(self, deadline: float) -> None:
-        """Let a request be answered that still waits for messages: those that come from now on are for others."""
-        connection, acknowledger = self._connection, self._acknowledger
-        if not self._asking or connection is None:
+        """Close the standing request: messages that become ready from now on are for others."""
+        deadline = min(deadline, now() + _WITHDRAW_S)
+        with self.monitor.guard:
+            while self._opening:
+                if not await self.monitor.wait(deadline - now()):
+                    break
+        connection, standing = self._connection, self._standing
+        if standing is None or connection is None:
             return
-        answered: ResultCell[Any] = ResultCell()
-        head = LeaseStop(acknowledger.topic, acknowledger.subscription)
-        connection.request_nowait(head, b"", lambda answer, _: answered.settle(answer), _WITHDRAW_S)
+        closed: ResultCell[Any] = ResultCell()
+        self._close(connection, standing, lambda answer, _: closed.settle(answer))
+        connection.flush()
         try:
-            answer = await answered.wait(max(min(deadline - now(), _WITHDRAW_S), 0.001))
+            await closed.wait(max(deadline - now(), 0.001))
         except Timeout:
             return
-        if not isinstance(answer, HeadraceError):
-            deadline = min(deadline, now() + _WITHDRAW_S)
-            with self.monitor.guard:
-                while self._asking:
-                    if not await self.monitor.wait(deadline - now()):
-                        break
+        if self._standing == standing:
+            self._standing = None
 
     def _give_back_all(self) -> "list[ResultCell[Any]]":
         """Give back what was not taken, and from now on what comes."""

@@ -7,8 +7,8 @@ from typing import Any
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client.leasing.jobs import PendingMessage, found_messages
 from headrace.client.leasing.message_selection import UNCHANGED, Placed, edition, selection, span_us
-from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.times import Moment, checked_count, microseconds
+from headrace.model.headers import GivenHeaders
 from headrace.model.leasing import (
     EditMatching,
     EditOutcome,

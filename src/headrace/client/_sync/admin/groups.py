@@ -24,9 +24,9 @@ class GroupAdmin:
     def __init__(self, broker: ReconnectingConnection) -> None:
         self._broker = broker
 
-    def list_all(self, tenant: str) -> list[GroupSummary]:
-        """List the groups of a tenant."""
-        answer = self._broker.request(GroupList(tenant))
+    def list_all(self) -> list[GroupSummary]:
+        """List the groups."""
+        answer = self._broker.request(GroupList())
         return answer.groups
 
     def describe(self, group: str) -> GroupInfo:

@@ -29,9 +29,9 @@ class ScheduleAdmin:
         """Create a schedule, or replace the one of the same name."""
         return self._broker.request(ScheduleSet(schedule, replace), repeat=replace)
 
-    def list_all(self, topic: str | None, tenant: str) -> list[ScheduleInfo]:
-        """List the schedules of a topic, or of all topics of a tenant."""
-        answer = self._broker.request(ScheduleList(topic or "", tenant))
+    def list_all(self, topic: str | None) -> list[ScheduleInfo]:
+        """List the schedules of a topic, or all."""
+        answer = self._broker.request(ScheduleList(topic or ""))
         return answer.schedules
 
     def remove(self, name: str) -> None:

@@ -47,9 +47,9 @@ class SubscriptionAdmin:
         """Delete a leased subscription; the topic keeps its messages."""
         self._broker.request(SubscriptionDelete(topic, subscription), repeat=False)
 
-    def list_all(self, topic: str | None, tenant: str) -> list[SubscriptionInfo]:
-        """List the leased subscriptions of a topic, or of all topics of a tenant."""
-        answer = self._broker.request(SubscriptionList(topic or "", tenant))
+    def list_all(self, topic: str | None) -> list[SubscriptionInfo]:
+        """List the leased subscriptions of a topic, or of all topics."""
+        answer = self._broker.request(SubscriptionList(topic or ""))
         return answer.subscriptions
 
     def describe(self, topic: str, subscription: str) -> SubscriptionInfo:

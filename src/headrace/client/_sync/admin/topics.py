@@ -43,9 +43,9 @@ class TopicAdmin:
         self._broker.request(TopicDelete(topic), repeat=False)
         self._metadata_cache.forget(topic)
 
-    def list_matching(self, pattern: str, tenant: str) -> list[TopicInfo]:
-        """List the topics of a tenant whose names match a pattern."""
-        answer = self._broker.request(TopicList(pattern, tenant))
+    def list_matching(self, pattern: str) -> list[TopicInfo]:
+        """List the topics whose names match a pattern."""
+        answer = self._broker.request(TopicList(pattern))
         return answer.topics
 
     def describe(self, topic: str, create: bool) -> TopicInfo:

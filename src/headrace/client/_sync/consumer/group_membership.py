@@ -1,4 +1,4 @@
-"""A subscription's part in a group: joining, and heeding what the broker says about partitions."""
+"""A member of a group: joins, and follows the broker's assignments of partitions."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -29,13 +29,13 @@ CommitCallback = Callable[[HeadraceError | None], None]
 
 
 class GroupMembership:
-    """One member of a group. Everything here happens without waiting, when frames come and go."""
+    """One member of a group. No method blocks, but for `rejoined`: answers arrive in callbacks."""
 
     def __init__(self, fetcher: Fetcher, timers: Timers, join_request: GroupJoin, auto_commit: bool) -> None:
         self.group = join_request.group
         self.member = join_request.member
         self.joined: ResultCell[None] = ResultCell()
-        """The broker has told which partitions are ours, for the first time."""
+        """Resolved with the first assignment."""
         self._join_request = join_request
         self._fetcher = fetcher
         self._timers = timers
@@ -43,14 +43,14 @@ class GroupMembership:
         self._guard = fetcher.monitor.guard
         self._connection: Connection | None = None
         self._revoked: list[PartitionReader] = []
-        """Those to be let go as soon as nobody is using them."""
+        """Revoked partitions, released as soon as no batch of them is being processed."""
         self._backoff = Backoff()
         self._left = False
         self._ready = False
-        """Whether we have joined over the present connection, and know of no reason to join again."""
+        """Whether the member has joined over the present connection."""
 
     def connection_up(self, connection: Connection) -> None:
-        """There is a new connection: take part over this one."""
+        """On a new connection: join again."""
         with self._guard:
             self._connection = connection
             self._ready = False
@@ -58,12 +58,12 @@ class GroupMembership:
         self._join(connection)
 
     def connection_drains(self) -> None:
-        """The broker is going: let it know how far we are, so that nothing is delivered twice."""
+        """Before the broker goes: commit, so that nothing is delivered twice."""
         if self._auto_commit:
             self.commit_nowait(_heed)
 
     def held(self) -> list[PartitionReader]:
-        """What is ours, and what we have been told to let go and have not yet."""
+        """Return the readers of partitions that are assigned, or revoked and not released yet."""
         with self._guard:
             return [*self._fetcher.readers.values(), *self._revoked]
 
@@ -108,7 +108,7 @@ class GroupMembership:
                 released(None)
 
     def leave(self, done: Callback[Done]) -> None:
-        """Take part no longer."""
+        """Leave the group."""
         with self._guard:
             before, self._left = self._left, True
             connection = self._connection
@@ -119,7 +119,7 @@ class GroupMembership:
         connection.request_nowait(GroupLeave(self.group, self.member), b"", done)
 
     def rejoined(self, deadline: float) -> None:
-        """Wait until we have joined over the present connection."""
+        """Wait until the member has joined over the present connection."""
         with self._guard:
             while not self._ready or self._connection is None or self._connection.closed:
                 if not self._fetcher.monitor.wait(deadline - now()):
@@ -148,7 +148,7 @@ class GroupMembership:
             self.joined.fail(answer)
 
     def _begin(self, connection: Connection, joined: GroupJoined) -> None:
-        """What is ours now: keep what we have of it, drop the rest, begin with what is new."""
+        """Apply an assignment: keep readers that it still has, drop the others, begin new ones."""
         with self._guard:
             if self._connection is not connection or self._left:
                 return
@@ -217,7 +217,7 @@ class GroupMembership:
             elif reader.committing == place.offset:
                 reader.committing = reader.committed
         if isinstance(error, MemberFenced | UnknownMember):
-            logger.warning("a commit of group %s was refused: %s", self.group, error)
+            logger.warning("commit refused; joining again  group=%s error=%s", self.group, error)
             if self._connection is not None:
                 self._join(self._connection)
         done(error)
@@ -234,4 +234,4 @@ def _same(reader: PartitionReader, place: PartitionOffset) -> bool:
 
 def _heed(error: HeadraceError | None) -> None:
     if error is not None:
-        logger.warning("positions could not be committed: %s", error)
+        logger.warning("commit of positions failed  error=%s", error)

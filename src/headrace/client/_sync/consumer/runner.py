@@ -53,9 +53,9 @@ class Runner:
         self._auto_commit = auto_commit
         self._monitor = Monitor()
         self._queues: dict[PartitionReader, deque[ReceivedBatch]] = {}
-        """Partitions that have work, or that a worker is at."""
+        """Partitions that have work, or that a worker has."""
         self._free: deque[PartitionReader] = deque()
-        """Those of them that no worker is at."""
+        """Partitions with work that no worker has."""
         self._queued = 0
         self._no_more = False
         self._error: Exception | None = None

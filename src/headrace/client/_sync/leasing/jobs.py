@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.client._sync.concurrency import now
 from headrace.client._sync.leasing.acknowledger import Acknowledger, UnansweredAcks
-from headrace.client._sync.leasing.prefetch import WAIT_S, Prefetcher
+from headrace.client._sync.leasing.prefetch import Prefetcher
 from headrace.client.connection import fork_guard
 from headrace.client.leasing.deserializing import JobDeserializer, told
 from headrace.client.leasing.jobs import Job, holdings_of
@@ -47,14 +47,13 @@ class Jobs:
         timeout: float | None,
         create: bool = False,
     ) -> None:
-        wait_s = WAIT_S if timeout is None else max(timeout, 0.001)
         self._bus = bus
         self._acknowledger = acknowledger
         self._unpacking = unpacking
         self._auto = auto
         self._timeout = timeout
         self._prefetch = Prefetcher(
-            bus, acknowledger, window=PrefetchWindow(prefetch), lease_ms=lease_ms, wait_s=wait_s, create_topic=create
+            bus, acknowledger, window=PrefetchWindow(prefetch), lease_ms=lease_ms, create_topic=create
         )
         self._said = UnansweredAcks()
         self._current: Job | None = None

@@ -10,9 +10,9 @@ from headrace.client.connection.clock import Clock
 from headrace.client.leasing.jobs import found_messages
 from headrace.client.leasing.message_selection import UNCHANGED, edition
 from headrace.client.leasing.scheduled_times import MessageName, edit_error, moment_of
-from headrace.client.producer.message_fields import GivenHeaders
 from headrace.client.times import Moment
 from headrace.model.errors import MessageGone
+from headrace.model.headers import GivenHeaders
 from headrace.model.leasing import Edit, EditOutcome, Find, MessageId, Selection, SubscriptionList
 from headrace.model.representation import described, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION

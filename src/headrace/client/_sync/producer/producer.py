@@ -67,7 +67,7 @@ class Producer:
             value: what the serializer accepts; bytes by default. None marks the key as deleted.
             key: messages with the same key go to the same partition, in order.
             topic: the topic; by default the producer's.
-            headers: names mapped to text or bytes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
             timestamp: the message's time, by default now; a datetime or microseconds since 1970.
             due: leased subscriptions do not deliver the message before this time.
             priority: an integer, for subscriptions with the discipline `priority`; greater first.

@@ -1,0 +1,168 @@
+"""What follows from a subscription's settings: limits on what it has, and its end when nobody uses it."""
+
+import logging
+from functools import partial
+
+from headrace.broker.leased_facts import MessagesSettled
+from headrace.broker.ledger import Ledger
+from headrace.broker.standing_leases import StandingLeases
+from headrace.broker.subscription import Subscription
+from headrace.broker.subscription_admin import SubscriptionAdmin
+from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.topics import Topic
+from headrace.broker.turns import Turns
+from headrace.engines.api import LeasedPartition, packed
+from headrace.model.errors import HeadraceError, SubscriptionFull
+from headrace.model.leasing import SubscriptionDelete
+from headrace.model.subscription import Overflow
+
+logger = logging.getLogger("headrace.broker")
+
+_DROPPED_TOGETHER = 1000
+"""Messages that are dropped at a time."""
+
+
+class SubscriptionPolicies:
+    """Refuses or drops what is too much, and deletes what is not used."""
+
+    def __init__(
+        self,
+        registry: SubscriptionRegistry,
+        admin: SubscriptionAdmin,
+        standing: StandingLeases,
+        ledger: Ledger,
+        turns: Turns,
+    ) -> None:
+        self._registry = registry
+        self._admin = admin
+        self._standing = standing
+        self._ledger = ledger
+        self._turns = turns
+        self.refusing: set[int] = set()
+        """The ids of topics with a subscription that refuses what is too much: only these are looked at."""
+        self._unused: dict[int, Subscription] = {}
+        """Those that are deleted when nobody uses them."""
+        for subscription in registry:
+            subscription.use(turns.now_us)  # nobody could have used it before
+            self._changed(subscription)
+        registry.settings_changed.connect(self._changed)
+        registry.scanned.connect(self._trim)
+
+    def check(self, topic: Topic) -> None:
+        """Refuse to take more messages of a topic while one of its subscriptions is full."""
+        for subscription in self._registry.of_topic(topic):
+            if _refuses(subscription) and (limit := _reached(subscription)):
+                raise SubscriptionFull(
+                    f"the leased subscription {subscription} has as many unsettled messages as its {limit} allows; "
+                    "nothing was appended: publish again when some are settled, or raise the limit"
+                )
+
+    def tick(self, now_us: int) -> None:
+        """Delete subscriptions that nobody has used for as long as their settings say."""
+        for subscription in list(self._unused.values()):
+            seconds = subscription.settings.delete_unused_seconds
+            assert seconds is not None
+            if self._standing.are_open(subscription) or subscription.pending_leases:
+                subscription.use(now_us)
+            elif now_us - subscription.used_us >= seconds * 1e6 and not subscription.preparing:
+                logger.info("unused leased subscription deleted  subscription=%s", subscription)
+                self._admin.delete(SubscriptionDelete(str(subscription.topic), subscription.name), now_us)
+
+    def _changed(self, subscription: Subscription) -> None:
+        """A subscription was added, altered or removed."""
+        topic, registry = subscription.topic, self._registry
+        if any(_refuses(one) for one in registry.of_topic(topic)):
+            self.refusing.add(topic.id)
+        else:
+            self.refusing.discard(topic.id)
+        is_there = registry.find(topic, subscription.name) is subscription
+        if is_there and subscription.settings.delete_unused_seconds is not None:
+            subscription.use(self._turns.now_us)
+            self._unused[subscription.id] = subscription
+        else:
+            self._unused.pop(subscription.id, None)
+        self._standing.settings_changed(subscription)
+        if _drops(subscription):
+            self._turns.call_soon(partial(self._trim, subscription))
+
+    # Dropping the oldest.
+
+    def _trim(self, subscription: Subscription, now_us: int) -> None:
+        """Drop the oldest messages that are ready, as many as there are too many; some of them at a time."""
+        if not _drops(subscription):
+            return
+        left = min(_excess(subscription), _DROPPED_TOGETHER)
+        if left <= 0:
+            return
+        partitions = sorted(subscription.indexes.items(), key=lambda each: -each[1].staying_count)
+        for number, index in partitions:  # from where there are most of them
+            if left <= 0:
+                break
+            oldest = index.oldest_ready(left)
+            left -= len(oldest)
+            if oldest:
+                self._drop(subscription, number, index, oldest, now_us)
+        if left <= 0:
+            self._turns.call_at_turn_end(partial(self._trim, subscription))
+
+    def _drop(
+        self, subscription: Subscription, number: int, index: LeasedPartition, offsets: list[int], now_us: int
+    ) -> None:
+        index.leave(offsets)
+        subscription.dropped += len(offsets)
+
+        def written(error: HeadraceError | None) -> None:
+            if error is not None:
+                logger.warning(
+                    "messages not dropped; trying again with the next one  subscription=%s reason=%s",
+                    subscription,
+                    error,
+                )
+                subscription.dropped -= len(offsets)
+                index.stay(offsets, now_us)
+
+        self._ledger.gather(now_us, [MessagesSettled(subscription.id, number, packed(offsets))], written)
+
+
+def _is_limited(subscription: Subscription) -> bool:
+    settings = subscription.settings
+    return settings.messages_max is not None or settings.bytes_max is not None
+
+
+def _refuses(subscription: Subscription) -> bool:
+    return _is_limited(subscription) and subscription.settings.overflow is Overflow.REFUSE
+
+
+def _drops(subscription: Subscription) -> bool:
+    return _is_limited(subscription) and subscription.settings.overflow is Overflow.DROP_OLDEST
+
+
+def _reached(subscription: Subscription) -> str:
+    """The name of the limit that is reached, if one is."""
+    settings = subscription.settings
+    messages, size_bytes = _unsettled(subscription)
+    if settings.messages_max is not None and messages >= settings.messages_max:
+        return "messages_max"
+    return "bytes_max" if settings.bytes_max is not None and size_bytes >= settings.bytes_max else ""
+
+
+def _excess(subscription: Subscription) -> int:
+    """How many messages there are too many, at least one if there are too many bytes."""
+    settings = subscription.settings
+    messages, size_bytes = _unsettled(subscription)
+    over = messages - settings.messages_max if settings.messages_max is not None else 0
+    if settings.bytes_max is not None and size_bytes > settings.bytes_max:
+        average = max(size_bytes / max(messages, 1), 1)
+        over = max(over, round((size_bytes - settings.bytes_max) / average), 1)
+    return over
+
+
+def _unsettled(subscription: Subscription) -> tuple[int, float]:
+    """How many messages are not settled, with those that the subscription has not seen yet, and their bytes, about."""
+    messages, size_bytes = 0, 0.0
+    for number, index in subscription.indexes.items():
+        stored = subscription.topic.active_partitions[number].partition
+        count = index.staying_count + stored.next_offset - index.end
+        messages += count
+        size_bytes += count * stored.size_bytes / max(stored.next_offset - stored.first_offset, 1)
+    return messages, size_bytes

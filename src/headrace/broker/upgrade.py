@@ -1,0 +1,54 @@
+"""Brings a data directory of the former format over to the present one; may be ended anywhere, and run again."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from headrace.broker.staging import with_new_crc
+from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory
+
+
+class Upgraded(NamedTuple):
+    """What an upgrade has done."""
+
+    path: str
+    from_format: int
+    """The one that the directory had; the present one if there was nothing to do."""
+    format: int
+    logs: int
+    segments: int
+    """How many files were written anew."""
+
+    @staticmethod
+    def of_log(path: str, segments: int) -> "Upgraded":
+        """What was done with a log that has no broker."""
+        return Upgraded(path, FORMER_FORMAT if segments else FORMAT, FORMAT, 1, segments)
+
+    @property
+    def changed(self) -> bool:
+        """Whether there was anything to do."""
+        return self.from_format != self.format
+
+
+def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
+    """Bring the directory over; whoever calls this holds its lock. Progress is told in bytes looked at."""
+    found = data.stored_format()
+    if found is not None and found.number == FORMAT and not found.required & UPGRADING:
+        return Upgraded(data.path, FORMAT, FORMAT, 0, 0)
+    if found is not None:
+        # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
+        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
+    logs, done_bytes = data.logs(), 0
+
+    def looked_at(size_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += size_bytes
+        progress(done_bytes)
+
+    segments = sum(
+        data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in logs
+    )
+    if found is not None:
+        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
+    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(logs), segments)

@@ -1,0 +1,61 @@
+"""`headrace upgrade`: a data directory of an earlier Headrace made one of this Headrace."""
+
+import argparse
+from collections.abc import Iterator
+
+from headrace.cli.arguments import add_json
+from headrace.cli.commands.verify import add_data
+from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.output import Output, ProgressLine, counted
+from headrace.offline import Upgraded, upgrade_data
+from headrace.server import data_bytes
+
+_EPILOG = """\
+example:
+  headrace upgrade ./data
+
+For a data directory that a broker refuses because an earlier Headrace wrote it,
+and for a log without a broker, given its directory. No broker and no writer may
+be at work in it. Every message keeps its offset; groups, leased subscriptions,
+schedules and transactions are as they were. Each file is written anew beside
+itself, so the disk needs room for one more of them: 512 MiB, or what the topic's
+segment_bytes says. May be ended, or killed, and run again; a directory that is
+of the present format is left as it is.
+
+There is no way back: make a copy before, if the earlier Headrace may be needed.
+Damaged messages stay damaged, and `headrace verify` tells of them afterwards.
+
+Exit code: 0 done, or nothing to do; 1 could not be done.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments to the parser of `headrace upgrade`."""
+    parser.epilog = _EPILOG
+    parser.set_defaults(run=upgrade)
+    add_data(parser)
+    add_json(parser)
+
+
+def upgrade(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Bring a data directory over and tell what was done."""
+    with ProgressLine("upgrading", data_bytes(given.data)) as progress:
+        done = upgrade_data(given.data, progress)
+    content = {
+        "path": done.path,
+        "changed": done.changed,
+        "from_format": done.from_format,
+        "format": done.format,
+        "logs": done.logs,
+        "segments": done.segments,
+    }
+    out.tell(content, *_lines(done))
+    return 0
+
+
+def _lines(done: Upgraded) -> Iterator[str]:
+    if not done.changed:
+        yield f"{done.path} has format {done.format} already: nothing to do"
+        return
+    logs, files = counted(done.logs, "log"), counted(done.segments, "file")
+    yield f"{done.path}: {logs}, {files} brought over from format {done.from_format} to {done.format}"
