@@ -30,7 +30,7 @@ class Outcome:
         self.done = False
         self.result: Any = None
 
-    def settle(self, value: Any) -> None:
+    def resolve(self, value: Any) -> None:
         self.done, self.result = True, value
 
     def fail(self, error: HeadraceError) -> None:
@@ -101,7 +101,7 @@ class LaneMachine(RuleBasedStateMachine):
     def answer(self, batch: PendingBatch, error: HeadraceError | None) -> None:
         if error is None:
             self.active.acknowledged(batch)
-            batch.outcome.settle("receipt")
+            batch.outcome.resolve("receipt")
         elif self.active.failed(batch, error):
             batch.outcome.fail(error)
         if self.active.resend_ready:

@@ -66,7 +66,7 @@ class ResultCell(Generic[T]):
         self.error: HeadraceError | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
 
-    def settle(self, value: T) -> None:
+    def resolve(self, value: T) -> None:
         """Here it is."""
         if not self.done:
             self.value = value
@@ -102,7 +102,7 @@ class ResultCell(Generic[T]):
             raise Timeout(f"no answer within {timeout:.3g} s; it may still happen")
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # settle() gave it
+        return self.value  # type: ignore[return-value]  # resolve() gave it
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, None

@@ -72,7 +72,7 @@ class ResultCell(Generic[T]):
         self.error: HeadraceError | None = None
         self._waiters: list[threading.Lock] | None = None
 
-    def settle(self, value: T) -> None:
+    def resolve(self, value: T) -> None:
         """Here it is."""
         self._finish(value, None)
 
@@ -88,7 +88,7 @@ class ResultCell(Generic[T]):
             raise Timeout(f"no answer within {timeout:.3g} s; it may still happen")
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # settle() gave it
+        return self.value  # type: ignore[return-value]  # resolve() gave it
 
     def _sleep(self, timeout: float | None) -> None:
         waiter = threading.Lock()

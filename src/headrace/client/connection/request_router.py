@@ -78,7 +78,7 @@ class AnswerSink(Protocol):
     value: Any
     error: HeadraceError | None
 
-    def settle(self, value: Any) -> None: ...
+    def resolve(self, value: Any) -> None: ...
 
     def fail(self, error: HeadraceError) -> None: ...
 
@@ -96,7 +96,7 @@ class AwaitedAnswer:
         if isinstance(answer, HeadraceError):
             self._outcome.fail(answer)
         else:
-            self._outcome.settle((answer, body))
+            self._outcome.resolve((answer, body))
         if self._gone:
             self._give_back()
 

@@ -163,7 +163,7 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._lost(ConnectionFailed(f"the connection to the broker broke: {exc or 'the broker closed it'}"))
-        self._gone.settle(None)
+        self._gone.resolve(None)
 
     def eof_received(self) -> bool:
         """The broker will send no more: so the connection is over."""

@@ -137,7 +137,7 @@ class AsyncGroupMembership:
             self._backoff.reset()
             self._join_request.missing = "wait"  # a topic that is deleted later may be made again
             self._begin(connection, answer)
-            self.joined.settle(None)
+            self.joined.resolve(None)
         elif isinstance(answer, ConnectionFailed):
             return  # joined again over the next connection
         elif answer.retryable:

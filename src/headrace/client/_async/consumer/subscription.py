@@ -511,7 +511,7 @@ class AsyncSubscription:
             if self._auto_commit:
                 await self._commit_processed(deadline)
             left: ResultCell[None] = ResultCell()
-            membership.leave(lambda _answer, _body: left.settle(None))
+            membership.leave(lambda _answer, _body: left.resolve(None))
             await left.wait(max(deadline - now(), 0.001))
         except HeadraceError as error:
             logger.warning("the group %s was left without a commit: %s", self.group, error)

@@ -293,7 +293,7 @@ class AsyncAcknowledger:
             return
         if answer.refused and not watched:
             self._report(type(head), answer.refused)
-        settled.settle(answer.refused)
+        settled.resolve(answer.refused)
 
     def _report(self, request: type[Request[Settlement]], refused: Sequence[Refusal]) -> None:
         first = refused[0]

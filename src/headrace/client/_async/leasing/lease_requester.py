@@ -201,7 +201,7 @@ class AsyncLeaseRequester:
             at += len(share)
             over = now() >= ask.again_until - _WAIT_ERROR_S if terms[1] else not jobs
             if share or over:
-                ask.outcome.settle(share)
+                ask.outcome.resolve(share)
             else:
                 self._put(terms, ask)
         if at < len(jobs):

@@ -447,7 +447,7 @@ class AsyncPrefetcher:
         if standing is None or connection is None:
             return
         closed: ResultCell[Any] = ResultCell()
-        self._close(connection, standing, lambda answer, _: closed.settle(answer))
+        self._close(connection, standing, lambda answer, _: closed.resolve(answer))
         connection.flush()
         try:
             await closed.wait(max(deadline - now(), 0.001))

@@ -424,7 +424,7 @@ class AsyncAccumulator:
         """Resolve a message that a hook dropped, with an empty receipt."""
         receipt = Receipt(message.topic, -1, -1, 0)
         batch = self._new_batch(0)
-        batch.outcome.settle(receipt)
+        batch.outcome.resolve(receipt)
         if callback is not None:
             callback(receipt, None)
         return batch, 0

@@ -257,7 +257,7 @@ class AsyncSender:
         if more:
             self.flush()
         if not pending_batch.outcome.done:  # else it was given up in the meantime
-            pending_batch.outcome.settle(receipt)
+            pending_batch.outcome.resolve(receipt)
             if pending_batch.callbacks or self._after_ack:
                 self._call_back(pending_batch, receipt)
 

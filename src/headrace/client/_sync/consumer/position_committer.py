@@ -37,7 +37,7 @@ class PositionCommitter:
         error: HeadraceError | None = ConnectionFailed()
         while error is not None:
             outcome: ResultCell[HeadraceError | None] = ResultCell()
-            membership.commit_nowait(outcome.settle, surely=True)
+            membership.commit_nowait(outcome.resolve, surely=True)
             error = outcome.wait(max(deadline - now(), 0.001))
             if isinstance(error, ConnectionFailed | MemberFenced | UnknownMember) and now() < deadline:
                 membership.rejoined(deadline)  # partitions that are still assigned then are committed again

@@ -447,7 +447,7 @@ class Prefetcher:
         if standing is None or connection is None:
             return
         closed: ResultCell[Any] = ResultCell()
-        self._close(connection, standing, lambda answer, _: closed.settle(answer))
+        self._close(connection, standing, lambda answer, _: closed.resolve(answer))
         connection.flush()
         try:
             closed.wait(max(deadline - now(), 0.001))

@@ -65,7 +65,7 @@ class _Staging:
         if isinstance(answer, HeadraceError):
             self.outcome.fail(answer)
         else:
-            self.outcome.settle(answer.stage)
+            self.outcome.resolve(answer.stage)
 
 
 class Transaction:
