@@ -9,6 +9,7 @@ import pytest
 from headrace.broker import subscription_policies
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.model.errors import (
+    DiskFull,
     HeadraceError,
     InvalidArgument,
     SubscriptionFull,
@@ -28,7 +29,7 @@ from headrace.model.leasing import (
 from headrace.model.requests import Publish, TopicCreate, TopicDescribe, TransactionBegin, TransactionStage
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
 from headrace.model.subscription import Overflow, Rejected, SubscriptionSettings, subscription_settings
-from headrace.testing import FaultyDisk
+from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.testing.workbench import Workbench
 
 
@@ -220,14 +221,48 @@ def test_very_many_are_dropped_some_at_a_time_and_a_new_limit_counts(
     assert info(bench).ready <= 1
 
 
-def test_what_was_dropped_stays_so_after_a_restart_and_comes_back_if_it_could_not_be_written(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    bench = Workbench(str(tmp_path), disk=disk)
+def test_dropped_messages_stay_dropped_after_a_restart(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path))
     subscribe(bench, messages_max=2, overflow="drop_oldest")
     bench.publish("jobs", [b"a", b"b", b"c"])
     bench.close()
-    bench = Workbench(str(tmp_path), disk=disk, now_us=bench.now_us)
+    bench = Workbench(str(tmp_path), now_us=bench.now_us)
     assert offsets(lease(bench, 1)) == [1]
+    bench.close()
+
+
+class FullJournal(LocalDisk):
+    """A disk that refuses to write the journal while `full`."""
+
+    full = False
+    refusals = 0
+
+    def write(self, file: OpenFile, position: int, data: bytes | bytearray | memoryview) -> None:
+        if self.full and "/journal/" in file.path:
+            self.refusals += 1
+            assert self.refusals < 100, "the broker writes without a pause though the disk is full"
+            raise DiskFull(f"no space left for {file.path}")
+        super().write(file, position, data)
+
+
+def test_messages_come_back_when_the_journal_cannot_record_that_they_were_dropped(tmp_path: Path) -> None:
+    disk = FullJournal()
+    bench = Workbench(str(tmp_path), disk=disk)
+    subscribe(bench, messages_max=2, overflow="drop_oldest")
+    bench.publish("jobs", [b"a", b"b"])
+    disk.full = True
+    bench.publish("jobs", [b"c"])
+    assert disk.refusals, "the journal was never written"
+    assert (info(bench).ready, info(bench).dropped) == (3, 0)
+    disk.full = False
+    held = lease(bench, 1)
+    assert offsets(held) == [0], "the oldest message is lost, though nothing says that it was dropped"
+    bench.tick(1)  # tries again
+    assert (info(bench).ready, info(bench).leased, info(bench).dropped) == (1, 1, 1)
+    bench.close()
+    bench = Workbench(str(tmp_path), now_us=bench.now_us)
+    assert offsets(lease(bench)) == [2]
+    assert bench.ask(Ack("jobs", held)).refused == []
     bench.close()
 
 

@@ -1,4 +1,4 @@
-"""What follows from a subscription's settings: limits on what it has, and its end when nobody uses it."""
+"""Enforces a subscription's settings: limits on its unsettled messages, and deletion when nobody uses it."""
 
 import logging
 from functools import partial
@@ -19,11 +19,11 @@ from headrace.model.subscription import Overflow
 logger = logging.getLogger("headrace.broker")
 
 _DROPPED_TOGETHER = 1000
-"""Messages that are dropped at a time."""
+"""Maximum messages dropped per loop turn."""
 
 
 class SubscriptionPolicies:
-    """Refuses or drops what is too much, and deletes what is not used."""
+    """Refuses publishes to full subscriptions or drops their oldest messages, and deletes unused subscriptions."""
 
     def __init__(
         self,
@@ -39,9 +39,11 @@ class SubscriptionPolicies:
         self._ledger = ledger
         self._turns = turns
         self.refusing: set[int] = set()
-        """The ids of topics with a subscription that refuses what is too much: only these are looked at."""
+        """The ids of topics with a subscription that refuses messages when it is full: publishes check only these."""
         self._unused: dict[int, Subscription] = {}
-        """Those that are deleted when nobody uses them."""
+        """Subscriptions, by id, that are deleted when nobody uses them."""
+        self._untrimmed: dict[int, Subscription] = {}
+        """Subscriptions, by id, that are over their limit because the journal could not be written."""
         for subscription in registry:
             subscription.use(turns.now_us)  # nobody could have used it before
             self._changed(subscription)
@@ -49,7 +51,7 @@ class SubscriptionPolicies:
         registry.scanned.connect(self._trim)
 
     def check(self, topic: Topic) -> None:
-        """Refuse to take more messages of a topic while one of its subscriptions is full."""
+        """Refuse a publish to a topic while one of its subscriptions is full."""
         for subscription in self._registry.of_topic(topic):
             if _refuses(subscription) and (limit := _reached(subscription)):
                 raise SubscriptionFull(
@@ -58,7 +60,10 @@ class SubscriptionPolicies:
                 )
 
     def tick(self, now_us: int) -> None:
-        """Delete subscriptions that nobody has used for as long as their settings say."""
+        """Delete unused subscriptions, and retry to drop messages where the journal could not be written."""
+        untrimmed, self._untrimmed = self._untrimmed, {}
+        for subscription in untrimmed.values():
+            self._trim(subscription, now_us)
         for subscription in list(self._unused.values()):
             seconds = subscription.settings.delete_unused_seconds
             assert seconds is not None
@@ -69,14 +74,13 @@ class SubscriptionPolicies:
                 self._admin.delete(SubscriptionDelete(str(subscription.topic), subscription.name), now_us)
 
     def _changed(self, subscription: Subscription) -> None:
-        """A subscription was added, altered or removed."""
+        """Apply the settings of a subscription that was added, altered or removed."""
         topic, registry = subscription.topic, self._registry
         if any(_refuses(one) for one in registry.of_topic(topic)):
             self.refusing.add(topic.id)
         else:
             self.refusing.discard(topic.id)
-        is_there = registry.find(topic, subscription.name) is subscription
-        if is_there and subscription.settings.delete_unused_seconds is not None:
+        if self._is_registered(subscription) and subscription.settings.delete_unused_seconds is not None:
             subscription.use(self._turns.now_us)
             self._unused[subscription.id] = subscription
         else:
@@ -85,41 +89,44 @@ class SubscriptionPolicies:
         if _drops(subscription):
             self._turns.call_soon(partial(self._trim, subscription))
 
+    def _is_registered(self, subscription: Subscription) -> bool:
+        return self._registry.find(subscription.topic, subscription.name) is subscription
+
     # Dropping the oldest.
 
     def _trim(self, subscription: Subscription, now_us: int) -> None:
-        """Drop the oldest messages that are ready, as many as there are too many; some of them at a time."""
-        if not _drops(subscription):
+        """Drop the oldest ready messages until the limits hold, a bounded number per loop turn."""
+        if not _drops(subscription) or not self._is_registered(subscription):
             return
         left = min(_excess(subscription), _DROPPED_TOGETHER)
         if left <= 0:
             return
         partitions = sorted(subscription.indexes.items(), key=lambda each: -each[1].staying_count)
-        for number, index in partitions:  # from where there are most of them
+        for number, index in partitions:  # the fullest partition first
             if left <= 0:
                 break
             oldest = index.oldest_ready(left)
             left -= len(oldest)
             if oldest:
                 self._drop(subscription, number, index, oldest, now_us)
-        if left <= 0:
-            self._turns.call_at_turn_end(partial(self._trim, subscription))
 
     def _drop(
         self, subscription: Subscription, number: int, index: LeasedPartition, offsets: list[int], now_us: int
     ) -> None:
+        key = ("drop", subscription.id)
         index.leave(offsets)
         subscription.dropped += len(offsets)
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
-                logger.warning(
-                    "messages not dropped; trying again with the next one  subscription=%s reason=%s",
-                    subscription,
-                    error,
-                )
+                text = "messages over the limit not dropped; retrying  subscription=%s"
+                self._ledger.failures.note(key, error, text, subscription)
                 subscription.dropped -= len(offsets)
                 index.stay(offsets, now_us)
+                self._untrimmed[subscription.id] = subscription  # not at once: the disk may be full for hours
+            else:
+                self._ledger.failures.worked(key)
+                self._turns.call_at_turn_end(partial(self._trim, subscription))  # there may be more than one portion
 
         self._ledger.gather(now_us, [MessagesSettled(subscription.id, number, packed(offsets))], written)
 
@@ -138,7 +145,7 @@ def _drops(subscription: Subscription) -> bool:
 
 
 def _reached(subscription: Subscription) -> str:
-    """The name of the limit that is reached, if one is."""
+    """The name of the limit that the subscription has reached; empty if none."""
     settings = subscription.settings
     messages, size_bytes = _unsettled(subscription)
     if settings.messages_max is not None and messages >= settings.messages_max:
@@ -147,7 +154,7 @@ def _reached(subscription: Subscription) -> str:
 
 
 def _excess(subscription: Subscription) -> int:
-    """How many messages there are too many, at least one if there are too many bytes."""
+    """How many messages exceed the limits; at least one if the bytes do."""
     settings = subscription.settings
     messages, size_bytes = _unsettled(subscription)
     over = messages - settings.messages_max if settings.messages_max is not None else 0
@@ -158,7 +165,7 @@ def _excess(subscription: Subscription) -> int:
 
 
 def _unsettled(subscription: Subscription) -> tuple[int, float]:
-    """How many messages are not settled, with those that the subscription has not seen yet, and their bytes, about."""
+    """The number of unsettled messages, including those not scanned yet, and an estimate of their bytes."""
     messages, size_bytes = 0, 0.0
     for number, index in subscription.indexes.items():
         stored = subscription.topic.active_partitions[number].partition
