@@ -174,7 +174,7 @@ def test_refusals_explain_themselves() -> None:
     with pytest.raises(MemberFenced, match=r"partition 2 of 'orders' is not assigned to 'bob', nor to anyone"):
         group.check("bob", "orders", 2, 1)
     group.restart("orders", [0], 0)
-    with pytest.raises(MemberFenced, match=r"assigned to 'alice' anew: its epoch is 4 now, not 1"):
+    with pytest.raises(MemberFenced, match=r"assigned to 'alice' again: its epoch is 4 now, not 1"):
         group.check("alice", "orders", 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""From the commit to the partitions: the batches of committed transactions go where they belong, in order and once."""
+"""Appends the batches of committed transactions to their partitions, in commit order and exactly once."""
 
 import logging
 from collections import deque
@@ -18,30 +18,30 @@ from headrace.model.requests import Done, PartitionOffset
 logger = logging.getLogger("headrace.broker")
 
 STAGES_BITS = 20
-"""A batch's mark in its partition is the number of its commit, and in so many bits its own."""
+"""A batch's mark in its partition is the commit's number, followed by the batch's index in this many bits."""
 _TURN_BYTES = 2 << 20
-"""So much is appended at once, of all of them together; then others have their turn."""
+"""Bytes appended per loop turn by all commits together, so that other I/O is not starved."""
 _SYNC_BYTES = 32 << 20
-_AGAIN_US = 1_000_000
-"""How long what could not be appended waits for the next try."""
+_RETRY_US = 1_000_000
+"""The delay before a failed append is retried."""
 
-Told = Callable[[list[PartitionOffset] | HeadraceError], None]
+AppliedCallback = Callable[[list[PartitionOffset] | HeadraceError], None]
 
 
 @dataclass(eq=False)
-class _Work:
-    """A committed transaction whose batches are on their way into their partitions."""
+class _PendingCommit:
+    """A committed transaction whose batches are not all in their partitions yet."""
 
     fact: Committed
-    tell: Told
-    """To be told where the batches are, or, without that, that they have to wait; called once."""
+    tell: AppliedCallback
+    """Called once, with the batches' offsets, or with none if the batches have to wait."""
     batches: list[Batch] = field(default_factory=list)
-    """What was staged a moment ago, and need not be looked for; empty when it has to."""
+    """The batches, if still in memory; empty if they must be read from the staging log."""
     next: int = 0
     places: list[PartitionOffset] = field(default_factory=list)
     active_partitions: dict[int, ActivePartition] = field(default_factory=dict)
     targets: frozenset[tuple[int, int]] = frozenset()
-    """The partitions, as topic ids and numbers."""
+    """The partitions that it writes to, as topic ids and numbers."""
     unsynced_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -49,147 +49,149 @@ class _Work:
 
 
 class CommitApplier:
-    """The committed transactions whose batches are not all in their partitions yet."""
+    """Applies committed transactions: appends their staged batches to the partitions."""
 
     def __init__(self, staging: StagingLog, topics: TopicRegistry, ledger: Ledger, ports: Ports, now_us: int) -> None:
         self._staging = staging
         self._topics = topics
         self._ledger = ledger
         self._ports = ports
-        self._works = {number: _Work(fact, _nothing) for number, fact in sorted(ledger.state.unsettled.items())}
-        """By the commits' numbers, in their order: those whose turn has come."""
-        self._stuck: dict[int, _Work] = {}
-        """Those that could not be appended, and those behind them: they are tried again from time to time."""
+        self._pending = {
+            number: _PendingCommit(fact, _ignore) for number, fact in sorted(ledger.state.unsettled.items())
+        }
+        """The commits being applied, by number and in this order."""
+        self._stuck: dict[int, _PendingCommit] = {}
+        """Commits whose append failed, and later commits to the same partitions; they are retried with a delay."""
         self._stuck_targets: set[tuple[int, int]] = set()
-        self._again_us = 0
-        self._settled: deque[Committed] = deque()
+        self._retry_us = 0
+        self._applied: deque[Committed] = deque()
         self._now_us = now_us
-        self._comes = False
-        self._go_on()
+        self._turn_scheduled = False
+        self._append_pending()
 
     @property
     def idle(self) -> bool:
-        """Whether all of them are."""
-        return not self._works and not self._stuck
+        """Whether all commits are applied."""
+        return not self._pending and not self._stuck
 
-    def follow(self, fact: Committed, tell: Told, now_us: int, batches: list[Batch] | None = None) -> None:
-        """Have the batches of a commit put into their partitions as soon as the fact is on the disk."""
-        work = _Work(fact, tell, batches or [])
+    def follow(self, fact: Committed, tell: AppliedCallback, now_us: int, batches: list[Batch] | None = None) -> None:
+        """Apply a commit as soon as its fact is synced."""
+        commit = _PendingCommit(fact, tell, batches or [])
 
         def durable(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
                 tell(outcome)
             else:
-                self._works[fact.number] = work
+                self._pending[fact.number] = commit
                 self._now_us = max(self._now_us, now_us)
-                self._go_on()
+                self._append_pending()
 
         self._ledger.durably(Done()).then(durable)
 
     def tick(self, now_us: int) -> None:
-        """Go on with what could not be done."""
+        """Retry what failed, and continue with the rest."""
         self._now_us = now_us
-        if self._stuck and now_us >= self._again_us:
-            self._again_us = now_us + _AGAIN_US
-            self._works = dict(sorted({**self._stuck, **self._works}.items()))
+        if self._stuck and now_us >= self._retry_us:
+            self._retry_us = now_us + _RETRY_US
+            self._pending = dict(sorted({**self._stuck, **self._pending}.items()))
             self._stuck, self._stuck_targets = {}, set()
-        self._go_on()
-        self._record_settled()
+        self._append_pending()
+        self._record_applied()
 
-    def _go_on(self) -> None:
-        """Append committed batches to their partitions, in each in the order of the commits; or try again later."""
+    def _append_pending(self) -> None:
+        """Append some batches of each commit, in commit order within every partition; set failing commits aside."""
         waiting: set[tuple[int, int]] = set()
-        share = _TURN_BYTES // max(len(self._works), 1)
-        for number, work in list(self._works.items()):
+        share = _TURN_BYTES // max(len(self._pending), 1)
+        for number, commit in list(self._pending.items()):
             key = ("apply", number)
             try:
-                if self._stuck_targets.isdisjoint(work.targets) and waiting.isdisjoint(work.targets):
-                    self._append_some(work, share)
+                if self._stuck_targets.isdisjoint(commit.targets) and waiting.isdisjoint(commit.targets):
+                    self._append_some(commit, share)
             except (HeadraceError, OSError) as error:
                 text = "committed transaction not published; trying again  transaction=%s"
-                self._ledger.failures.note(key, error, text, _name(work.fact))
-                self._stuck_targets |= work.targets
-            if work.next == len(work.fact.stages):
-                del self._works[number]
+                self._ledger.failures.note(key, error, text, _name(commit.fact))
+                self._stuck_targets |= commit.targets
+            if commit.next == len(commit.fact.stages):
+                del self._pending[number]
                 self._ledger.failures.worked(key)
-                self._settle(work)
-            elif self._stuck_targets.isdisjoint(work.targets):
-                waiting |= work.targets
+                self._finish(commit)
+            elif self._stuck_targets.isdisjoint(commit.targets):
+                waiting |= commit.targets
             else:
-                del self._works[number]
-                self._stuck[number] = work
-                self._stuck_targets |= work.targets
-                work.tell([])  # it is committed, whenever it can be seen
-                work.tell, work.batches = _nothing, []
-        if waiting and not self._comes:
-            self._comes = True
-            self._ports.call_at_turn_end(self._another_turn)  # not soon: several of those run in one loop turn
+                del self._pending[number]
+                self._stuck[number] = commit
+                self._stuck_targets |= commit.targets
+                commit.tell([])  # it is committed, though its messages become readable later
+                commit.tell, commit.batches = _ignore, []
+        if waiting and not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._ports.call_at_turn_end(self._another_turn)  # call_soon could run several times in one loop turn
 
     def _another_turn(self) -> None:
-        self._comes = False
-        self._go_on()
+        self._turn_scheduled = False
+        self._append_pending()
 
-    def _append_some(self, work: _Work, bytes_max: int) -> None:
-        """Append about so many bytes, one batch at least."""
+    def _append_some(self, commit: _PendingCommit, bytes_max: int) -> None:
+        """Append batches of about this many bytes, and at least one."""
         left = max(bytes_max, 1)
-        while left > 0 and work.next < len(work.fact.stages):
-            left -= self._append(work)
-            work.next += 1
+        while left > 0 and commit.next < len(commit.fact.stages):
+            left -= self._append(commit)
+            commit.next += 1
 
-    def _append(self, work: _Work) -> int:
-        stage, topic_id, number = work.fact.stages[work.next]
+    def _append(self, commit: _PendingCommit) -> int:
+        stage, topic_id, number = commit.fact.stages[commit.next]
         topic = self._topics.by_id.get(topic_id)
         if topic is None:
-            return 0  # deleted since, with all of its messages
+            return 0  # the topic was deleted meanwhile
         active = self._topics.active(topic, number)
-        mark = work.fact.number << STAGES_BITS | work.next
-        work.active_partitions[id(active)] = active
+        mark = commit.fact.number << STAGES_BITS | commit.next
+        commit.active_partitions[id(active)] = active
         if active.partition.has_committed(mark):
             return 0
         try:
-            batch = (work.batches[work.next] if work.batches else self._staging.batch_at(stage)).copied()
+            batch = (commit.batches[commit.next] if commit.batches else self._staging.batch_at(stage)).copied()
         except (CorruptBatch, OffsetOutOfRange) as error:
             logger.error(
                 "batch of a committed transaction lost  transaction=%s topic=%s reason=%s",
-                _name(work.fact),
+                _name(commit.fact),
                 topic,
                 error,
             )
             return 0
         appended = active.committed(batch, mark, self._now_us)
-        work.places.append(PartitionOffset(str(topic), number, appended.base_offset))
-        work.unsynced_bytes += batch.length
-        if work.unsynced_bytes >= _SYNC_BYTES:
-            # The disk begins with what there is: at the end there is less to wait for.
-            work.unsynced_bytes = 0
-            for each in work.active_partitions.values():
+        commit.places.append(PartitionOffset(str(topic), number, appended.base_offset))
+        commit.unsynced_bytes += batch.length
+        if commit.unsynced_bytes >= _SYNC_BYTES:
+            # An early sync leaves less to wait for at the end.
+            commit.unsynced_bytes = 0
+            for each in commit.active_partitions.values():
                 each.partition.request_sync()
         return batch.length
 
-    def _settle(self, work: _Work) -> None:
-        """Tell when all batches are on the disk in their partitions, and can be read; the staged ones may go then."""
-        waiting, failed = len(work.active_partitions) + 1, False
+    def _finish(self, commit: _PendingCommit) -> None:
+        """Report the offsets once all batches are synced in their partitions, and release the staged batches."""
+        waiting, failed = len(commit.active_partitions) + 1, False
 
         def synced(error: HeadraceError | None) -> None:
             nonlocal waiting, failed
             waiting -= 1
             failed = failed or error is not None
             if not waiting:
-                work.tell(work.places)
+                commit.tell(commit.places)
             if not waiting and not failed:
-                self._settled.append(work.fact)
-                self._record_settled()
+                self._applied.append(commit.fact)
+                self._record_applied()
 
-        for active in work.active_partitions.values():
+        for active in commit.active_partitions.values():
             active.when_synced(synced)
         synced(None)
 
-    def _record_settled(self) -> None:
+    def _record_applied(self) -> None:
         try:
-            while self._settled:
-                fact = self._settled[0]
+            while self._applied:
+                fact = self._applied[0]
                 self._ledger.record(self._now_us, TransactionApplied(fact.number))
-                self._settled.popleft()
+                self._applied.popleft()
                 self._staging.let_go(stage for stage, _, _ in fact.stages)
                 self._ledger.failures.worked("settled")
         except HeadraceError as error:
@@ -197,8 +199,8 @@ class CommitApplier:
 
 
 def _name(fact: Committed) -> str:
-    return fact.transaction or f"{fact.number} of the broker's own"
+    return fact.transaction or f"internal-{fact.number}"
 
 
-def _nothing(_: object) -> None:
-    """Nobody waits for it."""
+def _ignore(_: object) -> None:
+    """The callback of commits that nobody waits for."""

@@ -1,4 +1,4 @@
-"""Groups at work: who is a member through which connection, and how far each group has come."""
+"""The group coordinator: memberships by connection, assignments pushed to members, and committed offsets."""
 
 import logging
 from collections.abc import Iterable
@@ -43,52 +43,54 @@ logger = logging.getLogger("headrace.broker")
 
 _SESSION_MS_MIN, _SESSION_MS_MAX = 100, 3_600_000
 _MEMBER_CHARS_MAX = 200
-_AGAIN_US = 1_000_000
+_RETRY_US = 1_000_000
 _TICKED_MAX = 100
-"""Groups that are looked at in one tick: the next one comes at once if more are due."""
+"""Maximum groups per tick; if more are due, the next tick follows at once."""
 
 
 class _Start(NamedTuple):
-    """Where a group begins that has no position yet."""
+    """The start offset of a group that has not committed any."""
 
     at: str
     time_us: int
 
 
 class GroupCoordinator:
-    """All groups."""
+    """Coordinates all groups."""
 
     def __init__(self, topics: TopicRegistry, ledger: Ledger, ports: Ports) -> None:
         self._topics = topics
         self._ledger = ledger
         self._ports = ports
         self._groups: dict[str, Group] = {}
-        """Those with members."""
+        """The groups that have members."""
         self._starts: dict[str, _Start] = {}
         self._sessions: dict[tuple[str, str], Session] = {}
         self._interests = TopicInterests()
         self._deadlines = Deadlines[str]()
-        """When a group has something to do, or earlier: a sign of life does not change it."""
+        """When each group is due for a tick, or earlier: heartbeats do not move it."""
         self._epoch = ledger.state.session << 32
-        """No group that has no members any more has had a greater one."""
+        """At least the generation of every group that has lost all of its members; new groups begin behind it."""
         topics.changed.connect(self.topic_changed)
 
     def __len__(self) -> int:
         return len(self._ledger.state.groups)
 
     def join(self, session: Session, request: GroupJoin, now_us: int) -> GroupJoined:
-        """A member comes, or comes back after its connection broke."""
+        """Add a member to a group, or attach one that has reconnected."""
         name = checked_group(request.group)
         if not 0 < len(request.member) <= _MEMBER_CHARS_MAX:
-            raise InvalidArgument(f"a member's id has 1 to {_MEMBER_CHARS_MAX} characters")
+            raise InvalidArgument(f"a member's id must have 1 to {_MEMBER_CHARS_MAX} characters")
         if not _SESSION_MS_MIN <= request.session_ms <= _SESSION_MS_MAX:
-            raise InvalidArgument(f"session_ms is {_SESSION_MS_MIN} to {_SESSION_MS_MAX}, not {request.session_ms}")
+            raise InvalidArgument(
+                f"session_ms must be {_SESSION_MS_MIN} to {_SESSION_MS_MAX}, not {request.session_ms}"
+            )
         if not request.topics and not request.patterns:
-            raise InvalidArgument("a member wants some topics, or a pattern of them")
+            raise InvalidArgument("a member must name at least one topic or pattern")
         if request.start not in ("earliest", "latest", "time"):
-            raise InvalidArgument(f"a group starts at earliest, latest or time, not {request.start}")
+            raise InvalidArgument(f"start must be earliest, latest or time, not {request.start}")
         if request.missing not in ("refuse", "create", "wait"):
-            raise InvalidArgument(f"for missing topics say refuse, create or wait, not {request.missing}")
+            raise InvalidArgument(f"missing must be refuse, create or wait, not {request.missing}")
         for wanted in (*request.topics, *request.patterns):
             _check_tenants(name, wanted)
         topics = [self._wanted(topic, request.missing, now_us) for topic in request.topics]
@@ -108,12 +110,12 @@ class GroupCoordinator:
             now_us,
         )
         if request.member in changes:
-            changes[request.member].assigned = []  # the answer has them
+            changes[request.member].assigned = []  # the answer lists them
         self._push(group, changes, now_us)
-        return GroupJoined(group.generation, self._places(group, group.held(request.member), now_us))
+        return GroupJoined(group.generation, self._start_offsets(group, group.held(request.member), now_us))
 
     def _wanted(self, name: str, missing: str, now_us: int) -> str:
-        """The whole name of a topic that a member wants; one that is waited for may not exist."""
+        """The full name of a topic that a member wants; with `wait` the topic need not exist."""
         if missing == "create":
             return str(self._topics.get_or_create(name, now_us))
         if missing == "wait" and self._topics.find(name) is None:
@@ -121,31 +123,33 @@ class GroupCoordinator:
         return str(self._topics.get(name))
 
     def release(self, session: Session, request: GroupRelease, now_us: int) -> Answer:
-        """A member has finished with partitions that were revoked."""
+        """Release revoked partitions that a member has finished with."""
         group = self._member_of(session, request.group, request.member)
         places = [AssignedPartition(self._name(place.topic), place.partition, place.epoch) for place in request.places]
         self._push(group, group.release(request.member, places, now_us), now_us)
         return Done()
 
     def leave(self, session: Session, request: GroupLeave, now_us: int) -> Answer:
-        """A member goes."""
+        """Remove a member from its group."""
         group = self._member_of(session, request.group, request.member)
         self._detach(group.name, request.member)
         self._push(group, group.leave(request.member, now_us), now_us)
         return Done()
 
     def commit(self, _session: Session, request: Commit, now_us: int) -> PendingAnswer[Answer]:
-        """A group has come so far."""
+        """Commit offsets of a group."""
         moved = self.checked_move(request.group, request.member, request.places)
         self._ledger.record(now_us, moved)
         return self._ledger.durably(Done())
 
     def checked_move(self, name: str, member: str, places: list[PartitionOffset]) -> OffsetsCommitted:
-        """What a commit means, if it may be made."""
+        """The fact that a commit records; raises if the commit is not allowed."""
         name = checked_group(name)
         group = self._groups.get(name)
         if not member and group is not None and group.members:
-            raise GroupInUse(f"the group {name} has members: only they commit")
+            raise GroupInUse(
+                f"the group {name} has members, and only they may commit; commit as a member, or end them first"
+            )
         if member and group is None:
             raise UnknownMember(f"the group {name} has no members; join it first")
         found = []
@@ -154,7 +158,9 @@ class GroupCoordinator:
             _check_tenants(name, str(topic))
             active = self._topics.active(topic, place.partition)
             if not 0 <= place.offset <= max(active.end_offset, active.partition.first_offset):
-                raise InvalidArgument(f"{topic} partition {place.partition} has no offset {place.offset} to go on with")
+                raise InvalidArgument(
+                    f"offset {place.offset} is outside partition {place.partition} of {topic}; commit an offset in it"
+                )
             if member and group is not None:
                 group.check(member, str(topic), place.partition, place.epoch)
             found.append((topic.id, place.partition, place.offset))
@@ -168,18 +174,18 @@ class GroupCoordinator:
         for name in names:
             if tenant_of(name) != session.tenant:
                 continue
-            places = self._group_places(name)
+            places = self._group_partitions(name)
             members = self._groups[name].members if name in self._groups else {}
             topics = sorted({place.topic for place in places})
             found.append(GroupSummary(name, len(members), topics, sum(place.lag for place in places)))
         return Groups(found)
 
     def describe(self, _session: Session, request: GroupDescribe, _now_us: int) -> Answer:
-        """A group."""
+        """Describe a group."""
         return self._info(self._known(request.group))
 
     def seek(self, _session: Session, request: GroupSeek, now_us: int) -> PendingAnswer[Answer]:
-        """Move a group; its members go on from there."""
+        """Set the offsets of a group; its members continue from there."""
         name = self._known(request.group)
         topic = self._topics.get(request.topic)
         _check_tenants(name, str(topic))
@@ -197,10 +203,10 @@ class GroupCoordinator:
         return self._ledger.durably(self._info(name))
 
     def delete(self, _session: Session, request: GroupDelete, now_us: int) -> PendingAnswer[Answer]:
-        """Forget a group."""
+        """Delete a group and its offsets."""
         name = self._known(request.group)
         if name in self._groups and self._groups[name].members:
-            raise GroupInUse(f"the group {name} has members; end them first")
+            raise GroupInUse(f"the group {name} has members; stop them first")
         self._ledger.record(now_us, GroupDeleted(name))
         self._deadlines.remove(name)
         self._groups.pop(name, None)
@@ -208,45 +214,45 @@ class GroupCoordinator:
         return self._ledger.durably(Done())
 
     def touch(self, session: Session, now_us: int) -> None:
-        """A sign of life of all members behind a connection."""
+        """Record a heartbeat for all members of a connection."""
         for name, member in session.memberships:
             if name in self._groups and member in self._groups[name].members:
                 self._groups[name].touch(member, now_us)
 
     def disconnect(self, session: Session) -> None:
-        """The connection is gone; its members have time to come back."""
+        """Detach the members of a closed connection; they may reconnect until their sessions time out."""
         for key in session.memberships:
             if self._sessions.get(key) is session:
                 del self._sessions[key]
         session.memberships.clear()
 
     def tick(self, now_us: int) -> None:
-        """Give up members that were out of touch for too long."""
+        """Remove members whose sessions have timed out."""
         for name in self._deadlines.pop_due(now_us, _TICKED_MAX):
             group = self._groups.get(name)
             if group is None:
                 continue
             try:
                 self._push(group, group.tick(now_us), now_us)
-            except Exception as error:  # noqa: BLE001 it is told; all others go on
-                self._deadlines.set(name, now_us + _AGAIN_US)
+            except Exception as error:  # noqa: BLE001 logged; all other groups continue
+                self._deadlines.set(name, now_us + _RETRY_US)
                 self._ledger.failures.note(("group", name), error, "group tick failed; trying again  group=%s", name)
             else:
                 self._ledger.failures.worked(("group", name))
 
     def next_tick_us(self) -> int | None:
-        """When a member may have to be given up; or earlier, if something was heard of it since."""
+        """When the next member may expire, or earlier if it has sent a heartbeat since."""
         return self._deadlines.next_us()
 
     def topic_changed(self, topic: Topic, now_us: int) -> None:
-        """A topic came, went, or got more partitions."""
+        """Divide partitions anew after a topic was created, deleted or grew."""
         for name in self._interests.groups(str(topic)):
             group = self._groups.get(name)
             if group is not None:
                 self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
-        """What every group has passed; None when no group reads the topic."""
+        """The lowest offset that any group has committed; None when no group reads the topic."""
         return min(self._ledger.state.positions(topic.id, partition).values(), default=None)
 
     def _attach(self, session: Session, name: str, member: str) -> None:
@@ -266,14 +272,14 @@ class GroupCoordinator:
     def _member_of(self, session: Session, name: str, member: str) -> Group:
         name = checked_group(name)
         if (name, member) not in session.memberships or name not in self._groups:
-            raise UnknownMember(f"{member} is no member of the group {name} on this connection; join again")
+            raise UnknownMember(f"{member} is not a member of the group {name} on this connection; join again")
         return self._groups[name]
 
     def _push(self, group: Group, changes: Changes, now_us: int) -> None:
-        """Tell members what changes for them, after what is being answered now."""
+        """Push assignment changes to the members, after the current answer."""
         for member, change in changes.items():
             if member not in group.members:
-                self._tell_lost(group, member, change.lost)
+                self._push_lost(group, member, change.lost)
                 continue
             session = self._sessions.get((group.name, member))
             if session is None or not (change.assigned or change.revoked or change.lost):
@@ -282,7 +288,7 @@ class GroupCoordinator:
                 group.name,
                 member,
                 group.generation,
-                self._places(group, change.assigned, now_us),
+                self._start_offsets(group, change.assigned, now_us),
                 _without_offsets(change.revoked),
                 _without_offsets(change.lost),
             )
@@ -296,16 +302,16 @@ class GroupCoordinator:
             self._groups.pop(group.name, None)
             self._starts.pop(group.name, None)
 
-    def _tell_lost(self, group: Group, member: str, lost: Iterable[AssignedPartition]) -> None:
-        """A member was given up; if its connection is still there it hears of it."""
+    def _push_lost(self, group: Group, member: str, lost: Iterable[AssignedPartition]) -> None:
+        """Notify an expired member, if it is still connected."""
         session = self._sessions.get((group.name, member))
         self._detach(group.name, member)
         if session is not None:
             assignment = Assignment(group.name, member, group.generation, lost=_without_offsets(lost))
             self._ports.call_soon(partial(session.push, assignment))
 
-    def _places(self, group: Group, assigned: Iterable[AssignedPartition], now_us: int) -> list[PartitionOffset]:
-        """Where a member begins; a group without a position gets one now, and keeps it."""
+    def _start_offsets(self, group: Group, assigned: Iterable[AssignedPartition], now_us: int) -> list[PartitionOffset]:
+        """Assigned partitions with their start offsets; commits the start of partitions without a committed offset."""
         positions = self._ledger.state.groups.get(group.name, {})
         start = self._starts.get(group.name, _Start("earliest", 0))
         places, new = [], []
@@ -314,7 +320,7 @@ class GroupCoordinator:
             offset = positions.get((topic.id, number))
             if offset is None or topic.settings.durability is not Durability.SYNCED:
                 active = self._opened(topic, number)
-                offset = positions.get((topic.id, number))  # messages may be gone, and the group moved behind them
+                offset = positions.get((topic.id, number))  # opening it may have moved the group past lost messages
                 if offset is None and active is not None:
                     offset = offset_at(active, start.at, start.time_us)
                     new.append((topic.id, number, offset))
@@ -323,8 +329,8 @@ class GroupCoordinator:
             if new:
                 self._ledger.record(now_us, OffsetsCommitted(group.name, new))
         except HeadraceError as error:
-            # The members begin there all the same; their commits will say where the group is.
-            logger.warning("start offsets of a group not recorded  group=%s reason=%s", group.name, error)
+            # The members start there all the same, and their commits will record the offsets.
+            logger.warning("group start offsets not recorded  group=%s reason=%s", group.name, error)
         return places
 
     def _opened(self, topic: Topic, number: int) -> ActivePartition | None:
@@ -332,12 +338,12 @@ class GroupCoordinator:
             return self._topics.active(topic, number)
         except HeadraceError as error:
             logger.warning("partition unreadable  topic=%s partition=%s reason=%s", topic, number, error)
-            return None  # whoever reads there is told why that does not work
+            return None  # reading from it answers with the error
 
     def _known(self, name: str) -> str:
         name = checked_group(name)
         if name not in self._ledger.state.groups and name not in self._groups:
-            raise GroupNotFound(f"there is no group {name}")
+            raise GroupNotFound(f"there is no group {name}; groups exist once a member has joined or committed")
         return name
 
     def _name(self, topic: str) -> str:
@@ -347,9 +353,9 @@ class GroupCoordinator:
     def _info(self, name: str) -> GroupInfo:
         group = self._groups.get(name)
         members = {member.id: member.client for member in group.members.values()} if group is not None else {}
-        return GroupInfo(name, group.generation if group is not None else 0, members, self._group_places(name))
+        return GroupInfo(name, group.generation if group is not None else 0, members, self._group_partitions(name))
 
-    def _group_places(self, name: str) -> list[GroupPartition]:
+    def _group_partitions(self, name: str) -> list[GroupPartition]:
         group = self._groups.get(name)
         places = []
         positions = self._ledger.state.groups.get(name, {})
@@ -357,26 +363,28 @@ class GroupCoordinator:
             topic = self._topics.by_id.get(topic_id)
             if topic is None:
                 continue  # deleted
-            end, trouble = 0, ""
+            end, failure = 0, ""
             try:
                 end = self._topics.active(topic, number).end_offset
-            except (HeadraceError, OSError) as error:  # one that cannot be opened must not hide all others
-                trouble = str(error)
-            offset = positions[topic_id, number]  # only now: opening a partition may have moved it
+            except (HeadraceError, OSError) as error:  # one unreadable partition must not hide all others
+                failure = str(error)
+            offset = positions[topic_id, number]  # read after opening, which may have moved it
             owner = group.owner(str(topic), number) if group is not None else None
             lag = max(end - offset, 0)
-            places.append(GroupPartition(str(topic), number, offset, end or offset, lag, owner or "", trouble))
+            places.append(GroupPartition(str(topic), number, offset, end or offset, lag, owner or "", failure))
         return places
 
 
 def _check_tenants(group: str, topic: str) -> None:
-    """Refuse a topic, or a pattern of topics, to a group of another tenant; a group of the default one reads any."""
+    """Refuse topics and patterns of another tenant; groups of the default tenant may read any."""
     if tenant_of(group) not in (DEFAULT_TENANT, tenant_of(topic)):
-        raise InvalidArgument(f"the group {group} reads topics of its own tenant, not {topic}; use another group")
+        raise InvalidArgument(
+            f"the group {group} may read topics of its own tenant only, not {topic}; use a group of that tenant"
+        )
 
 
 def find_offsets(topics: TopicRegistry, request: Offsets) -> OffsetsFound:
-    """The offsets of a topic's partitions at a time."""
+    """The offsets of a topic's partitions at earliest, latest or a timestamp."""
     topic = topics.get(request.topic)
     numbers = request.partitions or range(topic.settings.partitions)
     return OffsetsFound(
@@ -385,14 +393,14 @@ def find_offsets(topics: TopicRegistry, request: Offsets) -> OffsetsFound:
 
 
 def offset_at(active: ActivePartition, at: str, time_us: int) -> int:
-    """An offset of a partition by words."""
+    """The offset of a partition at earliest, latest or a timestamp."""
     if at == "earliest":
         return active.partition.first_offset
     if at == "latest":
         return active.end_offset
     if at == "time":
         return min(active.partition.find_time(time_us), max(active.end_offset, active.partition.first_offset))
-    raise InvalidArgument(f"an offset is asked for by earliest, latest or time, not {at}")
+    raise InvalidArgument(f"at must be earliest, latest or time, not {at}")
 
 
 def _without_offsets(assigned: Iterable[AssignedPartition]) -> list[PartitionOffset]:

@@ -1,8 +1,8 @@
-"""Consumer groups: who reads which partition, and whose commits count. Events in, decisions out.
+"""Consumer groups as a state machine: members and topics change, and the group assigns and revokes partitions.
 
-A partition has one owner at a time. One that has to move is first revoked: its owner finishes, commits and releases it,
-or is given up, and only then is it assigned to the next. Every assignment has an epoch that no other assignment of that
-partition ever had, so that a member that was thought dead cannot commit in the name of the living.
+A partition has one owner at a time. To move a partition, the group first revokes it, and assigns it to the next member
+after the owner has finished, committed and released it, or has expired. Every assignment of a partition has an epoch of
+its own, so an expired member that is still running cannot commit offsets for a partition that has moved.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from headrace.model.errors import MemberFenced, UnknownMember
 
 
 class AssignedPartition(NamedTuple):
-    """A partition in a member's hands; the epoch tells this assignment from all others of the partition."""
+    """A partition assigned to a member; the epoch identifies this assignment among all of the partition."""
 
     topic: str
     partition: int
@@ -26,20 +26,20 @@ class AssignedPartition(NamedTuple):
 
 @dataclass(slots=True)
 class AssignmentChange:
-    """What changes for a member."""
+    """How one event changes the partitions of a member."""
 
     assigned: list[AssignedPartition] = field(default_factory=list)
-    """It begins to read these."""
+    """The member begins to read these."""
     revoked: list[AssignedPartition] = field(default_factory=list)
-    """It finishes with these and releases them; until then it may commit."""
+    """The member finishes with these and releases them; until then it may commit."""
     lost: list[AssignedPartition] = field(default_factory=list)
-    """These are no longer its own, as of now."""
+    """The member has lost these already, and may not commit them."""
     expired: bool = False
-    """It was out of touch for too long and is no member any more."""
+    """The member sent no heartbeat for its session timeout, and the group has removed it."""
 
 
 Changes = dict[str, AssignmentChange]
-"""By member; members for whom nothing changes are not in it."""
+"""Changes by member id; members without changes are left out."""
 
 
 @dataclass(slots=True)
@@ -51,43 +51,43 @@ class Member:
     topics: tuple[str, ...]
     patterns: tuple[str, ...]
     session_us: int
-    """How long it may be out of touch, or take to release what is revoked."""
+    """The session timeout: the maximum time without a heartbeat, or until a revoked partition is released."""
     seen_us: int
     owned: dict[Partition, AssignedPartition] = field(default_factory=dict)
-    """What it reads, with what is being revoked from it."""
+    """Its partitions, including those that are being revoked."""
 
     @property
     def expires_us(self) -> int:
-        """When it is given up if it stays out of touch."""
+        """When the member expires without another heartbeat."""
         return self.seen_us + self.session_us
 
 
 class Group:
-    """A group's members and the partitions they have. All epochs and generations are greater than `epoch`."""
+    """A group's members and their partitions. All epochs and generations are greater than `epoch`."""
 
     def __init__(self, name: str, epoch: int) -> None:
         self.name = name
         self._generation = epoch
-        self._members: dict[str, Member] = {}  # in the order in which they came
-        self._wishes: dict[str, frozenset[str]] = {}  # members to topics; in the same order
-        self._counts: dict[str, int] = {}  # partitions of the topics that somebody wants
+        self._members: dict[str, Member] = {}  # in the order in which they joined
+        self._wanted: dict[str, frozenset[str]] = {}  # topics by member; in the same order
+        self._counts: dict[str, int] = {}  # partitions per topic that a member wants
         self._owners: dict[Partition, str] = {}
-        self._release_by_us: dict[Partition, int] = {}  # what is being revoked
+        self._release_by_us: dict[Partition, int] = {}  # deadlines of the partitions that are being revoked
         self._expiries = Deadlines[str]()
-        self._releases = Deadlines[Partition]()  # the same as _release_by_us
-        self._targets: dict[Partition, str] = {}  # who is to have it; the owner, unless it is being revoked
+        self._releases = Deadlines[Partition]()  # the deadlines of _release_by_us, ordered
+        self._targets: dict[Partition, str] = {}  # the member that each partition is meant for
 
     @property
     def generation(self) -> int:
-        """Rises with every change of an assignment."""
+        """A number that grows with every change of an assignment."""
         return self._generation
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """The members by id, in the order in which they came."""
+        """The members by id, in the order in which they joined."""
         return MappingProxyType(self._members)
 
-    # Events. Each returns what changes for whom.
+    # Events. Each returns the changes by member.
 
     def join(
         self,
@@ -99,9 +99,9 @@ class Group:
         available: Mapping[str, int],
         now_us: int,
     ) -> Changes:
-        """A member comes, or comes again and keeps what it has, though its wishes may have changed.
+        """Add a member, or update the topics of one that joins again and keeps its partitions.
 
-        One that comes again may have missed what it was told: it hears once more what is being revoked from it.
+        A member that joins again may have missed notifications, so its revoked partitions are reported once more.
         """
         known = self._members.get(member)
         seen_us = max(now_us, known.seen_us) if known else now_us
@@ -109,36 +109,36 @@ class Group:
         self._members[member] = Member(member, client, tuple(topics), tuple(patterns), session_us, seen_us, owned)
         self._expiries.set(member, seen_us + session_us)
         changes = self.topics_changed(available, now_us)
-        if revoked := sorted(one for place, one in owned.items() if place in self._release_by_us):
+        if revoked := sorted(one for partition, one in owned.items() if partition in self._release_by_us):
             changes.setdefault(member, AssignmentChange()).revoked = revoked
         return dict(sorted(changes.items(), key=lambda entry: entry[0]))
 
     def leave(self, member: str, now_us: int) -> Changes:
-        """A member goes; it has finished with all that it had."""
+        """Remove a member that has finished with all of its partitions."""
         self._remove(self._known(member))
         changes: Changes = defaultdict(AssignmentChange)
         self._divide(changes, now_us)
-        return self._concluded(changes)
+        return self._conclude(changes)
 
     def release(self, member: str, partitions: Iterable[AssignedPartition], now_us: int) -> Changes:
-        """A member has finished with partitions that were revoked; others, and what it no longer has, do not matter."""
+        """Take revoked partitions from a member that has finished with them; ignores all other partitions."""
         self.touch(member, now_us)
         known = self._known(member)
         released = {(one.topic, one.partition) for one in partitions if self._is_revoked(known, one)}
-        for place in released:
-            self._free(place)
+        for partition in released:
+            self._free(partition)
         changes: Changes = defaultdict(AssignmentChange)
-        self._settle(released, changes, now_us)
-        return self._concluded(changes)
+        self._reconcile(released, changes, now_us)
+        return self._conclude(changes)
 
     def touch(self, member: str, now_us: int) -> None:
-        """A member shows that it is alive."""
+        """Record a heartbeat of a member."""
         known = self._known(member)
         known.seen_us = max(known.seen_us, now_us)
         self._expiries.set(member, known.expires_us)
 
     def tick(self, now_us: int) -> Changes:
-        """Time has passed: give up members out of touch, and wait no longer for what should have been released."""
+        """Remove expired members, and take revoked partitions whose release is overdue."""
         due_us = self.next_tick_us()
         if due_us is None or due_us > now_us:
             return {}
@@ -148,129 +148,129 @@ class Group:
             changes[member.id].expired = True
             changes[member.id].lost += member.owned.values()
             self._remove(member)
-        overdue = [place for place, by_us in self._release_by_us.items() if by_us <= now_us]
+        overdue = [partition for partition, by_us in self._release_by_us.items() if by_us <= now_us]
         self._lose(overdue, changes)
         if expired:
             self._divide(changes, now_us)
         else:
-            self._settle(overdue, changes, now_us)
-        return self._concluded(changes)
+            self._reconcile(overdue, changes, now_us)
+        return self._conclude(changes)
 
     def next_tick_us(self) -> int | None:
-        """When tick() has something to do if nothing else happens; None: never."""
+        """When tick() is due if no other event comes first; None for never."""
         times_us = (self._expiries.next_us(), self._releases.next_us())
         return min((time_us for time_us in times_us if time_us is not None), default=None)
 
     def topics_changed(self, available: Mapping[str, int], now_us: int) -> Changes:
-        """Topics came, went or grew: these are there now, with so many partitions."""
-        wishes = self._wishes_among(available)
-        counts = {topic: available[topic] for topic in frozenset[str]().union(*wishes.values())}
+        """Divide anew after topics were created, deleted or grew; `available` maps all topics to partition counts."""
+        wanted = self._match_topics(available)
+        counts = {topic: available[topic] for topic in frozenset[str]().union(*wanted.values())}
         changes: Changes = defaultdict(AssignmentChange)
-        gone = [place for place in self._owners if place[1] >= available.get(place[0], 0)]
-        if gone or wishes != self._wishes or counts != self._counts:
+        gone = [partition for partition in self._owners if partition[1] >= available.get(partition[0], 0)]
+        if gone or wanted != self._wanted or counts != self._counts:
             self._lose(gone, changes)
-            self._wishes, self._counts = wishes, counts
+            self._wanted, self._counts = wanted, counts
             self._divide(changes, now_us)
-        return self._concluded(changes)
+        return self._conclude(changes)
 
     def restart(self, topic: str, partitions: Iterable[int], now_us: int) -> Changes:
-        """The group was moved in these partitions: reading begins anew, and what was read before is not committed."""
-        places = [(topic, number) for number in sorted(set(partitions)) if (topic, number) in self._owners]
+        """Assign partitions anew after a seek, so that members cannot commit what they read before it."""
+        owned = [(topic, number) for number in sorted(set(partitions)) if (topic, number) in self._owners]
         changes: Changes = defaultdict(AssignmentChange)
-        self._lose(places, changes)
-        self._settle(places, changes, now_us)
-        return self._concluded(changes)
+        self._lose(owned, changes)
+        self._reconcile(owned, changes, now_us)
+        return self._conclude(changes)
 
     # Questions.
 
     def held(self, member: str) -> list[AssignedPartition]:
-        """What a member may read now, without what is being revoked from it."""
+        """The partitions that a member may read now, without those that are being revoked."""
         owned = self._known(member).owned
-        return sorted(one for place, one in owned.items() if place not in self._release_by_us)
+        return sorted(one for partition, one in owned.items() if partition not in self._release_by_us)
 
     def owner(self, topic: str, partition: int) -> str | None:
-        """Who reads a partition, or has not released it yet."""
+        """The member that reads a partition, or has not released it yet."""
         return self._owners.get((topic, partition))
 
     def check(self, member: str, topic: str, partition: int, epoch: int) -> None:
-        """May the member commit there, under the assignment of that epoch? Raises if not."""
+        """Raise MemberFenced unless the member may commit the partition under the assignment of this epoch."""
         one = self._known(member).owned.get((topic, partition))
         if one is not None and one.epoch == epoch:
             return
-        place = f"partition {partition} of {topic!r}"
+        subject = f"partition {partition} of {topic!r}"
         if one is not None:
-            why = f"{place} was assigned to {member!r} anew: its epoch is {one.epoch} now, not {epoch}"
+            why = f"{subject} was assigned to {member!r} again: its epoch is {one.epoch} now, not {epoch}"
         elif (owner := self.owner(topic, partition)) is not None:
-            why = f"{place} is read by {owner!r}, not by {member!r}"
+            why = f"{subject} is read by {owner!r}, not by {member!r}"
         else:
-            why = f"{place} is not assigned to {member!r}, nor to anyone else"
+            why = f"{subject} is not assigned to {member!r}, nor to anyone else"
         raise MemberFenced(f"in group {self.name!r}, {why}")
 
     def _known(self, member: str) -> Member:
         known = self._members.get(member)
         if known is None:
             raise UnknownMember(
-                f"group {self.name!r} has no member {member!r}: it left, was out of touch for too long, or has not "
-                "joined since the broker started; join again"
+                f"group {self.name!r} has no member {member!r}: it left, sent no heartbeat for its session timeout, "
+                "or has not joined since the broker started; join again"
             )
         return known
 
-    # How it is done: places lose their owners, targets are chosen, and then the one is brought in line with the other.
+    # Every event frees partitions, chooses a target for each, and then reconciles the owners with the targets.
 
-    def _wishes_among(self, available: Mapping[str, int]) -> dict[str, frozenset[str]]:
-        # Members mostly want the same: what they want is worked out once.
+    def _match_topics(self, available: Mapping[str, int]) -> dict[str, frozenset[str]]:
+        # Most members want the same topics, so each distinct combination is matched once.
         shared: dict[tuple[tuple[str, ...], tuple[str, ...]], frozenset[str]] = {}
         for member in self._members.values():
-            wish = (member.topics, member.patterns)
-            if wish not in shared:
-                shared[wish] = wanted_topics(*wish, available)
+            key = (member.topics, member.patterns)
+            if key not in shared:
+                shared[key] = wanted_topics(*key, available)
         return {member.id: shared[member.topics, member.patterns] for member in self._members.values()}
 
     def _remove(self, member: Member) -> None:
-        for place in list(member.owned):
-            self._free(place)
-        del self._members[member.id], self._wishes[member.id]
+        for partition in list(member.owned):
+            self._free(partition)
+        del self._members[member.id], self._wanted[member.id]
         self._expiries.remove(member.id)
 
-    def _lose(self, places: Iterable[Partition], changes: Changes) -> None:
-        """Take them from their owners at once."""
-        for place in places:
-            owner = self._owners[place]
-            changes[owner].lost.append(self._members[owner].owned[place])
-            self._free(place)
+    def _lose(self, partitions: Iterable[Partition], changes: Changes) -> None:
+        """Take partitions from their owners at once."""
+        for partition in partitions:
+            owner = self._owners[partition]
+            changes[owner].lost.append(self._members[owner].owned[partition])
+            self._free(partition)
 
-    def _free(self, place: Partition) -> None:
-        del self._members[self._owners.pop(place)].owned[place]
-        if self._release_by_us.pop(place, None) is not None:
-            self._releases.remove(place)
+    def _free(self, partition: Partition) -> None:
+        del self._members[self._owners.pop(partition)].owned[partition]
+        if self._release_by_us.pop(partition, None) is not None:
+            self._releases.remove(partition)
 
     def _is_revoked(self, member: Member, one: AssignedPartition) -> bool:
-        place = (one.topic, one.partition)
-        return member.owned.get(place) == one and place in self._release_by_us
+        partition = (one.topic, one.partition)
+        return member.owned.get(partition) == one and partition in self._release_by_us
 
     def _divide(self, changes: Changes, now_us: int) -> None:
-        """Choose who is to have what, and do what can be done of it now."""
-        # A member that is told to give up a partition is told for good: for all others it is as if nobody had it.
+        """Choose a target for every partition, and move those that can move now."""
+        # A revocation is final: partitions that are being revoked count as free.
         kept = self._owners.keys() - self._release_by_us.keys()
-        self._targets = divide(self._wishes, self._counts, self._targets, kept)
-        self._settle(self._owners.keys() | self._targets.keys(), changes, now_us)
+        self._targets = divide(self._wanted, self._counts, self._targets, kept)
+        self._reconcile(self._owners.keys() | self._targets.keys(), changes, now_us)
 
-    def _settle(self, places: Iterable[Partition], changes: Changes, now_us: int) -> None:
-        """Assign what is free to whom it is meant for; revoke what is meant for another than its owner."""
-        for place in places:
-            owner, target = self._owners.get(place), self._targets.get(place)
+    def _reconcile(self, partitions: Iterable[Partition], changes: Changes, now_us: int) -> None:
+        """Assign free partitions to their targets, and revoke those whose owner is not the target."""
+        for partition in partitions:
+            owner, target = self._owners.get(partition), self._targets.get(partition)
             if owner is None and target is not None:
-                one = AssignedPartition(*place, self._generation + 1)
-                self._owners[place] = target
-                self._members[target].owned[place] = one
+                one = AssignedPartition(*partition, self._generation + 1)
+                self._owners[partition] = target
+                self._members[target].owned[partition] = one
                 changes[target].assigned.append(one)
-            elif owner is not None and owner != target and place not in self._release_by_us:
-                self._release_by_us[place] = now_us + self._members[owner].session_us
-                self._releases.set(place, self._release_by_us[place])
-                changes[owner].revoked.append(self._members[owner].owned[place])
+            elif owner is not None and owner != target and partition not in self._release_by_us:
+                self._release_by_us[partition] = now_us + self._members[owner].session_us
+                self._releases.set(partition, self._release_by_us[partition])
+                changes[owner].revoked.append(self._members[owner].owned[partition])
 
-    def _concluded(self, changes: Changes) -> Changes:
-        """The changes in an order that depends on nothing but the events."""
+    def _conclude(self, changes: Changes) -> Changes:
+        """Sort the changes, so that their order depends on the events alone, and advance the generation."""
         for change in changes.values():
             change.assigned.sort()
             change.revoked.sort()
