@@ -1,4 +1,4 @@
-"""Looking after topics: retention, compaction, syncing what nobody waits for."""
+"""Periodic maintenance of partitions: retention, compaction, and syncs that nobody waits for."""
 
 import logging
 from collections import deque
@@ -21,17 +21,17 @@ from headrace.model.topic import Storage, TopicSettings, Validity
 logger = logging.getLogger("headrace.broker")
 
 _OPENED_EACH_TIME = 20
-"""Partitions that nobody has used since the start, opened so that retention reaches them too."""
+"""Partitions opened per round that nobody has used since the start, so that retention reaches them."""
 _EDITS_TOGETHER = 500
 _SLICE_COST = 64
-"""Idle partitions that are looked at in one slice: less than a millisecond."""
+"""The cost of one slice, in idle partitions: less than a millisecond."""
 _WORK_COST = 16
-"""What a partition with something to do counts for."""
+"""The cost of a partition with run to do."""
 _FAILED = "maintenance failed; trying again  topic=%s partition=%s"
 
 
 class Maintenance:
-    """What has to be done from time to time, in slices. Work on files is done in the background."""
+    """Maintains all open partitions at an interval, in slices; run on files runs in the background."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Maintenance:
         settings: BrokerSettings,
         learn: Callable[[], Steps],
     ) -> None:
-        """`learn` is done each time: it looks at dead messages before somebody counts them."""
+        """Every round also runs `learn`, which indexes dead letters before somebody asks for their number."""
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
@@ -53,27 +53,27 @@ class Maintenance:
         self._next_us = 0
         self._compact_us = 0
         self._learn = learn
-        self._under_way: set[str] = set()
-        """What goes on in slices, and is not begun again meanwhile."""
+        self._running: set[str] = set()
+        """The names of tasks in progress, which are not started again meanwhile."""
         self._closed = False
-        self._at_work: set[int] = set()
+        self._removing: set[int] = set()
         self._unopened = deque(
             (topic.id, number)
             for topic in topics
             if topic.settings.storage is Storage.DISK
             for number in range(topic.settings.partitions)
         )
-        """Partitions from before the start; those that come later have nothing that retention could remove."""
+        """Partitions from before the start that are not open; later ones are opened when they are first written."""
         self._edits_seen: dict[tuple[int, int], int] = {}
-        """Up to where edits were looked through, by topic id and partition; of partitions that have some."""
+        """The offset up to which edits were checked, by topic id and partition."""
 
     @property
     def next_tick_us(self) -> int:
-        """When there is something to do again."""
+        """When the next round is due."""
         return self._next_us
 
     def tick(self, now_us: int) -> None:
-        """Begin with what is due, unless the last round is still under way."""
+        """Start a round if one is due and the last one has ended."""
         if now_us < self._next_us or self._closed:
             return
         self._next_us = now_us + round(self._settings.maintenance_seconds * 1e6)
@@ -82,12 +82,12 @@ class Maintenance:
         self._begin("round", lambda: self._round(now_us))
 
     def close(self) -> None:
-        """Do nothing more: what is under way ends with its next slice."""
+        """Stop: a round in progress ends with its current slice."""
         self._closed = True
 
     def _begin(self, name: str, steps: Callable[[], Steps]) -> None:
-        if name not in self._under_way:
-            self._under_way.add(name)
+        if name not in self._running:
+            self._running.add(name)
             in_slices(self._ports, self._until_closed(name, steps()))
 
     def _until_closed(self, name: str, steps: Steps) -> Steps:
@@ -97,10 +97,10 @@ class Maintenance:
                 if self._closed:
                     return
         finally:
-            self._under_way.discard(name)
+            self._running.discard(name)
 
     def _round(self, now_us: int) -> Steps:
-        """Look after all partitions that are open. Topics may come and go meanwhile."""
+        """Maintain all open partitions; topics may be created and deleted between slices."""
         self._ledger.failures.look_at_disk()
         self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
@@ -134,22 +134,22 @@ class Maintenance:
             self._ledger.failures.note("ballast", failure, "ballast not written; trying again")
 
     def _maintain(self, topic: Topic, active: ActivePartition, now_us: int, compacting: bool) -> int:
-        """Look after a partition; returns about how much there was to do."""
+        """Maintain a partition; returns the approximate cost."""
         key, partition = ("maintenance", topic.id, active.number), active.partition
         unsynced = partition.awaits_sync(partition.next_offset)
         try:
-            partition.request_sync()  # which may be done at once, if it is little
+            partition.request_sync()  # a small backlog may be synced inline
             active.reserve_again()
             self._topics.keep_producers(topic, active, now_us, at_once=False)
-            works = self._look_after(topic, active, now_us, compacting)
-        except Exception as error:  # noqa: BLE001 it is told; all others are looked after
+            jobs = self._start_removal(topic, active, now_us, compacting)
+        except Exception as error:  # noqa: BLE001 logged; all other partitions are maintained
             self._ledger.failures.note(key, error, _FAILED, topic, active.number)
             return _WORK_COST
         self._ledger.failures.worked(key)
-        return _WORK_COST if works or unsynced else 1
+        return _WORK_COST if jobs or unsynced else 1
 
     def _forget_edits(self, topic: Topic, active: ActivePartition) -> Steps:
-        """Look through a partition's edits when messages are gone or settled since the last time."""
+        """Forget edits of messages that were removed or settled since the last round."""
         leased, place, first_offset = (
             self._ledger.state.leased,
             (topic.id, active.number),
@@ -168,7 +168,7 @@ class Maintenance:
             for start in range(0, len(offsets), _EDITS_TOGETHER):
                 leased.forget_edits(*place, first_offset, offsets[start : start + _EDITS_TOGETHER])
                 yield
-        except Exception as error:  # noqa: BLE001 it is told; all others are looked after
+        except Exception as error:  # noqa: BLE001 logged; all other partitions are maintained
             self._ledger.failures.note(key, error, _FAILED, topic, active.number)
 
     def _open_some(self) -> Steps:
@@ -176,7 +176,7 @@ class Maintenance:
             topic_id, number = self._unopened.popleft()
             topic = self._topics.by_id.get(topic_id)
             if topic is None or number in topic.active_partitions or not (topic.failure or _is_trimmed(topic.settings)):
-                continue  # one that is altered is opened then
+                continue  # if the topic is altered later, that opens it
             key = ("opening", topic_id, number)
             try:
                 self._topics.active(topic, number)
@@ -187,62 +187,62 @@ class Maintenance:
                 self._ledger.failures.note(key, error, text, topic, number)
             yield
 
-    def _look_after(self, topic: Topic, active: ActivePartition, now_us: int, compacting: bool) -> bool:
-        """Have done what is due with a partition; whether there was anything."""
+    def _start_removal(self, topic: Topic, active: ActivePartition, now_us: int, compacting: bool) -> bool:
+        """Start due truncation and compaction of a partition; returns whether any is due."""
         settings, partition = topic.settings, active.partition
         age = settings.ttl_seconds if settings.validity is Validity.TTL else settings.retain_seconds
         age_us = None if age is None else round(age * 1e6)
-        works: list[Callable[[], object]] = []
+        jobs: list[Callable[[], object]] = []
         first_offset = 0
         if age_us is not None or settings.retain_bytes is not None:
             first_offset = partition.retention_offset(now_us, age_us, settings.retain_bytes)
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, active.number))
         if first_offset > partition.first_offset:
-            works.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
+            jobs.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
         if settings.compact_by_key and compacting and self._worth_compacting(active):
-            works.append(partial(self._compact, topic, active, partition.compact_by_key))
+            jobs.append(partial(self._compact, topic, active, partition.compact_by_key))
         if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(active):
             no_groups = self._groups.consumed_offset(topic, active.number) is None
             rules = self._subscriptions.settled_rules(topic, active.number) if no_groups else []
             if rules:
-                works.append(partial(self._compact, topic, active, partial(partition.compact_settled, rules)))
-        if works and id(active) not in self._at_work:
-            self._at_work.add(id(active))
-            # Before messages go: who produced them, and everything else that the journal says of them, must be safe.
+                jobs.append(partial(self._compact, topic, active, partial(partition.compact_settled, rules)))
+        if jobs and id(active) not in self._removing:
+            self._removing.add(id(active))
+            # Before messages are removed, their producers and everything else in the journal about them must be synced.
             kept = self._topics.keep_producers(topic, active, now_us, at_once=True)
-            kept.then(partial(self._do, active, works))
-        return bool(works)
+            kept.then(partial(self._do, active, jobs))
+        return bool(jobs)
 
     def _worth_compacting(self, active: ActivePartition) -> bool:
-        """Whether a segment's worth of messages has come since the last time."""
+        """Whether the partition has grown by a segment since the last compaction."""
         grown = active.partition.size_bytes - active.compacted_bytes
         return grown >= log_settings(active.settings).segment_bytes
 
     def _consumed_offset(self, topic: Topic, partition: int) -> int:
-        """What every subscription has passed."""
+        """The offset that all groups and leased subscriptions have consumed."""
         by_groups = self._groups.consumed_offset(topic, partition)
         by_leases = self._subscriptions.consumed_offset(topic, partition)
         return min((offset for offset in (by_groups, by_leases) if offset is not None), default=0)
 
-    def _do(self, active: ActivePartition, works: list[Callable[[], object]], outcome: object) -> None:
-        """Have it done in the background, unless the disk does not even take notes."""
+    def _do(self, active: ActivePartition, jobs: list[Callable[[], object]], outcome: object) -> None:
+        """Run removals in the background, unless the journal could not be written."""
 
         def job() -> None:
             failure: Exception | None = None
             try:
                 if isinstance(outcome, HeadraceError):
                     raise outcome
-                for work in works if active.gone is None else ():
-                    work()
-            except Exception as error:  # noqa: BLE001 it is told
+                for run in jobs if active.gone is None else ():
+                    run()
+            except Exception as error:  # noqa: BLE001 logged by _done
                 failure = error
             self._ports.call_threadsafe(partial(self._done, active, failure))
 
         self._ports.background(job)
 
     def _done(self, active: ActivePartition, failure: Exception | None) -> None:
-        self._at_work.discard(id(active))
+        self._removing.discard(id(active))
         key = ("removing", active.topic_id, active.number)
         if failure is None:
             self._ledger.failures.worked(key)
@@ -259,5 +259,5 @@ class Maintenance:
 
 
 def _is_trimmed(settings: TopicSettings) -> bool:
-    """Whether messages of a topic go by themselves."""
+    """Whether retention or validity removes messages of a topic."""
     return bool(settings.retain_seconds or settings.retain_bytes or settings.validity is not Validity.KEEP)

@@ -1,4 +1,4 @@
-"""Schedules: messages published by the broker again and again, each run once, whatever ends it on the way."""
+"""Runs schedules: the broker publishes a message at each scheduled time, exactly once even across crashes."""
 
 import logging
 from collections import deque
@@ -54,37 +54,37 @@ from headrace.model.schedule_requests import (
     ScheduleRuns,
     ScheduleSet,
 )
-from headrace.model.schedule_requests import Schedules as CronsFound
+from headrace.model.schedule_requests import Schedules as SchedulesFound
 from headrace.model.topic import DEFAULT_TENANT, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
 
 _LATE_US = 10_000_000
-"""A run that is later than this was missed: the clock has jumped, or the broker was stuck."""
+"""A run later than this counts as missed: the clock jumped, or the broker stalled."""
 _RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
-"""What could not be published is tried again after 1, 2, 4, and then always 8 seconds."""
+"""A failed publish is retried after 1, 2, 4, and then every 8 seconds."""
 _PUT_BACK_US = 1_000_000
 _CORRECTION_US = 3 * 3600 * 1_000_000
-"""A clock that is put back by more was wrong before: all times of the day count anew, as with Debian's cron."""
+"""If the clock is set back by more, it was wrong before: fixed times of day run again, as with Debian's cron."""
 _FIRED_MAX = 32
-"""Schedules looked at in one go; the others are a moment later."""
+"""Maximum schedules checked per tick; the rest follow in the next."""
 _SEARCHED_MAX = 4
-"""Schedules whose last message is looked for in one go, as it is after a restart."""
+"""Maximum searches per tick for the message of a last run, which are needed after a restart."""
 _LISTED_MAX = 64
-"""Schedules that are listed in one go: the next run of each has to be found in the calendar."""
+"""Schedules listed per slice: computing the next run of each takes time."""
 _RUNS_AT_ONCE_MAX = 1000
 _RUNS_BYTES = 1 << 20
-"""Runs of one schedule that are published together: so many, or so many bytes."""
+"""Maximum runs, and about the maximum bytes, that one schedule publishes together."""
 _OUTDATED_MAX = 1000
 _SEARCHED_BYTES = 16 << 20
 _NEXT_MAX = 1000
 
 _NEVER = (TopicNotFound, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
-"""What trying again does not help against."""
+"""Errors that a retry does not fix."""
 
 
 class ScheduleRunner:
-    """All schedules."""
+    """Runs all schedules."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class ScheduleRunner:
         unsettled: Callable[[Topic, int, int, int], bool],
         now_us: int,
     ) -> None:
-        """Go on with those that the ledger knows; `unsettled` tells whether a message (topic, partition, offset) is
-        waited for by a leased subscription.
+        """Continue the schedules in the ledger; `unsettled` says whether a leased subscription has yet to settle a
+        message, given its topic, partition, offset and the time.
         """
         self._topics = topics
         self._transactions = transactions
@@ -105,41 +105,41 @@ class ScheduleRunner:
         self._unsettled = unsettled
         self._started_us = now_us
         self._now_us: int | None = None
-        """When it was last looked what is due."""
+        """The time of the last tick."""
         self._put_back: deque[tuple[ScheduleEntry, int]] = deque()
-        """Those whose times come again because the clock was put back, and by how much it was."""
+        """Schedules to arm again because the clock was set back, and by how much it was."""
         self._ticking = False
         self._searched = 0
-        """How many messages of last runs were looked for in this tick."""
+        """Searches for the message of a last run in this tick."""
         self._entries: dict[str, ScheduleEntry] = {}
         self._agenda: list[tuple[int, int, ScheduleEntry]] = []
         self._turns = count()
         self._id = max((kept.id for kept in ledger.state.schedules.values()), default=0)
         self._failures: dict[str, str] = {}
-        """Why schedules rest until they are set again."""
+        """Why schedules are stopped until they are set again, by name."""
         for name, kept in ledger.state.schedules.items():
             try:
                 self._entries[name] = ScheduleEntry(name, kept.id, schedule_of(kept.definition, kept.created_us))
                 self._arm(self._entries[name])
-            except Exception as error:  # noqa: BLE001 it is told; all others run
+            except Exception as error:  # noqa: BLE001 logged; all other schedules run
                 self._fail(name, error)
 
     def __len__(self) -> int:
         return len(self._ledger.state.schedules)
 
-    # What can be asked.
+    # Requests.
 
     def set(self, request: ScheduleSet, now_us: int) -> PendingAnswer[Answer]:
-        """Make a schedule or replace one, which goes on from where it is if it runs at the same times.
+        """Create or replace a schedule; one with unchanged times continues where it is.
 
-        One that is paused stays so: services set theirs whenever they start, and whoever paused it had a reason.
+        A paused schedule stays paused: services set their schedules at every start, which must not undo a pause.
         """
         rule = checked_schedule(request.definition)
         before = self._ledger.state.schedules.get(rule.name)
         if before is not None and not request.replace:
-            raise ScheduleExists(f"there is already a schedule {rule.name}")
+            raise ScheduleExists(f"there is already a schedule {rule.name}; replace it, or choose another name")
         if before is None and len(self) >= SCHEDULES_MAX:
-            raise LimitExceeded(f"there are {SCHEDULES_MAX} schedules, and no more are allowed")
+            raise LimitExceeded(f"there are {SCHEDULES_MAX} schedules, which is the maximum; remove some")
         if before is not None and before.definition.paused:
             rule = msgspec.structs.replace(rule, paused=True)
         kept, entry = self._replaced(rule, before, now_us)
@@ -159,26 +159,26 @@ class ScheduleRunner:
     def _replaced(
         self, rule: ScheduleDefinition, before: ScheduleStored | None, now_us: int
     ) -> tuple[ScheduleStored, ScheduleEntry]:
-        """What is to be remembered of a schedule, and the entry that goes with it."""
+        """The fact to record for a new or changed schedule, and its entry."""
         if before is not None and same_times(before.definition, rule):
             entry = self._entries.get(rule.name) or ScheduleEntry(
                 rule.name, before.id, schedule_of(rule, before.created_us)
             )
-            schedule_of(rule, before.created_us)  # for what it says of the rest
-            # Of one that had ended and goes on nothing was missed in between.
+            schedule_of(rule, before.created_us)  # raises if the rest of the definition is invalid
+            # A schedule that had ended and is extended missed no runs in between.
             done_us = before.done_us if entry.next_us(before) is not None else max(before.done_us, now_us)
             return msgspec.structs.replace(before, definition=rule, done_us=done_us), entry
         schedule = schedule_of(rule, now_us)
-        # Where the clock was put back, what was done already is not done again.
+        # If the clock was set back, runs that are done are not repeated.
         done_us = now_us if before is None else max(now_us, before.done_us)
         if next_run_us(schedule, rule, done_us) is None:
-            raise InvalidArgument(f"the schedule {rule.name} would never run: all of its times are over")
+            raise InvalidArgument(f"the schedule {rule.name} would never run: all of its times are in the past")
         place, last_us = (None, 0) if before is None else (before.place, before.last_us)
         kept = ScheduleStored(rule, self._id + 1, now_us, done_us, 0, last_us, place)
         return kept, ScheduleEntry(rule.name, kept.id, schedule)
 
     def remove(self, request: ScheduleRemove, now_us: int) -> PendingAnswer[Answer]:
-        """Forget a schedule; what it published stays."""
+        """Remove a schedule; its published messages stay."""
         name = self._kept(request.name).definition.name
         self._ledger.record(now_us, ScheduleDeleted(name))
         self._disarm(name)
@@ -187,7 +187,7 @@ class ScheduleRunner:
         return self._ledger.durably(Done())
 
     def pause(self, request: SchedulePause, now_us: int) -> PendingAnswer[Answer]:
-        """Let a schedule rest, or go on with the runs from now on."""
+        """Pause a schedule, or resume it with the runs from now on."""
         kept = self._kept(request.name)
         name = kept.definition.name
         if kept.definition.paused != request.paused:
@@ -199,7 +199,7 @@ class ScheduleRunner:
         return self._ledger.durably(self._info(name))
 
     def run(self, request: ScheduleRun, now_us: int) -> PendingAnswer[Answer]:
-        """Publish its message now; regular runs are as they were, and it is not counted among them."""
+        """Publish a schedule's message now, in addition to the regular runs and not counted among them."""
         kept = self._kept(request.name)
         name = kept.definition.name
         topic = self._topics.get_or_create(kept.definition.topic, now_us)
@@ -219,12 +219,12 @@ class ScheduleRunner:
 
         published = self._publish(kept, topic, [now_us], 0, now_us)
         if entry is not None:
-            entry.busy += 1  # a regular run has to see whether this one's message is still waited for
+            entry.busy += 1  # a regular run must check whether this message is still unsettled
         published.then(settled)
         return pending_answer
 
     def listed(self, request: ScheduleList, tenant: str) -> PendingAnswer[Answer]:
-        """The schedules of a tenant, all or for one topic, by name; the default tenant sees all for a topic."""
+        """List a tenant's schedules by name; for a single topic, the default tenant sees those of all tenants."""
         topic = str(parse_topic(request.topic)) if request.topic else ""
 
         def wanted(rule: ScheduleDefinition) -> bool:
@@ -232,20 +232,20 @@ class ScheduleRunner:
             return visible and topic in ("", rule.topic)
 
         def steps() -> Steps:
-            crons, found = self._ledger.state.schedules, list[ScheduleInfo]()
-            for number, name in enumerate(sorted(crons), 1):
-                if name in crons and wanted(crons[name].definition):  # it may have been removed meanwhile
+            schedules, found = self._ledger.state.schedules, list[ScheduleInfo]()
+            for number, name in enumerate(sorted(schedules), 1):
+                if name in schedules and wanted(schedules[name].definition):  # may be removed between slices
                     found.append(self._info(name))
                 if not number % _LISTED_MAX:
                     yield
-            return CronsFound(found)
+            return SchedulesFound(found)
 
         return in_slices(self._ports, steps())
 
     def next_runs(self, request: ScheduleNext, now_us: int) -> Answer:
-        """The next runs of a schedule, or of one that is only tried out; as if it was not paused."""
+        """The next runs of a stored schedule or of a given definition, whether paused or not."""
         if not 0 < request.runs <= _NEXT_MAX:
-            raise InvalidArgument(f"runs is 1 to {_NEXT_MAX}, not {request.runs}")
+            raise InvalidArgument(f"runs must be 1 to {_NEXT_MAX}, not {request.runs}")
         after_us = now_us if request.from_us is None else request.from_us
         left: int | None
         if request.definition is not None:
@@ -265,10 +265,10 @@ class ScheduleRunner:
             after_us = run_us
         return ScheduleRuns(times_us)
 
-    # What happens by itself.
+    # Timed work.
 
     def tick(self, now_us: int) -> None:
-        """Publish what is due."""
+        """Publish the runs that are due."""
         back_us = 0 if self._now_us is None else self._now_us - now_us
         if self._now_us is None or back_us > _PUT_BACK_US:
             self._started_us = min(self._started_us, now_us)
@@ -287,49 +287,49 @@ class ScheduleRunner:
             _, _, entry = heappop(self._agenda)
             entry.armed_us = None
             try:
-                if not entry.busy:  # else it is looked at again when its message has arrived
+                if not entry.busy:  # a busy one is checked again when its publish completes
                     self._fire(entry, now_us)
-            except Exception as error:  # noqa: BLE001 it is told; all others run
+            except Exception as error:  # noqa: BLE001 logged; all other schedules run
                 self._fail(entry.name, error)
         self._ticking = False
 
     def _fail(self, name: str, error: Exception) -> None:
-        """A schedule rests until it is set again."""
-        is_ours = isinstance(error, HeadraceError)
-        text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        """Stop a schedule until it is set again, and log why."""
+        is_expected = isinstance(error, HeadraceError)
+        text = str(error) if is_expected else f"{type(error).__name__}: {error}"
         logger.error(
-            "schedule failed; set it again  schedule=%s reason=%s", name, text, exc_info=None if is_ours else error
+            "schedule failed; set it again  schedule=%s reason=%s", name, text, exc_info=None if is_expected else error
         )
         self._disarm(name)
         self._entries.pop(name, None)
         self._failures[name] = text
 
     def _go_back(self, entry: ScheduleEntry, back_us: int, now_us: int) -> None:
-        """The clock was put back, or was before the start: times come again, but for certain times of the day."""
+        """Adapt a schedule to a clock that was set back: intervals repeat, fixed times only after a large one."""
         kept = self._ledger.state.schedules[entry.name]
         ahead_us = max(kept.done_us, kept.created_us) - now_us
         corrected = max(ahead_us, back_us) > _CORRECTION_US
         if ahead_us > 0 and not entry.busy and (corrected or not entry.schedule.certain):
             try:
-                # Intervals are counted from when it was made, which must not be to come.
+                # Intervals count from the creation time, which must not be in the future.
                 done_us, created_us = min(kept.done_us, now_us), min(kept.created_us, now_us)
                 self._ledger.record(now_us, msgspec.structs.replace(kept, done_us=done_us, created_us=created_us))
                 entry.schedule = schedule_of(kept.definition, created_us)
             except HeadraceError as error:
                 logger.warning(
-                    "schedule keeps its time from before the clock was put back  schedule=%s reason=%s",
+                    "schedule not set back after the clock was  schedule=%s reason=%s",
                     entry.name,
                     error,
                 )
         self._arm(entry)
 
     def next_tick_us(self) -> int | None:
-        """When there is something to do again."""
+        """When the next tick is due; None for never."""
         return self._now_us if self._put_back else self._next_due_us()
 
     def _next_due_us(self) -> int | None:
         while self._agenda and self._agenda[0][0] != self._agenda[0][2].armed_us:
-            heappop(self._agenda)  # it was changed or removed
+            heappop(self._agenda)  # outdated: the schedule was changed or removed
         return self._agenda[0][0] if self._agenda else None
 
     def _fire(self, entry: ScheduleEntry, now_us: int) -> None:
@@ -341,7 +341,7 @@ class ScheduleRunner:
         try:
             pending_answer = self._begin(entry, kept, due, now_us)
         except (HeadraceError, OSError) as error:
-            self._wait(entry, error, now_us)
+            self._retry_later(entry, error, now_us)
             return
         if pending_answer is None:
             self._arm(entry)
@@ -352,12 +352,12 @@ class ScheduleRunner:
         def settled(outcome: list[PartitionOffset] | HeadraceError) -> None:
             entry.busy -= 1
             if self._entries.get(entry.name) is not entry:
-                return  # it was removed, or began anew
+                return  # it was removed or replaced meanwhile
             if isinstance(outcome, HeadraceError):
-                self._wait(entry, outcome, now_us)
+                self._retry_later(entry, outcome, now_us)
                 return
             entry.failures = 0
-            if self._now_us is not None:  # the clock may have been put back meanwhile
+            if self._now_us is not None:  # the clock may have been set back meanwhile
                 self._go_back(entry, 0, self._now_us)
             elif entry.armed_us is None:
                 self._arm(entry)
@@ -367,7 +367,7 @@ class ScheduleRunner:
     def _begin(
         self, entry: ScheduleEntry, kept: ScheduleStored, due: DueRuns, now_us: int
     ) -> PendingAnswer[list[PartitionOffset]] | None:
-        """Publish the runs that are due; None when all of them are left out, which is remembered too."""
+        """Publish the runs that are due; returns None after recording that all of them are skipped."""
         times_us = due.times_us
         if times_us and kept.definition.overlap == "skip":
             times_us = [] if self._overlaps(entry, kept, now_us) else times_us[-1:]
@@ -377,7 +377,7 @@ class ScheduleRunner:
                 topic = self._topics.get_or_create(kept.definition.topic, now_us)
                 pending_answer = self._publish(kept, topic, times_us, due.done_us, now_us)
             except _NEVER as error:
-                logger.warning("schedule cannot run this time  schedule=%s reason=%s", entry.name, error)
+                logger.warning("schedule run failed; skipped  schedule=%s reason=%s", entry.name, error)
         if pending_answer is None and due.done_us > kept.done_us:
             self._ledger.record(now_us, ScheduleAdvanced(entry.name, entry.id, due.done_us, 0))
         left_out = due.left_out + len(due.times_us) - (len(times_us) if pending_answer is not None else 0)
@@ -389,7 +389,7 @@ class ScheduleRunner:
     def _publish(
         self, kept: ScheduleStored, topic: Topic, times_us: list[int], done_us: int, now_us: int
     ) -> PendingAnswer[list[PartitionOffset]]:
-        """Publish runs, and remember with the same stroke that they were; without `done_us` it is one besides."""
+        """Publish runs and record them, atomically; without `done_us` it is an additional run."""
         rule = kept.definition
         number = _partition(rule, topic)
         batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
@@ -410,7 +410,7 @@ class ScheduleRunner:
         self._transactions.commit_internal([(topic, number, batch)], [fact], now_us).then(settled)
         return pending_answer
 
-    def _wait(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
+    def _retry_later(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
         if not entry.failures:
             logger.warning("schedule run not published; retrying  schedule=%s reason=%s", entry.name, error)
         self._arm(entry, not_before_us=now_us + (_RETRY_US << min(entry.failures, _RETRY_DOUBLINGS)))
@@ -421,7 +421,7 @@ class ScheduleRunner:
             self._entries[name].armed_us = None
 
     def _arm(self, entry: ScheduleEntry, done_us: int = 0, not_before_us: int = 0) -> None:
-        """Look at it again when its next run is due."""
+        """Schedule the next check of an entry for its next run."""
         run_us = entry.next_us(self._ledger.state.schedules[entry.name], done_us)
         armed_us = None if run_us is None else max(run_us, not_before_us)
         if armed_us is not None and armed_us != entry.armed_us:
@@ -430,13 +430,13 @@ class ScheduleRunner:
         if armed_us is not None and self._agenda[0][0] == armed_us and not self._ticking:
             self._ports.wake_at(armed_us)
         if len(self._agenda) > 2 * len(self._entries) + _OUTDATED_MAX:
-            self._agenda = [turn for turn in self._agenda if turn[0] == turn[2].armed_us]
+            self._agenda = [item for item in self._agenda if item[0] == item[2].armed_us]
             heapify(self._agenda)
 
-    # Where the last run's message is.
+    # The message of the last run.
 
     def _overlaps(self, entry: ScheduleEntry, kept: ScheduleStored, now_us: int) -> bool:
-        """Whether the message of the last run is still waited for."""
+        """Whether a subscription has yet to settle the message of the last run."""
         topic = self._topics.by_id.get(kept.place.topic_id) if kept.place is not None else None
         if topic is None or kept.place is None:
             return False
@@ -446,17 +446,17 @@ class ScheduleRunner:
         return entry.offset is not None and self._unsettled(topic, kept.place.partition, entry.offset, now_us)
 
     def _find(self, kept: ScheduleStored, topic: Topic, place: ScheduleRunLocation) -> int | None:
-        """Where the message of the last run stands; None when it is gone."""
+        """The offset of the last run's message; None when it is gone."""
         partition = self._topics.active(topic, place.partition).partition
         wanted = (_header_name(kept.definition), b"%d" % kept.last_us)
         begin, searched = partition.find_time(place.published_us), 0
         for batch in partition.batches(begin, partition.next_offset):
             searched += batch.length
             if searched > _SEARCHED_BYTES and batch.append_time > place.published_us + _LATE_US:
-                break  # so long afterwards it will not come any more
+                break  # appended too long after the run to contain it
             if not batch.time_min <= place.published_us <= batch.time_max:
                 continue
-            with suppress(InvalidBatch):  # stored by an earlier version
+            with suppress(InvalidBatch):  # an earlier version may have stored it
                 for message in batch.messages():
                     headers = message.headers or {}
                     if (headers.get(CRON_HEADER), headers.get(RUN_HEADER)) == wanted:
@@ -466,7 +466,7 @@ class ScheduleRunner:
     def _kept(self, name: str) -> ScheduleStored:
         kept = self._ledger.state.schedules.get(name.removeprefix(f"{DEFAULT_TENANT}/"))
         if kept is None:
-            raise ScheduleNotFound(f"there is no schedule {name}")
+            raise ScheduleNotFound(f"there is no schedule {name}; `headrace cron list` lists them")
         return kept
 
     def _info(self, name: str) -> ScheduleInfo:
@@ -488,18 +488,18 @@ def _columns(rule: ScheduleDefinition, times_us: list[int]) -> Columns:
 
 
 def _header_name(rule: ScheduleDefinition) -> bytes:
-    """The schedule's name in its messages: as the readers of the topic call it, with the tenant if that is another."""
+    """The schedule's name in its messages, with the tenant if it differs from the topic's."""
     tenant, name = tenant_of(rule.name), rule.name.rpartition("/")[2]
     return (name if tenant == tenant_of(rule.topic) else f"{tenant}/{name}").encode()
 
 
 def _partition(rule: ScheduleDefinition, topic: Topic) -> int:
-    """The partition of its messages: the one it names, or its key's, or the first."""
+    """The partition of a schedule's messages: the given one, the key's, or the first."""
     partitions = topic.settings.partitions
     if rule.partition is None:
         return by_key(rule.key, partitions) if rule.key is not None else 0
     if not 0 <= rule.partition < partitions:
         raise PartitionNotFound(
-            f"{topic} has the partitions 0 to {partitions - 1}, not {rule.partition}", partitions=partitions
+            f"{topic} has no partition {rule.partition}; it has 0 to {partitions - 1}", partitions=partitions
         )
     return rule.partition

@@ -1,4 +1,4 @@
-"""Searches among the messages that a leased subscription has not settled, some messages at a time."""
+"""Searches the unsettled messages of a leased subscription, a bounded number at a time."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -16,31 +16,31 @@ from headrace.model.leasing import OWNER_HEADER, Selection
 from headrace.model.limits import TIMESTAMP_US_MAX
 
 _EXAMINED_MAX = 20_000
-"""Messages that are looked at for one request; those with fewer results than asked for may be followed by others."""
+"""Maximum messages examined per request; a request that reaches it returns a position to continue from."""
 _CANDIDATES_MAX = 4000
 _OFFSET_MAX = 1 << 62
 _BYTES_MAX = 8 << 20
-"""What is read at a time."""
+"""Maximum bytes read at a time."""
 
 
 class SearchPosition(NamedTuple):
-    """Where a message is in the order of a search: by time, or 0, then by partition and offset."""
+    """A message's position in the order of a search: time (0 in searches by offset), partition, offset."""
 
     time_us: int
     partition: int
     offset: int
 
     def text(self) -> str:
-        """As it is given to a client."""
+        """The position as clients see it."""
         return f"{self.time_us}.{self.partition}.{self.offset}"
 
 
 Match = tuple[SearchPosition, Columns, int]
-"""A message, and where its contents are."""
+"""A message's position, and the columns and index of its contents."""
 
 
 class Search:
-    """A search at work: examines messages that may match, some at a time, and knows where to go on."""
+    """One search: examines candidate messages in portions, and keeps the position to continue from."""
 
     def __init__(self, subscription: Subscription, selection: Selection, after: str, *, by_time: bool) -> None:
         self._subscription = subscription
@@ -48,32 +48,32 @@ class Search:
         self._by_time = by_time
         self._examined = 0
         self._candidates: list[SearchPosition] | None = None
-        self._mark = _spot(after)
-        """What comes up to here is done with."""
+        self._mark = _parse_position(after)
+        """The position up to which messages are done."""
         self._last: SearchPosition | None = None
-        """What was examined last; nothing if there was nothing left."""
+        """The position examined last; None when no messages are left."""
         self.goes_on = True
         self.after = ""
-        """Where another request can go on; empty when all was examined."""
+        """The position from which another request can continue; empty when all messages were examined."""
         if selection.messages:
             self._candidates = sorted(SearchPosition(0, one.partition, one.offset) for one in selection.messages)
         elif not by_time and selection.status == "waiting":
-            self._candidates = self._few_in_time()
+            self._candidates = self._few_due()
 
     def examine(self, count: int) -> list[Match]:
-        """Those that match of the next messages, so many at most."""
-        some = list(islice(self._spots(), count))
+        """Examine at most this many further messages; returns those that match."""
+        some = list(islice(self._positions(), count))
         matching, examined = self._matching(some)
         self._examined += examined
         self._last = some[examined - 1] if some and (examined < len(some) or len(some) == count) else None
         return matching
 
-    def take(self, spot: SearchPosition) -> None:
-        """Go on behind this one."""
-        self._mark = spot
+    def take(self, position: SearchPosition) -> None:
+        """Continue behind this position."""
+        self._mark = position
 
     def advance(self) -> None:
-        """Go on behind what was examined, if that was not all."""
+        """Continue behind the examined messages, or end if there are no others."""
         if self._last is None:
             self.goes_on = False
             return
@@ -82,31 +82,31 @@ class Search:
             self.stop()
 
     def stop(self) -> None:
-        """Leave what is left to another request."""
+        """End this request, and leave the remaining messages to another."""
         self.goes_on = False
         self.after = self._mark.text() if self._mark is not None else ""
 
-    def _spots(self) -> Iterator[SearchPosition]:
-        """Messages that may match, in the order of the search, behind the mark."""
+    def _positions(self) -> Iterator[SearchPosition]:
+        """The positions of candidates behind the mark, in the order of the search."""
         selection, indexes, mark = self._selection, self._subscription.indexes, self._mark
         if self._candidates is not None:
             begin = 0 if mark is None else bisect_right(self._candidates, mark)
-            return (spot for spot in islice(self._candidates, begin, None) if spot.partition in indexes)
+            return (position for position in islice(self._candidates, begin, None) if position.partition in indexes)
         if self._by_time:
             least_us = max(selection.due_from_us or 0, mark.time_us if mark is not None else 0)
             parts = [
                 _in_time(partition, index.ready_later(least_us, selection.due_to_us, _after(mark, partition)))
                 for partition, index in indexes.items()
             ]
-            return (spot for spot in merge(*parts) if mark is None or spot > mark)
+            return (position for position in merge(*parts) if mark is None or position > mark)
         return chain.from_iterable(
             _in_order(partition, index, selection.status, mark)
             for partition, index in sorted(indexes.items())
             if mark is None or partition >= mark.partition
         )
 
-    def _few_in_time(self) -> list[SearchPosition] | None:
-        """The messages that wait for a time between bounds, if those are few: all need not be examined then."""
+    def _few_due(self) -> list[SearchPosition] | None:
+        """The messages due between the bounds if they are few, so that not all need be examined; None otherwise."""
         least_us, beyond_us = self._selection.due_from_us or 0, self._selection.due_to_us
         found: list[SearchPosition] = []
         for partition, index in self._subscription.indexes.items():
@@ -117,17 +117,17 @@ class Search:
                 return None
         return sorted(found)
 
-    def _matching(self, spots: list[SearchPosition]) -> tuple[list[Match], int]:
-        """Those that match, and how many were examined: as many as have not too many bytes."""
+    def _matching(self, positions: list[SearchPosition]) -> tuple[list[Match], int]:
+        """The matches, and how many messages were examined before the byte limit."""
         by_partition: dict[int, list[SearchPosition]] = {}
-        for spot in spots:
-            by_partition.setdefault(spot.partition, []).append(spot)
+        for position in positions:
+            by_partition.setdefault(position.partition, []).append(position)
         found: dict[SearchPosition, Columns] = {}
         unread: set[tuple[int, int]] = set()
         bytes_left = _BYTES_MAX
         for partition, some in by_partition.items():
             index = self._subscription.indexes[partition]
-            offsets = [spot.offset for spot in some]
+            offsets = [position.offset for position in some]
             if bytes_left < 0:
                 unread.update((partition, offset) for offset in offsets)
                 continue
@@ -135,16 +135,16 @@ class Search:
             unread.update((partition, offset) for offset in left_out)
             bytes_left -= sum(message_bytes(columns, place) for place in range(len(there)))
             places = {offset: place for place, offset in enumerate(there)}
-            for spot in some:
-                place = places.get(spot.offset)
-                if place is not None and _matches(index, self._selection, spot, columns, place):
-                    found[spot] = columns.picked([place], range(place + 1))  # the others need not be kept
-        examined = next((at for at, spot in enumerate(spots) if spot[1:] in unread), len(spots))
-        return [(spot, found[spot], 0) for spot in spots[:examined] if spot in found], examined
+            for position in some:
+                place = places.get(position.offset)
+                if place is not None and _matches(index, self._selection, position, columns, place):
+                    found[position] = columns.picked([place], range(place + 1))  # releases the memory of the others
+        examined = next((at for at, position in enumerate(positions) if position[1:] in unread), len(positions))
+        return [(position, found[position], 0) for position in positions[:examined] if position in found], examined
 
 
 def _after(mark: SearchPosition | None, partition: int) -> int:
-    """The offset in a partition up to which messages of the mark's time are done with."""
+    """The offset in a partition up to which messages of the mark's time are done."""
     if mark is None or partition > mark.partition:
         return -1
     return mark.offset if partition == mark.partition else _OFFSET_MAX
@@ -161,18 +161,20 @@ def _in_time(partition: int, entries: Iterator[tuple[int, int]]) -> Iterator[Sea
     return (SearchPosition(time_us, partition, offset) for time_us, offset in entries)
 
 
-def _spot(after: str) -> SearchPosition | None:
+def _parse_position(after: str) -> SearchPosition | None:
     if not after:
         return None
     try:
         time_us, partition, offset = map(int, after.split("."))
     except ValueError:
-        raise InvalidArgument(f"{after!r} is not where a page ended") from None
+        raise InvalidArgument(f"after must be the position that a previous page returned, not {after!r}") from None
     return SearchPosition(time_us, partition, offset)
 
 
-def _matches(index: LeasedPartition, selection: Selection, spot: SearchPosition, columns: Columns, place: int) -> bool:
-    status = index.status(spot.offset)
+def _matches(
+    index: LeasedPartition, selection: Selection, position: SearchPosition, columns: Columns, place: int
+) -> bool:
+    status = index.status(position.offset)
     if not status or (selection.status and status != selection.status):
         return False
     if selection.key is not None and (columns.keys is None or columns.keys[place] != selection.key):
@@ -188,7 +190,7 @@ def _matches(index: LeasedPartition, selection: Selection, spot: SearchPosition,
         return True
     due = columns.dues[place] if columns.dues is not None else None
     own_us = due if due is not None else (columns.timestamps or [0])[place]
-    time_us = index.rests_until(spot.offset) or died_us(headers) or own_us
+    time_us = index.rests_until(position.offset) or died_us(headers) or own_us
     after_from = selection.due_from_us is None or time_us >= selection.due_from_us
     return after_from and (selection.due_to_us is None or time_us < selection.due_to_us)
 
@@ -199,12 +201,12 @@ def headers_of(columns: Columns, place: int) -> Headers:
 
 
 def died_us(headers: Headers) -> int:
-    """When a dead message died; 0 of one that lives."""
+    """When a message was dead-lettered; 0 if it was not."""
     return number_in(headers, "time")
 
 
 def number_in(headers: Headers, name: str) -> int:
-    """A number from the headers that tell of a message's death; 0 if it has none."""
+    """A number from a message's dead-letter headers; 0 if it has none."""
     text = header_text(headers, f"{PREFIX}{name}")
-    # Whoever publishes to a dead letter topic may write anything there.
+    # Clients can publish to a dead-letter topic with any headers.
     return min(int(text), TIMESTAMP_US_MAX) if text.isdigit() and len(text) < 20 else 0

@@ -1,7 +1,7 @@
-"""Standing lease requests: messages are leased and pushed to a session as they become ready, while it has credit.
+"""Standing lease requests: the broker leases and pushes messages to a session with credit as they become ready.
 
-A standing request with credit waits in the same queue as one-shot leases do, and goes to the end of it after each
-delivery: so nobody starves. One whose session does not take what is sent waits nowhere until it does.
+A standing request with credit waits in the same queue as one-shot leases, and moves to its end after each delivery, so
+that no consumer starves. While a session's client receives too slowly, its requests leave the queue.
 """
 
 import logging
@@ -28,15 +28,15 @@ logger = logging.getLogger("headrace.broker")
 _NEVER_US = 1 << 62
 _DELIVERY_MESSAGES = 1000
 _DELIVERY_BYTES = 1 << 20
-"""At most so much is delivered at once: then it is the turn of others."""
+"""Maximum messages and bytes per delivery, so that other consumers get their share."""
 _RELEASED_TOGETHER = 1000
-"""Messages of an ended session that are given back at a time."""
+"""Messages of an ended session that are released at a time."""
 _TRACKED_MIN = 64
 _LOST_REASON = "connection ended without acknowledgement"
 
 
 class StandingLease:
-    """A standing request: its credit, and what it has leased that is bound to its session."""
+    """A standing request: its credit, and its leases that are bound to the session."""
 
     __slots__ = (
         "bound",
@@ -60,10 +60,10 @@ class StandingLease:
         lease = Lease(request.topic, subscription.name, lease_ms=request.lease_ms, ahead_ms=request.ahead_ms)
         self.pending_lease = PendingLease(session, lease, _NEVER_US, PendingAnswer(), request.session_bound)
         self.queued = False
-        """Whether it waits for messages, or for the journal to have those that it was granted."""
+        """Whether it waits for messages, or for the journal to record a grant."""
         self.ended = False
         self.bound: list[Holding] = []
-        """What was delivered and is bound to the session; some of it may be settled."""
+        """Delivered leases that are bound to the session; some may be settled."""
         self.tracked_max = _TRACKED_MIN
 
     @property
@@ -79,13 +79,13 @@ class StandingLease:
         )
 
     def limit(self) -> None:
-        """Let the next grant have no more than the credit and a delivery allow."""
+        """Limit the next grant to the credit and the maximum of a delivery."""
         lease = self.pending_lease.request
         lease.messages_max = min(self.credit_messages, _DELIVERY_MESSAGES)
         lease.bytes_max = min(self.credit_bytes, _DELIVERY_BYTES)
 
     def track(self, portions: list[LeasedPortion]) -> None:
-        """Remember what was delivered, to give it back when the session ends; forget what was settled meanwhile."""
+        """Track delivered leases, to release them when the session ends; drops settled ones now and then."""
         self.bound += map(_holding, portions)
         if len(self.bound) > self.tracked_max:
             self.bound = [holding for holding in self.bound if self._is_held(holding)]
@@ -108,19 +108,21 @@ class StandingLeases:
         self._turns = turns
         self._number = 0
         self._sessions: dict[Session, dict[int, StandingLease]] = {}
-        """Those that are open, and those that were closed while what they delivered stays with the session."""
+        """Open requests by session and number, and closed ones whose leases stay with the session."""
         self._subscriptions: dict[int, dict[int, StandingLease]] = {}
-        """Those that are open, by the id of their subscription."""
+        """Open requests by subscription id and number."""
         self._unreleased: list[tuple[Session, Release]] = []
-        """What could not be given back because the journal could not be written; tried again with the next tick."""
+        """Releases that failed because the journal could not be written; the next tick retries them."""
         registry.ended.connect(self._end_all)
 
     def open(self, session: Session, request: LeaseOpen, now_us: int) -> LeaseOpened:
-        """Begin to lease messages to a session."""
+        """Open a standing request."""
         check_lease_open(request)
         mine = self._sessions.get(session, {})
         if len(mine) >= STANDING_LEASES_MAX:
-            raise LimitExceeded(f"a connection has at most {STANDING_LEASES_MAX} standing lease requests; close some")
+            raise LimitExceeded(
+                f"the connection has {STANDING_LEASES_MAX} standing lease requests, which is the maximum; close some"
+            )
         subscription = self._registry.get_or_create(request, now_us)
         self._number += 1
         standing = StandingLease(self._number, session, subscription, request)
@@ -131,11 +133,11 @@ class StandingLeases:
         return LeaseOpened(standing.number)
 
     def credit(self, session: Session, request: LeaseCredit) -> Done:
-        """Let a standing request have more."""
+        """Add credit to a standing request."""
         check_lease_credit(request)
         standing = self._sessions.get(session, {}).get(request.standing)
         if standing is None or standing.ended:
-            return Done()  # it has ended, and the client does not know yet
+            return Done()  # it has ended, and the client has not heard yet
         standing.credit_messages += request.messages
         standing.credit_bytes += request.bytes
         lease = standing.pending_lease.request
@@ -149,7 +151,7 @@ class StandingLeases:
         return Done()
 
     def close(self, session: Session, request: LeaseClose, now_us: int) -> Done | PendingAnswer[Done]:
-        """End a standing request; what it was granted is delivered before the answer."""
+        """Close a standing request; pending grants are delivered before the answer."""
         self._ledger.flush()
         standing = self._sessions.get(session, {}).get(request.standing)
         if standing is None:
@@ -161,41 +163,41 @@ class StandingLeases:
         return self._release_all(session, standing, now_us, undelivered=True)
 
     def disconnect(self, session: Session, now_us: int) -> None:
-        """A session has ended: end its requests, and give back what is bound to it."""
+        """Close the requests of an ended session, and release the leases that are bound to it."""
         for standing in self._sessions.pop(session, {}).values():
             self._forget(standing)
             self._release_all(session, standing, now_us, undelivered=False)
 
     def pause(self, session: Session) -> None:
-        """Lease nothing more to a session whose client does not take what is sent."""
+        """Stop leasing to a session whose client receives too slowly."""
         session.blocked = True
         for standing in self._sessions.get(session, {}).values():
             self._withdraw(standing)
 
     def resume(self, session: Session) -> None:
-        """Go on: the client has taken what was sent."""
+        """Lease to a session again, as its client has caught up."""
         session.blocked = False
         for standing in self._sessions.get(session, {}).values():
             self._wait(standing)
 
     def drain(self) -> None:
-        """End all standing requests; what they delivered stays leased."""
+        """End all standing requests; delivered messages stay leased."""
         for standings in list(self._subscriptions.values()):
             for standing in list(standings.values()):
                 self._end(standing, Draining())
 
     def tick(self, now_us: int) -> None:
-        """Give back what could not be given back before."""
+        """Retry releases that failed."""
         unreleased, self._unreleased = self._unreleased, []
         for session, request in unreleased:
             self._release(session, request, now_us)
 
     def are_open(self, subscription: Subscription) -> bool:
-        """Whether somebody has a standing request at a subscription."""
+        """Whether a subscription has open standing requests."""
         return subscription.id in self._subscriptions
 
     def settings_changed(self, subscription: Subscription) -> None:
-        """Let those wait that may, when it was changed whether one is active at a time."""
+        """Queue the requests that may have messages after single_active_consumer was changed."""
         before = subscription.active
         self._choose_active(subscription)
         if subscription.active is not before:
@@ -205,7 +207,7 @@ class StandingLeases:
                 self._wait(standing)
 
     def _choose_active(self, subscription: Subscription) -> None:
-        """Where one consumer is active at a time, it is the one with the oldest standing request."""
+        """With single_active_consumer, make the consumer with the oldest standing request the active one."""
         first = next(iter(self._subscriptions.get(subscription.id, {}).values()), None)
         if first is None or not subscription.settings.single_active_consumer:
             if subscription.active is not None:
@@ -218,7 +220,7 @@ class StandingLeases:
     # Waiting and delivering.
 
     def _wait(self, standing: StandingLease) -> None:
-        """Let a request wait for messages, behind all others, if it may have some."""
+        """Queue a request behind all others, if it may be granted messages."""
         if standing.queued or not standing.wants:
             return
         standing.queued = True
@@ -229,12 +231,12 @@ class StandingLeases:
         self._dispatcher.serve_soon(standing.subscription)
 
     def _withdraw(self, standing: StandingLease) -> None:
-        """Let a request wait no more; what it was granted already comes."""
+        """Remove a request from the queue; grants already made are still delivered."""
         if standing.subscription.pending_leases.discard(standing.pending_lease):
             standing.queued = False
 
     def _granted(self, standing: StandingLease, outcome: AnswerWithBody[Leased] | Leased | HeadraceError) -> None:
-        """Deliver what was leased, now that the journal has it."""
+        """Deliver leased messages, now that the journal has recorded the lease."""
         standing.queued = False
         if isinstance(outcome, HeadraceError):
             self._end(standing, outcome)
@@ -244,7 +246,7 @@ class StandingLeases:
 
     def _deliver(self, standing: StandingLease, outcome: AnswerWithBody[Leased]) -> None:
         portions = outcome.answer.portions
-        if standing.ended:  # it ended while the journal was written: nobody has seen them
+        if standing.ended:  # closed while the journal was written: the client never gets them
             self._release_some(standing.session, standing, list(map(_holding, portions)), undelivered=True)
             return
         size_bytes = standing.pending_lease.taken_bytes
@@ -258,12 +260,12 @@ class StandingLeases:
     # Ending.
 
     def _end_all(self, subscription: Subscription, error: HeadraceError) -> None:
-        """End the requests at a subscription, because it was deleted, failed or was reset."""
+        """End the requests of a subscription that was deleted, failed or was reset."""
         for standing in list(self._subscriptions.get(subscription.id, {}).values()):
             self._end(standing, error)
 
     def _end(self, standing: StandingLease, error: HeadraceError) -> None:
-        """End a request, and tell its session why; what is bound to the session stays so."""
+        """End a request, and push the reason to its session; leases stay bound to the session."""
         if standing.ended:
             return
         self._forget(standing)
@@ -273,7 +275,7 @@ class StandingLeases:
         self._turns.call_soon(lambda _: standing.session.push(end))
 
     def _forget(self, standing: StandingLease) -> None:
-        """Grant a request nothing any more."""
+        """Remove a request from its subscription and the queue."""
         standing.ended = True
         standing.subscription.use(self._turns.now_us)
         self._withdraw(standing)
@@ -285,19 +287,19 @@ class StandingLeases:
         self._choose_active(standing.subscription)
 
     def _leave(self, standing: StandingLease) -> None:
-        """Forget what a session has to do with a request."""
+        """Remove a request from its session."""
         others = self._sessions.get(standing.session)
         if others is not None:
             others.pop(standing.number, None)
             if not others:
                 del self._sessions[standing.session]
 
-    # Giving back.
+    # Releasing.
 
     def _release_all(
         self, session: Session, standing: StandingLease, now_us: int, *, undelivered: bool
     ) -> Done | PendingAnswer[Done]:
-        """Give back what a request has bound to its session, some at a time; answers when all of it is done."""
+        """Release a request's leases that are bound to its session, in portions; resolves after the last one."""
         bound, standing.bound = standing.bound, []
         if not bound:
             return Done()
@@ -334,19 +336,21 @@ class StandingLeases:
         )
 
     def _release(self, session: Session, request: Release, now_us: int) -> PendingAnswer[Done]:
-        """Give messages back; what was settled meanwhile is refused, and left alone."""
+        """Release messages; the dispatcher refuses those that were settled meanwhile."""
         done: PendingAnswer[Done] = PendingAnswer()
 
         def released(outcome: Settlement | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
-                logger.warning("messages of an ended session not released; trying again  reason=%s", outcome)
+                logger.warning(
+                    "messages of an ended session not released; retrying  topic=%s reason=%s", request.topic, outcome
+                )
                 self._unreleased.append((session, request))
             done.resolve(Done())
 
         try:
             answer = self._dispatcher.release(session, request, now_us)
-        except HeadraceError as error:  # the subscription is gone, and its leases with it, or ends them with its reset
-            logger.info("messages of an ended session not released  reason=%s", error)
+        except HeadraceError as error:  # the subscription was deleted, or a reset ends its leases
+            logger.info("messages of an ended session not released  topic=%s reason=%s", request.topic, error)
             done.resolve(Done())
             return done
         if isinstance(answer, PendingAnswer):
@@ -361,7 +365,7 @@ def _holding(portion: LeasedPortion) -> Holding:
 
 
 def _parts(holdings: list[Holding]) -> Iterator[list[Holding]]:
-    """The holdings, not too many messages together."""
+    """Split holdings into parts of a bounded number of messages."""
     part: list[Holding] = []
     count = 0
     for holding in holdings:

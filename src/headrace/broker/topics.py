@@ -1,4 +1,4 @@
-"""The registry of topics: made, changed, listed and deleted while the broker runs."""
+"""The registry of topics: creates, alters, lists and deletes topics, and opens their partitions."""
 
 import logging
 import shlex
@@ -45,14 +45,14 @@ logger = logging.getLogger("headrace.broker")
 
 
 _MATCHED_TOGETHER = 1000
-_TOLD_TOGETHER = 100
-"""Topics that a list tells of in one slice."""
+_DESCRIBED_TOGETHER = 100
+"""Topics described per slice of a list request."""
 _LIKENESS, _LENGTHS_APART_MAX = 0.75, 2
-"""How much a name must be like the one of a missing topic to be suggested, and how many letters longer or shorter."""
+"""The minimum similarity to a missing topic's name, and maximum difference in length, for a suggestion."""
 
 
 class Topic:
-    """A topic; its partitions are opened when they are first needed."""
+    """A topic; the registry opens its partitions on first use."""
 
     def __init__(self, fact: TopicSet, settings: TopicSettings) -> None:
         self.id = fact.id
@@ -61,24 +61,24 @@ class Topic:
         self.settings = settings
         self.active_partitions: dict[int, ActivePartition] = {}
         self.failure = ""
-        """Why it could not be opened; empty when it is at work."""
+        """Why the topic could not be opened; empty if it is open."""
         self.revision = fact.revision
 
     def __str__(self) -> str:
         return str(self.name)
 
     def partition_name(self, number: int) -> str:
-        """The name of a partition's log, which no other topic ever has."""
+        """The name of a partition's log, unique among all topics ever created."""
         return partition_name(self.id, number)
 
     def owner(self, number: int, identity: str, *, journaled: bool = False) -> PartitionOwner:
-        """What a partition's files say of it, in case that the journal is lost."""
+        """The record stored with a partition's files, from which a repair restores the topic if the journal is lost."""
         settings = self.settings.as_dict()
         return PartitionOwner(identity, self.id, str(self), number, self.created_us, self.revision, settings, journaled)
 
 
 class TopicRegistry:
-    """All topics."""
+    """All topics of a broker."""
 
     def __init__(self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings) -> None:
         self._store = store
@@ -88,15 +88,15 @@ class TopicRegistry:
         self._boot_id = store.boot_id
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
-        """A topic came, went or got more partitions, at this time."""
+        """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
-        """A topic got other settings, at this time."""
+        """Emitted when a topic's settings change, with the time."""
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
-        """The names of all topics, with how many partitions they have: a view, which is always up to date."""
+        """A live view of partition counts by topic name."""
         for fact in ledger.state.topics.values():
             self._add(_opened(fact))
         if store.data is not None:
@@ -109,7 +109,7 @@ class TopicRegistry:
         return iter(list(self.by_id.values()))
 
     def active_partitions(self) -> Iterator[ActivePartition]:
-        """All partitions that are open."""
+        """All open partitions."""
         return (active for topic in self for active in topic.active_partitions.values())
 
     def find(self, name: str) -> Topic | None:
@@ -118,7 +118,7 @@ class TopicRegistry:
         return topic if topic is not None else self._by_name.get(parse_topic(name))
 
     def get(self, name: str) -> Topic:
-        """The topic of that name, which is at work."""
+        """The topic of that name; raises if it is missing or could not be opened."""
         topic = self._by_text.get(name)
         if topic is None or topic.failure:
             topic = self.known(name)
@@ -126,14 +126,14 @@ class TopicRegistry:
         return topic
 
     def known(self, name: str) -> Topic:
-        """The topic of that name, whether it could be opened or not."""
+        """The topic of that name, even if it could not be opened; raises if it is missing."""
         topic = self.find(name)
         if topic is None:
             raise self._not_found(name)
         return topic
 
     def _not_found(self, name: str) -> TopicNotFound:
-        """The error about a topic that does not exist; it names those of the tenant that may have been meant."""
+        """The error for a missing topic, with similar names of the same tenant."""
         tenant, wanted = parse_topic(name)
         names = (topic.name.topic for topic in self._by_text.values() if topic.name.tenant == tenant)
         near = [str(TopicName(tenant, one)) for one in nearest(wanted, names, _LIKENESS, _LENGTHS_APART_MAX)]
@@ -142,18 +142,18 @@ class TopicRegistry:
         return TopicNotFound(f"there is no topic {name}{meant} {hint}", nearest=near)
 
     def check(self, topic: Topic) -> None:
-        """Refuse to do anything with one that could not be opened."""
+        """Raise TopicFailed for a topic that could not be opened."""
         if topic.failure:
             raise TopicFailed(
-                f"the topic {topic} could not be opened: {topic.failure}; alter it, which stores settings that are "
-                "right in their place, or delete it"
+                f"the topic {topic} could not be opened: {topic.failure}; alter the topic to store valid settings, or "
+                "delete it"
             )
 
     def get_or_create(self, name: str, now_us: int) -> Topic:
-        """The topic of that name, made if the broker may do that by itself."""
+        """The topic of that name, created if it is missing and auto_create_topics is on."""
         topic = self._by_text.get(name)
         if topic is not None and not topic.failure:
-            return topic  # every publish comes here
+            return topic  # the hot path of every publish
         topic = self.find(name)
         if topic is None and self._settings.auto_create_topics:
             return self.create(TopicCreate(name), now_us)
@@ -163,15 +163,17 @@ class TopicRegistry:
         return topic
 
     def create(self, request: TopicCreate, now_us: int) -> Topic:
-        """Make a topic."""
+        """Create a topic."""
         name = parse_topic(request.topic)
         existing = self._by_name.get(name)
         if existing is not None:
             if request.exist_ok:
                 return existing
-            raise TopicExists(f"there is already a topic {name}")
+            raise TopicExists(f"there is already a topic {name}; choose another name, or pass exist_ok")
         if len(self.by_id) >= self._settings.topics_max:
-            raise LimitExceeded(f"there are {len(self.by_id)} topics, and no more are allowed (topics_max)")
+            raise LimitExceeded(
+                f"there are {len(self.by_id)} topics, which is the maximum; delete some, or raise topics_max"
+            )
         settings = topic_settings(request.settings, self._defaults(request))
         self._check_storage(settings)
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
@@ -182,13 +184,13 @@ class TopicRegistry:
         return topic
 
     def alter(self, name: str, given: dict[str, object], now_us: int) -> Topic:
-        """Change a topic's settings; its storage stays, and partitions are only added."""
+        """Change a topic's settings; storage is fixed, and the partition count can only grow."""
         topic = self.known(name)
         settings = topic_settings(given, topic.settings)
         if settings.storage is not topic.settings.storage:
-            raise InvalidArgument("a topic's storage cannot be changed; make another topic and copy the messages")
+            raise InvalidArgument("a topic's storage cannot be changed; create another topic and copy the messages")
         if settings.partitions < topic.settings.partitions:
-            raise InvalidArgument(f"a topic has at least its {topic.settings.partitions} partitions; it can get more")
+            raise InvalidArgument(f"{topic} has {topic.settings.partitions} partitions; that number can only grow")
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
         self._ledger.record(now_us, fact)
         grown = settings.partitions > topic.settings.partitions
@@ -203,7 +205,7 @@ class TopicRegistry:
         return topic
 
     def delete(self, name: str, now_us: int) -> None:
-        """Remove a topic and its messages; whoever reads it is told."""
+        """Delete a topic and its messages, and end its readers."""
         topic = self.known(name)
         self._ledger.record(now_us, TopicDeleted(topic.id))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
@@ -214,12 +216,12 @@ class TopicRegistry:
         self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
-        """A partition, opened if need be."""
+        """A partition of a topic, opened on first use."""
         active = topic.active_partitions.get(number)
         if active is None:
             if not 0 <= number < topic.settings.partitions:
                 raise PartitionNotFound(
-                    f"{topic} has the partitions 0 to {topic.settings.partitions - 1}, not {number}",
+                    f"{topic} has no partition {number}; it has 0 to {topic.settings.partitions - 1}",
                     partitions=topic.settings.partitions,
                 )
             self.check(topic)
@@ -227,11 +229,11 @@ class TopicRegistry:
         return active
 
     def all_active(self, topic: Topic) -> list[ActivePartition]:
-        """All partitions of a topic, opened if need be."""
+        """All partitions of a topic, opened on first use."""
         return [self.active(topic, number) for number in range(topic.settings.partitions)]
 
     def matching(self, request: TopicList) -> Generator[None, None, list[TopicInfo]]:
-        """What is told of the topics that match, by name and without their partitions, in slices."""
+        """Describe the topics that match a pattern, by name and without their partitions, in slices."""
         pattern = request.pattern.removeprefix(f"{DEFAULT_TENANT}/")
         names = list(self._by_text)
         if not {"*", "?"}.intersection(pattern):
@@ -244,14 +246,14 @@ class TopicRegistry:
         infos = []
         for at, name in enumerate(sorted(found), 1):
             topic = self._by_text.get(name)
-            if topic is not None:  # else it was deleted since
+            if topic is not None:  # it may have been deleted between slices
                 infos.append(self.info(topic, partitions=False))
-            if not at % _TOLD_TOGETHER:
+            if not at % _DESCRIBED_TOGETHER:
                 yield
         return infos
 
     def info(self, topic: Topic, *, partitions: bool, new: bool = False) -> TopicInfo:
-        """What is told of a topic; partitions that are not open are opened, or are `new` and have nothing yet."""
+        """Describe a topic; opens its partitions unless they are `new` and therefore empty."""
         if partitions and not new and not topic.failure:
             self.all_active(topic)
         numbers = range(topic.settings.partitions) if partitions else ()
@@ -267,9 +269,9 @@ class TopicRegistry:
     def keep_producers(
         self, topic: Topic, active: ActivePartition, now_us: int, *, at_once: bool
     ) -> PendingAnswer[Answer]:
-        """Remember what a partition knows of its producers, if it has learnt much, or anything; tells when it is done.
+        """Checkpoint a partition's producers if much was appended, or `at_once` if anything was; resolves when synced.
 
-        Not before all of that is synced: what is remembered must be true after a power loss.
+        The journal records the checkpoint after the partition is synced, so that it holds after a power loss.
         """
         pending_answer: PendingAnswer[Answer] = PendingAnswer()
         saved = active.partition.save_producers(at_once=at_once)
@@ -278,7 +280,7 @@ class TopicRegistry:
 
         def keep(error: HeadraceError | None) -> None:
             if error is None and saved is None and active.partition.has_unsaved:
-                # More was appended, or what was saved before could not be kept meanwhile.
+                # More was appended, or an earlier checkpoint could not be recorded.
                 self.keep_producers(topic, active, now_us, at_once=True).then(pending_answer.resolve)
                 return
             try:
@@ -288,10 +290,10 @@ class TopicRegistry:
                     fact = ProducersCheckpointed(topic.partition_name(active.number), saved)
                     record = partial(self._ledger.record, now_us, fact)
                     self.ballast.use(record) if at_once else record()
-            except HeadraceError as trouble:
+            except HeadraceError as failure:
                 if saved is not None:
                     active.partition.save_again()
-                pending_answer.resolve(trouble)
+                pending_answer.resolve(failure)
             else:
                 self._ledger.durably(Done()).then(pending_answer.resolve)
 
@@ -299,7 +301,7 @@ class TopicRegistry:
         return pending_answer
 
     def close(self, now_us: int) -> None:
-        """Sync and close all partitions, and remember their producers; raises if that went wrong with any of them."""
+        """Sync and close all partitions and checkpoint their producers; raises if any of that failed."""
         with ExitStack() as closing:
             for topic in self:
                 for active in topic.active_partitions.values():
@@ -314,7 +316,7 @@ class TopicRegistry:
             self._ledger.record(now_us, ProducersCheckpointed(topic.partition_name(active.number), saved))
         reserved = self._ledger.state.reserved.get((topic.id, active.number))
         if reserved is not None and reserved.end != end:
-            # All of it is safe, or was in memory: what was reserved and not used need not be skipped.
+            # All messages are synced, or were in memory: the next start need not skip reserved offsets.
             self._ledger.record(now_us, OffsetsReserved(topic.id, active.number, end, self._boot_id))
 
     def _add(self, topic: Topic) -> None:
@@ -328,7 +330,9 @@ class TopicRegistry:
 
     def _check_storage(self, settings: TopicSettings) -> None:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:
-            raise InvalidArgument("this broker keeps everything in memory: topics cannot be on a disk")
+            raise InvalidArgument(
+                "this broker has no data directory, so topics cannot have storage disk; use storage memory"
+            )
 
     def _open(self, topic: Topic, number: int) -> ActivePartition:
         name, state = topic.partition_name(number), self._ledger.state
@@ -344,10 +348,10 @@ class TopicRegistry:
         except HeadraceError:
             partition.close()
             raise
-        # A topic that a power loss may take back has no messages that are safe.
+        # Until the journal has synced the topic, a power loss would undo it, and its messages are not safe.
         held = partition.durable and not end and not self._ledger.synced
         reservation = None
-        if self._store.directory is not None:  # else the journal is in memory too, and nothing outlives the broker
+        if self._store.directory is not None:  # a journal in memory has nothing to protect
             reserve = partial(self._reserve, topic, number)
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
@@ -357,7 +361,7 @@ class TopicRegistry:
         return active
 
     def _skip(self, topic: Topic, number: int, partition: Partition) -> None:
-        """Move the groups that are among lost messages, whose offsets no others will ever have."""
+        """Move groups past lost messages, whose offsets are never used again."""
         begin, end = partition.survived_offset, partition.next_offset
         if begin >= end:
             return
@@ -374,7 +378,7 @@ class TopicRegistry:
         return self._ledger.durably(Done())
 
     def _release(self, topic: Topic, active: ActivePartition, outcome: object) -> None:
-        """The journal has the topic on the disk by now, or never will."""
+        """Release the answers held until the journal synced the topic, or fail them."""
         active.release(outcome)
         if not isinstance(outcome, HeadraceError):
             owner = topic.owner(active.number, self._identity, journaled=True)
@@ -385,16 +389,14 @@ class TopicRegistry:
         return self._ledger.state.broker_id
 
     def _store_owner(self, active: ActivePartition, owner: PartitionOwner) -> None:
-        """Let a partition's files have new settings, which the journal has: opening it again would do so too."""
+        """Store new settings with a partition's files; if that fails, the next opening does it."""
         try:
             active.partition.set_owner(owner)
         except (HeadraceError, OSError) as error:
-            logger.info(
-                "settings not stored with the partition", extra={"path": active.partition.location, "error": error}
-            )
+            logger.info("settings not stored with the partition  path=%s reason=%s", active.partition.location, error)
 
     def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
-        """Remove what is left of a topic, once no power loss can bring it back."""
+        """Remove a deleted topic's files, once its deletion is synced."""
         if not isinstance(outcome, HeadraceError):
             self._ports.background(partial(self._remove, topic_id, active_partitions))
 
@@ -416,12 +418,16 @@ class TopicRegistry:
         try:
             self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
         except HeadraceError as error:
-            logger.info("files of a deleted topic not removed; trying again at the next start", extra={"error": error})
+            logger.info(
+                "files of a deleted topic not removed; retrying at the next start  topic_id=%s reason=%s",
+                topic_id,
+                error,
+            )
 
     def _check_files(self, data: DataDirectory) -> None:
-        """Go on removing deleted topics' files, and set aside what the journal knows nothing of.
+        """Continue to remove deleted topics' files, and set aside partitions that the journal does not know.
 
-        Raises when the journal knew it once: it has lost something then, and whoever repairs it needs the files.
+        Raises when the journal must have known one: the journal has lost facts, and a repair needs the files.
         """
         state = self._ledger.state
         unknown = [place for place in data.partitions() if place.topic_id not in state.gone and not knows(state, place)]
@@ -431,26 +437,26 @@ class TopicRegistry:
         for place in unknown:
             data.set_aside.move(place.path, "the journal knows no such partition")
         if last := max((place.topic_id for place in unknown), default=0):
-            # The power may have gone before the journal had it: its id is not given out again all the same.
+            # A power loss may have come before the journal had the topic; its id must not be used again.
             self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
         for path in data.unknown_names():
-            logger.warning("not a partition; it is left where it is", extra={"path": path})
+            logger.warning("unknown file in the data directory; left as it is  path=%s", path)
         for topic_id in sorted(state.gone):
             self._ports.background(partial(self._remove, topic_id, []))
 
 
 def _opened(fact: TopicSet) -> Topic:
-    """The topic that a fact tells of; one whose settings are wrong is there all the same, and says why."""
+    """The topic of a fact; if its settings are invalid, the topic has a failure and the valid ones among them."""
     try:
         return Topic(fact, topic_settings(fact.settings))
     except InvalidArgument as error:
         logger.error("topic failed; alter or delete it  topic=%s reason=%s", fact.name, error)
         failure = str(error)
-    right: dict[str, object] = {}
+    valid: dict[str, object] = {}
     for name, value in fact.settings.items():
-        with suppress(InvalidArgument):  # it is told above
-            topic_settings({**right, name: value})
-            right[name] = value
-    topic = Topic(fact, topic_settings(right))
+        with suppress(InvalidArgument):  # logged above
+            topic_settings({**valid, name: value})
+            valid[name] = value
+    topic = Topic(fact, topic_settings(valid))
     topic.failure = failure
     return topic
