@@ -223,7 +223,10 @@ def test_acknowledgements_before_and_behind_the_damage_count_and_leases_behind_i
     ack(bench, leased(bench))
     last = leased(bench)
     done = repaired(data, disk)
-    assert (done.subscriptions, any("2 facts about leases" in text for text in done.not_restored)) == (1, True)
+    assert (done.subscriptions, any("2 facts that depend on lost ones" in text for text in done.not_restored)) == (
+        1,
+        True,
+    )
     bench = Workbench(data, disk=disk)
     info = bench.ask(SubscriptionDescribe("jobs", "default"))
     assert (info.leased, info.ready) == (0, 16)

@@ -1,4 +1,4 @@
-"""What can be known of a broker's state from a journal with gaps, and from what its partitions say of themselves."""
+"""Restores a broker's state from a journal with gaps, and from the owner records of its partitions."""
 
 import logging
 from collections.abc import Iterable
@@ -15,34 +15,34 @@ from headrace.model.topic import parse_topic, topic_settings
 logger = logging.getLogger("headrace.broker")
 
 _NOT_AFTER_A_GAP = (MessagesLeased, LeaseExtended, MessagesReleased)
-"""What is said of a lease means little without what was said before: its messages are handed out again instead."""
+"""Facts about leases are skipped after a gap, as they depend on earlier ones: the messages are delivered again."""
 
 
 @dataclass
 class Salvaged:
-    """A state made anew, and what is known to be missing in it."""
+    """A restored state, and what is known to be missing from it."""
 
     state: BrokerState = field(default_factory=BrokerState)
     gaps: list[str] = field(default_factory=list)
-    """Where facts may be missing that no later snapshot has."""
+    """Why facts may be missing, for each gap that no later snapshot covers."""
     passed_over: int = 0
-    """Facts behind a gap that mean nothing without those in it."""
+    """The number of skipped facts, which depend on lost ones."""
     topics_found: list[str] = field(default_factory=list)
-    """Topics that only their partitions tell of."""
+    """Topics restored from their partitions, as the journal does not have them."""
     settings_found: list[str] = field(default_factory=list)
-    """Topics whose partitions tell of newer settings than the journal."""
+    """Topics whose partitions have newer settings than the journal."""
     unusable: list[str] = field(default_factory=list)
-    """What could not be taken over as it was."""
+    """What could not be restored unchanged."""
     replaced: list[int] = field(default_factory=list)
-    """Topics that another one of the same name came after: they must have been deleted."""
+    """The ids of topics with the name of a newer topic, which must have been deleted."""
 
 
 def topics_of(owners: dict[PartitionPath, PartitionOwner | None]) -> dict[int, TopicSet]:
-    """The topics that partitions tell of, each as it was when its settings were last changed."""
+    """The topics in the owner records of partitions, each with its newest settings."""
     found: dict[int, TopicSet] = {}
     for place, owner in owners.items():
         before = found.get(place.topic_id)
-        # A partition whose record is damaged has its messages still, and a name that nobody else has.
+        # A partition with a damaged record keeps its messages, under a unique name.
         fact = TopicSet(place.topic_id, f"recovered-{place.topic_id}", 0, {}, -1)
         if owner is not None:
             fact = TopicSet(owner.topic_id, owner.topic, owner.created_us, owner.settings, owner.revision)
@@ -52,53 +52,53 @@ def topics_of(owners: dict[PartitionPath, PartitionOwner | None]) -> dict[int, T
 
 
 def _with_partition(fact: TopicSet, before: TopicSet | None, number: int) -> dict[str, object]:
-    """Settings that have room for a partition, and for those seen before."""
+    """A topic's settings, with enough partitions for this one and those found before."""
     known = 0 if before is None else before.settings.get("partitions", 1)
     return {**fact.settings, "partitions": max(fact.settings.get("partitions", 1), known, number + 1)}
 
 
 def salvage(stream: Iterable[bytes | Gap | None], found: dict[int, TopicSet], *, whole: bool) -> Salvaged:
-    """The state that a journal's facts add up to; where it is not `whole`, partitions tell of topics it lacks."""
+    """Replay a journal's facts; unless it is `whole`, take missing topics and newer settings from the partitions."""
     done = Salvaged()
     for content in stream:
         if content is None:
             done = Salvaged()
         elif isinstance(content, Gap):
             done.gaps.append(content.reason)
-            _take_topics(done, found)
+            _add_topics(done, found)
         else:
-            _take(done, content)
+            _apply(done, content)
     if not whole:
-        _take_topics(done, found)
-        _take_settings(done, found)
+        _add_topics(done, found)
+        _update_settings(done, found)
     _check_topics(done)
     _check_subscriptions(done)
     return done
 
 
-def _take(done: Salvaged, content: bytes) -> None:
+def _apply(done: Salvaged, content: bytes) -> None:
     fact = decode_fact(content)
     try:
         if done.gaps and isinstance(fact, _NOT_AFTER_A_GAP):
             done.passed_over += 1
         else:
             done.state.apply(fact)
-    except Exception as error:  # noqa: BLE001 whatever it is, without what is missing it cannot be applied
+    except Exception as error:  # noqa: BLE001 any error means that it depends on lost facts
         if not done.gaps:
             done.gaps.append(f"a fact cannot be applied: {error}")
         done.passed_over += 1
-        logger.info("journal fact skipped", extra={"error": repr(error)})
+        logger.info("journal fact skipped  reason=%r", error)
 
 
-def _take_topics(done: Salvaged, found: dict[int, TopicSet]) -> None:
-    """Take over the topics that the journal has never heard of by now: ids only rise."""
+def _add_topics(done: Salvaged, found: dict[int, TopicSet]) -> None:
+    """Add the topics whose ids are higher than any that the journal has had so far."""
     for fact in [fact for topic_id, fact in sorted(found.items()) if topic_id > done.state.topic_id]:
         done.state.apply(fact)
         done.topics_found.append(fact.name)
 
 
-def _take_settings(done: Salvaged, found: dict[int, TopicSet]) -> None:
-    """Take over settings that are newer than those in the journal, and partitions that it does not know."""
+def _update_settings(done: Salvaged, found: dict[int, TopicSet]) -> None:
+    """Take settings that are newer than the journal's, and partitions that it does not know."""
     for topic_id, fact in found.items():
         known = done.state.topics.get(topic_id)
         if known is None:
@@ -113,7 +113,7 @@ def _take_settings(done: Salvaged, found: dict[int, TopicSet]) -> None:
 
 
 def _check_topics(done: Salvaged) -> None:
-    """See to it that a broker can open every topic."""
+    """Replace invalid names and settings, so that a broker can open every topic."""
     names: dict[str, int] = {}
     for fact in sorted(done.state.topics.values(), key=lambda fact: fact.id):
         try:

@@ -1,4 +1,4 @@
-"""Puts a data directory in order that a broker refuses: state from the journal's good parts and from the partitions."""
+"""Verifies a data directory, and repairs it: restores the state from what is left of the journal and partitions."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,25 +12,25 @@ from headrace.engines.api import DataDirectory, Findings, Gap, Journal
 from headrace.model.errors import DiskFailed, HeadraceError, TooManyFiles
 
 _AHEAD = 1 << 20
-"""How far behind the highest number found the next ones begin, where some may be lost: nobody was given so many."""
+"""The gap left above the highest known number where higher ones may be lost, so that none is used twice."""
 
 
 class CheckedLog(msgspec.Struct):
-    """What was found in a log."""
+    """The result of checking a log."""
 
     path: str
     findings: Findings
     error: str = ""
-    """Why it could not be looked at, or only in part."""
+    """Why the log could not be checked, or only in part."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether the log is undamaged and could be checked."""
         return self.findings.sound and not self.error
 
 
 class Verified(msgspec.Struct):
-    """What a look at a whole data directory found."""
+    """The result of verifying a data directory."""
 
     path: str
     identity: str
@@ -39,41 +39,41 @@ class Verified(msgspec.Struct):
     notes: list[Problem]
     logs: list[CheckedLog]
     aside: list[Problem]
-    """What was set aside earlier."""
+    """Files that earlier repairs set aside, and why."""
 
     @property
     def sound(self) -> bool:
-        """Whether a broker can use all of it."""
+        """Whether a broker can use the whole directory."""
         return not self.problems and all(log.sound for log in self.logs)
 
 
 class Repaired(msgspec.Struct):
-    """What a repair found and did."""
+    """The result of a repair: what it found and what it did."""
 
     path: str
     identity: str = ""
     problems: list[Problem] = []
     set_aside: list[Problem] = []
-    """Paths where things are now, and why."""
+    """The new paths of files that the repair set aside, and why."""
     topics: list[str] = []
-    """All topics there are afterwards."""
+    """All topics after the repair."""
     topics_found: list[str] = []
     settings_found: list[str] = []
     groups: int = 0
     subscriptions: int = 0
     schedules: int = 0
     not_restored: list[str] = []
-    """What could not be, in sentences."""
+    """What the repair could not restore, as sentences for people."""
     logs: list[CheckedLog] = []
 
     @property
     def changed(self) -> bool:
-        """Whether there was anything to do."""
+        """Whether the repair found anything to mend."""
         return bool(self.problems) or not all(log.sound for log in self.logs)
 
 
 def verify(data: DataDirectory, progress: Callable[[int], None], *, running: bool) -> Verified:
-    """Look at all of a data directory, and at every byte of its logs; a broker may be at work."""
+    """Verify a data directory and every byte of its logs; a broker may be running."""
     data.check_used()
     found = inspect(data)
     logs = list(_each_log(data, progress, lambda path, tell: data.verify_log(path, tell, ended=not running)))
@@ -83,9 +83,9 @@ def verify(data: DataDirectory, progress: Callable[[int], None], *, running: boo
 
 
 def repair(data: DataDirectory, new_id: str, now_us: int, progress: Callable[[int], None]) -> Repaired:
-    """Make a data directory whole, whatever is left of it; whoever calls holds its lock.
+    """Make a data directory usable again, whatever is left of it; the caller holds its lock.
 
-    Nothing is removed. It may be killed at any moment and begun again.
+    A repair removes nothing, and may be killed at any moment and repeated.
     """
     data.check_used()
     found = inspect(data)
@@ -108,7 +108,7 @@ class _Repair:
         self._lost = bool(found.lost) or self._journal_of not in ("", self._identity)
 
     def run(self) -> None:
-        """Do it: first what is in the way, then the journal, and the format file when all else is on the disk."""
+        """Set foreign files aside, then write the journal, and last the format file, once all else is synced."""
         found = self._found
         self._done.identity = self._identity
         state = found.state or BrokerState()
@@ -121,7 +121,7 @@ class _Repair:
             self._reserve(state)
             self._keep_staged(state)
             self._write(state)
-            self._tell(salvaged)
+            self._report(salvaged)
         self._done.topics = sorted(fact.name for fact in state.topics.values())
         self._done.groups, self._done.schedules = len(state.groups), len(state.schedules)
         self._done.subscriptions = len(state.leased.subscriptions)
@@ -131,7 +131,7 @@ class _Repair:
         return salvage(self._facts(), topics_of(owners), whole=not self._lost)
 
     def _facts(self) -> Iterator[bytes | Gap | None]:
-        """All facts of the journal that are left, if it is this directory's."""
+        """The readable facts of the journal, if it belongs to this directory."""
         if self._journal_of not in ("", self._identity):
             self._set_aside(self._data.journal_path, f"it is the journal of the data directory {self._journal_of}")
             return
@@ -139,22 +139,22 @@ class _Repair:
             kept = self._data.set_aside.copy(self._data.journal_path, "the journal as a repair found it")
             self._done.set_aside.append(Problem(kept, "the journal as it was"))
         try:
-            # As the files are: whoever opens it to write cuts off what a power loss may have left behind damage.
+            # Read-only: opening the journal for writing would truncate it at the first damage.
             yield from self._data.read_journal().salvage()
         except (DiskFailed, TooManyFiles):
-            raise  # the system does not let us read it: nobody knows what is in it
+            raise  # the operating system refuses to read it, so its facts may be intact
         except HeadraceError as error:
             yield Gap(f"the journal cannot be read: {error}")
 
     def _move_replaced(self, salvaged: Salvaged) -> None:
         for place in list(self._data.partitions()):
             if place.topic_id in salvaged.replaced:
-                self._set_aside(place.path, "its topic must have been deleted: a newer one has its name")
+                self._set_aside(place.path, "its topic was deleted: a newer topic has its name")
 
     def _reserve(self, state: BrokerState) -> None:
-        """See to it that no number is given out that somebody may have been given before."""
+        """Reserve ids, so that a broker uses none that may have been used before."""
         format_ = self._found.format
-        # Without a format file nobody knows how often a broker was started after the journal's end.
+        # Without a format file the number of starts after the journal's end is unknown.
         session = state.session + _AHEAD if format_ is None else max(state.session, format_.session, format_.started)
         ids = [place.topic_id for place in self._found.owners]
         aside = [self._data.owner(one.path).owner for one in self._data.set_aside.entries()]
@@ -178,11 +178,13 @@ class _Repair:
         try:
             return self._data.last_mark(path)
         except (HeadraceError, OSError) as error:
-            self._done.not_restored.append(f"whether transactions wrote to {path} could not be read: {error}")
+            self._done.not_restored.append(
+                f"the last transaction that wrote to {path}, which could not be read: {error}"
+            )
             return 0
 
     def _keep_staged(self, state: BrokerState) -> None:
-        """Keep batches whose commit may have been lost: a broker would remove them."""
+        """Set aside staged batches whose commit may be lost, because a broker would remove them."""
         if not self._lost:
             return
         path = self._data.staging_path
@@ -190,7 +192,9 @@ class _Repair:
             staged = self._data.staged()
         except (HeadraceError, OSError) as error:
             kept = self._set_aside(path, f"it cannot be read: {error}")
-            self._done.not_restored.append(f"what transactions had staged; it cannot be read, and is kept in {kept}")
+            self._done.not_restored.append(
+                f"batches staged by transactions; the staging log cannot be read, and is kept in {kept}"
+            )
             return
         known = {stage[0] for fact in state.unsettled.values() for stage in fact.stages}
         unknown = {offset: count for offset, count in staged.items() if offset not in known}
@@ -198,16 +202,16 @@ class _Repair:
             return
         if state.unsettled or state.shared:
             kept = self._data.set_aside.copy(path, "batches of transactions that may have been committed")
-            self._done.set_aside.append(Problem(kept, "a copy of what transactions had staged"))
+            self._done.set_aside.append(Problem(kept, "a copy of the staging log"))
         else:
             kept = self._set_aside(path, "batches of transactions that may have been committed")
         self._done.not_restored.append(
             f"{len(unknown)} staged batches with {sum(unknown.values())} messages are kept in {kept}: messages of "
-            "transactions that were committed in the lost part of the journal, and not applied yet, are only there"
+            "transactions whose commit was in the lost part of the journal, and not applied yet, are only there"
         )
 
     def _write(self, state: BrokerState) -> None:
-        """Write the journal, then the format file; a snapshot counts when all of it is there."""
+        """Write the state as a snapshot to the journal, then the format file; an incomplete snapshot is ignored."""
         journal = self._opened()
         try:
             journal.write_snapshot([encode_fact(fact) for fact in state.facts()], self._now_us)
@@ -228,32 +232,32 @@ class _Repair:
         self._done.set_aside.append(Problem(kept, why))
         return kept
 
-    def _tell(self, salvaged: Salvaged) -> None:
+    def _report(self, salvaged: Salvaged) -> None:
         done = self._done
         done.topics_found, done.settings_found = salvaged.topics_found, salvaged.settings_found
         done.not_restored += salvaged.unusable
         if self._lost:
             done.not_restored.append(
-                "the lost part of the journal: positions of groups, acknowledgements, edits and schedules are as they "
-                "were before it, so messages may be delivered again; a transaction that was committed in it is not "
-                "recognised when it is committed again; topics that were deleted in it are back while their files are "
-                "there, and topics without files, as those in memory, are not"
+                "the lost part of the journal: group offsets, acknowledgements, edits and schedules are as they were "
+                "before it, so messages may be delivered again; a transaction whose commit is lost is not recognised "
+                "when a client commits it again; topics whose deletion is lost are back if their files exist; topics "
+                "without files, such as topics in memory, are lost if their creation is"
             )
         if salvaged.passed_over:
-            done.not_restored.append(f"{salvaged.passed_over} facts about leases, which mean nothing without others")
+            done.not_restored.append(f"{salvaged.passed_over} facts that depend on lost ones, such as leases")
 
 
 def _each_log(
     data: DataDirectory, progress: Callable[[int], None], look: Callable[[str, Callable[[int], None]], Findings]
 ) -> Iterator[CheckedLog]:
-    """Look at all logs, one after the other; progress is told in bytes of all of them."""
+    """Check all logs, one after the other; reports progress in bytes of all of them."""
     before = 0
     for path in data.logs():
         try:
             findings = look(path, lambda done, before=before: progress(before + done))  # type: ignore[misc]
         except (HeadraceError, OSError) as error:
             if not data.holds_files(path):
-                continue  # deleted this moment
+                continue  # deleted meanwhile
             yield CheckedLog(path, Findings(), str(error))
         else:
             before += findings.bytes
