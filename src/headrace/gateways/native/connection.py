@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.native")
 
 UNANSWERED_MAX = 1024
-"""A connection with so many unanswered requests is not read until half of them are answered."""
+"""Unanswered requests at which the gateway stops reading a connection, until half of them are answered."""
 FEATURES: frozenset[str] = frozenset()
-"""What this side can do beyond the version of the protocol."""
-# Every look at a member of an enumeration is a call.
+"""Optional protocol features that this broker supports."""
+# Looking up enum members on every frame would be slow.
 _ANSWER, _STREAM_OPEN, _LEASE_DELIVERY = int(Kind.ANSWER), int(Kind.STREAM_OPEN), int(Kind.LEASE_DELIVERY)
 _UNANSWERED = frozenset({int(Kind.STREAM_CREDIT), int(Kind.LEASE_CREDIT)})
 _PUSHED: dict[type[Answer], int] = {Assignment: int(Kind.ASSIGNMENT), LeaseEnd: int(Kind.LEASE_END)}
-"""The kinds of frames of what is pushed without a body."""
+"""The frame kinds of pushed messages without a body."""
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -70,7 +70,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._touched_us = 0
         self._unanswered = 0
         self._backlog: deque[Frame] = deque()
-        """Frames that came in one piece with others and must wait: there is enough to do."""
+        """Received frames that wait until the client has fewer unanswered requests."""
         self._fetches: set[FetchAnswer] = set()
         self._read_paused = False
         self._ending = False
@@ -85,7 +85,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def _address(self) -> str:
-        """Where the client is; empty on a Unix socket and for a client in this process."""
+        """The client's address; empty on a Unix socket and for a client in this process."""
         peer = self._transport.get_extra_info("peername")
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
@@ -105,7 +105,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Set up a new connection, or refuse it."""
         gateway = self._gateway
         self._transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
-        self._out = FrameWriter(self._transport, gateway.deliver_soon, gateway.flush_soon, self._sender_failed)
+        self._out = FrameWriter(self._transport, gateway.deliver_soon, gateway.flush_soon, self._source_failed)
         refusal = gateway.admit(self)
         if refusal is not None:
             self.end(refusal)
@@ -115,7 +115,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._gateway.memory.shared if self._ending or self._gateway.ignores_requests else self._frames.buffer()
 
     def buffer_updated(self, count: int) -> None:
-        """Take the frames that are complete with these bytes."""
+        """Handle the frames that these bytes complete."""
         if self._ending or self._gateway.ignores_requests:
             return
         now_us = self.heard_us = self._gateway.now_us()
@@ -147,7 +147,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._regulate()
 
     def resume_writing(self) -> None:
-        """Go on: the client has received enough."""
+        """Resume sending and reading, as the client has caught up."""
         self._out.resume()
         if self._session is not None:
             self._broker.resume(self._session)
@@ -166,7 +166,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Send the client an error, and close the connection."""
         if self._ending:
             return
-        logger.info("connection refused", extra={"client": str(self), "code": error.code, "why": str(error)})
+        logger.info("connection refused  client=%s code=%s reason=%s", self, error.code, error)
         self._ending = True
         self._out.send(Kind.FAILURE, correlation, failure(error))
         self._out.flush()
@@ -209,7 +209,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._touch(now_us)
         since_us = self.heard_us if self._session is not None else self._since_us
         if now_us - since_us > silence_us:
-            logger.info("connection closed: no heartbeat", extra={"client": str(self)})
+            logger.info("connection closed; no heartbeat  client=%s", self)
             self.abort()
 
     # Incoming frames.
@@ -230,7 +230,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _catch_up(self) -> None:
-        """Take the frames that had to wait."""
+        """Handle frames from the backlog."""
         if self._ending:
             return
         now_us = self._gateway.now_us()
@@ -266,7 +266,9 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._hello(kind, correlation, head, now_us)
                 return
             if kind not in REQUESTS:
-                raise UnsupportedOperation(f"frames of kind {kind} are unknown here")
+                raise UnsupportedOperation(
+                    f"the broker does not know frames of kind {kind}; use a client of the broker's version"
+                )
             request = decode(kind, head)
             own = self._own.get(kind)
             if own is not None:
@@ -291,11 +293,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         except HeadraceError as error:
             self._out.send(Kind.FAILURE, correlation, failure(error))
         except Exception:
-            logger.exception("request failed", extra={"kind": kind, "client": str(self)})
+            logger.exception("request failed  kind=%s client=%s", kind, self)
             self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
 
     def _resolved(self, correlation: int, outcome: Answer | AnswerWithBody[Answer] | HeadraceError) -> None:
-        """An answer that had to be waited for is there."""
+        """Send a pending answer that is now resolved."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
                 self._out.send(Kind.FAILURE, correlation, failure(outcome))
@@ -310,14 +312,14 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._out.send(_ANSWER, correlation, outcome)
 
     def _push(self, pushed: Answer | AnswerWithBody[Answer]) -> None:
-        """Send what the broker tells the session unasked."""
+        """Send a message that the broker pushes to the session."""
         if isinstance(pushed, AnswerWithBody):
             self._out.send_batches(_LEASE_DELIVERY, 0, pushed.answer, memoryview(pushed.body))
         else:
             self._out.send(_PUSHED[type(pushed)], 0, pushed)
 
     def _fetched(self, fetch: FetchAnswer) -> None:
-        """A fetch that waited has its answer, or none."""
+        """Forget a waiting fetch that was answered or has failed."""
         self._fetches.discard(fetch)
         self._answered()
 
@@ -335,7 +337,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
             raise UnsupportedVersion(
                 f"the broker speaks version {PROTOCOL_VERSION} of the protocol, the client {hello.protocol_min} to "
-                f"{hello.protocol_max}",
+                f"{hello.protocol_max}; upgrade the older of the two",
                 protocol_min=PROTOCOL_VERSION,
                 protocol_max=PROTOCOL_VERSION,
             )
@@ -353,13 +355,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._open_session(correlation, hello, peer, identity, now_us)
             return
         self._authentication = identity
-        self._unanswered += UNANSWERED_MAX  # takes no further frame until the client is known
+        self._unanswered += UNANSWERED_MAX  # handle no further frame until the client is authenticated
         identity.then(partial(self._authenticated, correlation, hello, peer))
 
     def _authenticated(
         self, correlation: int, hello: native.Hello, peer: Peer, outcome: Identity | HeadraceError
     ) -> None:
-        """Open the session of a client whose credentials took time to check, or refuse it."""
+        """Open the session of a client after its authentication, or refuse it."""
         self._authentication = None
         self._unanswered -= UNANSWERED_MAX
         if self._ending:
@@ -392,7 +394,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._out.send(_ANSWER, correlation, self._gateway.welcome(now_us, features))
 
     def _hello_again(self, *_: object) -> None:
-        raise ProtocolError("a second Hello")
+        raise ProtocolError("a connection must send Hello only once")
 
     def _ping(self, correlation: int, request: native.Ping, now_us: int) -> None:  # noqa: ARG002
         assert self._session is not None
@@ -400,15 +402,15 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._broker.touch(self._session, now_us)
         self._out.send(_ANSWER, correlation, native.Pong(now_us))
 
-    def _sender_failed(self, sender: FrameSource, error: HeadraceError) -> None:
-        """A stream or a fetch cannot go on."""
-        sender.close()
-        if isinstance(sender, FetchAnswer):
-            self._fetched(sender)
-        self._out.send(sender.last_word, sender.correlation, failure(error))
+    def _source_failed(self, source: FrameSource, error: HeadraceError) -> None:
+        """End a stream or fetch that failed, and send the error."""
+        source.close()
+        if isinstance(source, FetchAnswer):
+            self._fetched(source)
+        self._out.send(source.last_word, source.correlation, failure(error))
 
     def _release(self) -> None:
-        """Give back all that the broker holds for it."""
+        """Release the broker's resources for this connection."""
         for fetch in self._fetches:
             fetch.close()
         self._fetches.clear()

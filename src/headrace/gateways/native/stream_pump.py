@@ -1,4 +1,4 @@
-"""Batches on their way to a client: streams that go on, and fetches that may wait for something to come."""
+"""Sends batches to a client: deliveries of streams, and answers of fetches that wait for messages."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from headrace.broker.streams import Stream, WaitingFetch
 
 DELIVERY_BYTES = 512 << 10
-"""What a delivery's body aims at: large enough to be quick, small enough that many streams share a connection."""
-_DELIVERY = int(Kind.DELIVERY)  # every look at a member of an enumeration is a call
+"""The target size of a delivery: large enough for throughput, small enough to share a connection among streams."""
+_DELIVERY = int(Kind.DELIVERY)  # looking up an enum member on every frame would be slow
 
 
 class StreamPump(FrameSource):
-    """Moves a stream's batches to a connection."""
+    """Sends a stream's batches to a connection."""
 
     __slots__ = ("_stream",)
 
@@ -29,7 +29,7 @@ class StreamPump(FrameSource):
         self.want_turn()
 
     def turn(self, now_us: int) -> int:
-        """Send one delivery, if there is something to send and credit for it."""
+        """Send one delivery, if the stream has messages and credit."""
         self.queued = False
         found = self._stream.read(DELIVERY_BYTES, now_us)
         if found is None:
@@ -46,7 +46,7 @@ class StreamPump(FrameSource):
 
 
 class FetchAnswer(FrameSource):
-    """A fetch that waits: answered when there is something or its time is over."""
+    """Answers a waiting fetch when messages arrive or its wait time ends."""
 
     __slots__ = ("_answered", "_fetch")
 
@@ -65,7 +65,7 @@ class FetchAnswer(FrameSource):
         fetch.start(self.want_turn)
 
     def turn(self, now_us: int) -> int:
-        """Answer, or go on waiting."""
+        """Answer the fetch, or continue to wait."""
         self.queued = False
         found = self._fetch.read(now_us)
         if found is None:
@@ -76,5 +76,5 @@ class FetchAnswer(FrameSource):
         return len(body)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Cancel the fetch."""
         self._fetch.close()
