@@ -1,4 +1,4 @@
-"""Which member of a group reads which partition: evenly, and with as few moves as that takes."""
+"""Assigns partitions to the members of a group: evenly, and with as few moves as possible."""
 
 import fnmatch
 import heapq
@@ -12,35 +12,35 @@ Partition = tuple[str, int]
 
 
 def wanted_topics(topics: Iterable[str], patterns: Iterable[str], available: Collection[str]) -> frozenset[str]:
-    """Those of the available topics that are named or that match a pattern: `*` is any characters, `?` is one.
+    """The available topics that are named or match a pattern: `*` stands for any characters, `?` for one.
 
-    A pattern without a tenant is about topics of the default tenant.
+    A pattern without a tenant matches topics of the default tenant.
 
     >>> sorted(wanted_topics(["audit"], ["orders-?", "[*"], ["audit", "orders-1", "orders-10", "acme/orders-1"]))
     ['audit', 'orders-1']
     """
     found = {topic for topic in topics if topic in available}
     for pattern in patterns:
-        # fnmatch makes an expression that takes no longer for hostile patterns; to it, brackets mean something.
+        # fnmatch builds expressions that resist hostile patterns; brackets, which it interprets, are escaped.
         matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
         found.update(topic for topic in available if matches(topic) and ("/" in topic) == ("/" in pattern))
     return frozenset(found)
 
 
 def divide(
-    wishes: Mapping[str, frozenset[str]],
+    wanted: Mapping[str, frozenset[str]],
     counts: Mapping[str, int],
     placed: Mapping[Partition, str],
     kept: AbstractSet[Partition],
 ) -> dict[Partition, str]:
-    """A member for each partition that somebody wants, such that no move to a member with less would even things out.
+    """Choose a member for each wanted partition, so that no further move would balance the members better.
 
-    A partition stays where it is `placed` unless that member does not want it or has too many. Those `kept` are being
-    read: they move last. `wishes` are members to the topics they want; the order of members decides between equals.
+    A partition stays where it is `placed` unless that member does not want it or has too many. Partitions in `kept` are
+    being read, and move last. `wanted` maps members to their topics; the order of members breaks ties.
     """
-    division = _Division(wishes)
+    division = _Division(wanted)
     for partition, member in placed.items():
-        if partition[1] < counts.get(partition[0], 0) and partition[0] in wishes.get(member, ()):
+        if partition[1] < counts.get(partition[0], 0) and partition[0] in wanted.get(member, ()):
             division.place(partition, member)
     division.fill(counts)
     division.even_out(leave=kept)
@@ -49,18 +49,18 @@ def divide(
 
 
 class _Division:
-    """A division of partitions among members while it is worked out."""
+    """A division of partitions among members, in progress."""
 
-    def __init__(self, wishes: Mapping[str, frozenset[str]]) -> None:
+    def __init__(self, wanted: Mapping[str, frozenset[str]]) -> None:
         self.members: dict[Partition, str] = {}
-        self._wishes = wishes
-        self._order = {member: index for index, member in enumerate(wishes)}
-        self._loads = dict.fromkeys(wishes, 0)
-        self._numbers: dict[str, dict[str, set[int]]] = {member: defaultdict(set) for member in wishes}
+        self._wanted = wanted
+        self._order = {member: index for index, member in enumerate(wanted)}
+        self._loads = dict.fromkeys(wanted, 0)
+        self._numbers: dict[str, dict[str, set[int]]] = {member: defaultdict(set) for member in wanted}
         self._disjoint: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
 
     def place(self, partition: Partition, member: str) -> None:
-        """Give it to this member, taking it from the one who has it."""
+        """Give a partition to a member, and take it from its previous one."""
         topic, number = partition
         before = self.members.get(partition)
         if before is not None:
@@ -71,14 +71,14 @@ class _Division:
         self._numbers[member][topic].add(number)
 
     def fill(self, counts: Mapping[str, int]) -> None:
-        """Place what has no member yet: each with who has least, then least of that topic."""
+        """Give each partition without a member to the one with the fewest partitions, then the fewest of its topic."""
         missing: list[tuple[int, str, list[int], list[str]]] = []
         for topic, count in counts.items():
             numbers = [number for number in range(count) if (topic, number) not in self.members]
             if numbers:
-                candidates = [member for member, topics in self._wishes.items() if topic in topics]
+                candidates = [member for member, topics in self._wanted.items() if topic in topics]
                 missing.append((len(candidates), topic, numbers, candidates))
-        # Topics that few want come first: the others can still make up for them.
+        # Topics with few candidates come first: the other topics can balance them.
         for _, topic, numbers, candidates in sorted(missing):
             if candidates:
                 self._fill_topic(topic, numbers, candidates)
@@ -92,9 +92,9 @@ class _Division:
             heapq.heapreplace(heap, (load + 1, of_topic + 1, order, member))
 
     def even_out(self, leave: AbstractSet[Partition]) -> None:
-        """Move partitions to members that have at least two less until there is none to move; never those to `leave`.
+        """Move partitions, except those to `leave`, to members with at least two fewer until no such move is left.
 
-        It ends: each move makes the sum of the squares of loads smaller.
+        It terminates, because each move reduces the sum of the squared loads.
         """
         moved = bool(self._loads)
         while moved:
@@ -105,7 +105,7 @@ class _Division:
                 moved |= self._take(taker, leave)
 
     def _take(self, taker: str, leave: AbstractSet[Partition]) -> bool:
-        """Take partitions for one member, each from who has most at that moment: so nobody gives more than needed."""
+        """Move partitions to one member, each from the member with the most, so that none gives more than needed."""
         givers = [
             (-load, self._order[member], member)
             for member, load in self._loads.items()
@@ -127,19 +127,19 @@ class _Division:
         return moved
 
     def _share_topics(self, one: str, other: str) -> bool:
-        wishes = (self._wishes[one], self._wishes[other])  # few different ones; some have thousands of topics
-        if wishes not in self._disjoint:
-            self._disjoint[wishes] = wishes[0].isdisjoint(wishes[1])
-        return not self._disjoint[wishes]
+        wanted = (self._wanted[one], self._wanted[other])  # cached: few combinations, some with thousands of topics
+        if wanted not in self._disjoint:
+            self._disjoint[wanted] = wanted[0].isdisjoint(wanted[1])
+        return not self._disjoint[wanted]
 
     def _offers(self, giver: str, taker: str, leave: AbstractSet[Partition]) -> list[Partition]:
-        """What one member could give another, best at the end: of those topics that it has most of, compared."""
+        """The partitions that one member can give another, best last: those of topics with the largest surplus."""
         ranked = []
         for topic, numbers in self._numbers[giver].items():
-            if numbers and topic in self._wishes[taker]:
+            if numbers and topic in self._wanted[taker]:
                 surplus = len(numbers) - len(self._numbers[taker].get(topic, ()))
                 free = sorted((number for number in numbers if (topic, number) not in leave), reverse=True)
-                # Each one that is given makes the surplus smaller by two.
+                # Each move reduces the surplus by two.
                 ranked += [(2 * index - surplus, topic, number) for index, number in enumerate(free)]
         ranked.sort(reverse=True)
         return [(topic, number) for _, topic, number in ranked]

@@ -1,4 +1,4 @@
-"""After a compaction: subscriptions and edits forget the messages that it removed, so that all counts agree."""
+"""Removes compacted messages from subscriptions and edits, so that their counts stay correct."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from headrace.model.batch import Batch
 from headrace.model.errors import InvalidBatch
 
 _OFFSETS_AT_ONCE = 1000
-"""Offsets looked at in a slice."""
+"""Offsets examined per slice."""
 
 
 def forget_compacted(

@@ -1,4 +1,4 @@
-"""What the log says of work that fails and is tried again: that it fails, once, and not at every try."""
+"""Logs work that fails and is retried once per failure, not at every attempt."""
 
 import logging
 from collections.abc import Hashable
@@ -8,20 +8,20 @@ from headrace.model.errors import DiskFull, HeadraceError
 logger = logging.getLogger("headrace.broker")
 
 _KNOWN_MAX = 10_000
-"""Of more failures than this at the same time some are logged again."""
+"""Maximum failures tracked; beyond it, some are logged again."""
 
 
 class FailureLog:
-    """The work that fails at present. A full disk is one failure, whatever work meets it."""
+    """Tracks the work that currently fails. A full disk counts as one failure, whatever work it affects."""
 
     def __init__(self) -> None:
         self._failing: set[Hashable] = set()
         self._full = False
         self._met_full = False
-        """Whether the disk was full for somebody since the last look."""
+        """Whether any work met a full disk since the last check."""
 
     def note(self, work: Hashable, error: BaseException, message: str, *arguments: object) -> None:
-        """Some work failed and will be tried again: log it unless that was done, and it has not worked since."""
+        """Record that work failed and will be retried; logs it unless it was failing already."""
         if isinstance(error, DiskFull):
             self._met_full = True
             if not self._full:
@@ -37,11 +37,11 @@ class FailureLog:
         logger.warning(message + "  reason=%s", *arguments, error, exc_info=error if unexpected else None)
 
     def worked(self, work: Hashable) -> None:
-        """It does not fail any more."""
+        """Record that work succeeded."""
         self._failing.discard(work)
 
     def look_at_disk(self) -> None:
-        """Called from time to time, after all work was tried: if none of it met a full disk, there is room."""
+        """Log that the disk has room again, if no work has met a full disk since the last check."""
         if self._full and not self._met_full:
             self._full = False
             logger.warning("disk has room again")

@@ -1,4 +1,4 @@
-"""What can be asked for in leases, and what cannot."""
+"""Validates lease, settlement and credit requests."""
 
 from headrace.model.errors import InvalidArgument, ProtocolError
 from headrace.model.leasing import Holding, Lease, Release
@@ -18,7 +18,7 @@ _DELAY_MS_MAX = 1 << 46
 
 
 def check_lease(request: Lease) -> None:
-    """Refuse a lease that cannot be."""
+    """Refuse an invalid lease request."""
     if not 0 < request.messages_max <= LEASE_MESSAGES_MAX:
         raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {request.messages_max}")
     if request.bytes_max < 1:
@@ -30,16 +30,16 @@ def check_lease(request: Lease) -> None:
 
 
 def check_lease_open(request: LeaseOpen) -> None:
-    """Refuse a standing request that cannot be."""
+    """Refuse an invalid standing request."""
     _check_credit(request.credit_messages, request.credit_bytes)
     _check_ahead_ms(request.ahead_ms)
     check_lease_ms(request.lease_ms)
 
 
 def check_lease_credit(request: LeaseCredit) -> None:
-    """Refuse credit that cannot be."""
+    """Refuse invalid credit."""
     if request.messages < 0 or request.bytes < 0:
-        raise ProtocolError("credit cannot be taken back")
+        raise ProtocolError("credit must not be negative")
     if request.ahead_ms is not None:
         _check_ahead_ms(request.ahead_ms)
 
@@ -55,13 +55,13 @@ def _check_ahead_ms(ahead_ms: int) -> None:
 
 
 def check_lease_ms(lease_ms: int) -> None:
-    """Refuse a lease that lasts too long."""
+    """Refuse an invalid lease duration."""
     if not 0 <= lease_ms <= LEASE_SECONDS_MAX * 1000:
         raise InvalidArgument(f"lease_ms is 0 to {LEASE_SECONDS_MAX * 1000}, not {lease_ms}")
 
 
 def check_holdings(holdings: list[Holding]) -> None:
-    """Refuse to hear of messages that cannot be, or of too many."""
+    """Refuse invalid or too many offsets."""
     count = 0
     for holding in holdings:
         if holding.following < 0 or (holding.following and not holding.offsets):
@@ -72,7 +72,7 @@ def check_holdings(holdings: list[Holding]) -> None:
 
 
 def check_release(request: Release) -> None:
-    """Refuse to take messages back until a time that cannot be, or with too much to remember."""
+    """Refuse a release with an invalid delay or time, or a state that is too large."""
     if request.delay_ms is not None and request.until_us is not None:
         raise InvalidArgument("give either delay_ms or until_us, not both")
     if request.delay_ms is not None and not 0 <= request.delay_ms <= _DELAY_MS_MAX:

@@ -1,4 +1,4 @@
-"""The end of leases and of messages' time to live: messages come back, or become dead letters, or are dropped."""
+"""Expires leases and messages: makes messages ready again, dead-letters them, or drops them."""
 
 import logging
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from headrace.model.subscription import Expired
 logger = logging.getLogger("headrace.broker")
 
 _ENDED_TOGETHER = 256
-"""Leases and messages that are ended at a time: more may expire at the same moment."""
+"""Maximum leases and messages expired per slice."""
 _OVER_TOGETHER = 64
-"""Partitions that are looked at for that at a time."""
-_AGAIN_US = 1_000_000
-"""Messages that could not be dropped are tried again after this long."""
+"""Maximum partitions checked per slice."""
+_RETRY_US = 1_000_000
+"""The delay before a failed drop of expired messages is retried."""
 
 
 class LeaseExpiry:
-    """Ends what is over, in all partitions of a subscription."""
+    """Expires leases and messages in all partitions of a subscription."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LeaseExpiry:
         self._serve_soon = serve_soon
 
     def end_some(self, subscription: Subscription, now_us: int) -> None:
-        """End leases and messages whose time is over, some of them if they are very many; the rest follows soon."""
+        """Expire leases and messages that are due, a bounded number now and the rest in later slices."""
         schedule, left = subscription.schedule, _ENDED_TOGETHER
         if not schedule.is_over(now_us):
             return
@@ -51,10 +51,10 @@ class LeaseExpiry:
             self._serve_soon(subscription)
 
     def _end_in_partition(self, subscription: Subscription, partition: int, now_us: int, most: int) -> int:
-        """End so many of them at most in a partition; returns about how many there were."""
+        """Expire a bounded number in a partition; returns about how many there were."""
         index = subscription.indexes.get(partition)
         if index is None:
-            return 0  # it has failed meanwhile
+            return 0  # the partition has failed meanwhile
         ended = index.ended(now_us, most)
         if ended:
             subscription.expired_leases += len(ended)
@@ -68,18 +68,18 @@ class LeaseExpiry:
             facts = [MessagesSettled(subscription.id, partition, packed(expired))]
             self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
         if expired and subscription.settings.ordered_by_key:
-            self._registry.serve_soon(subscription)  # the next ones of their keys can be had
+            self._registry.serve_soon(subscription)  # the next messages of their keys are available now
         return len(ended) + len(expired) + 1
 
     def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
-            logger.warning("expired messages not dropped; trying again in 1 s  reason=%s", error)
-            index.expire_later(offsets, now_us + _AGAIN_US)
+            logger.warning("expired messages not dropped; retrying in 1 s  reason=%s", error)
+            index.expire_later(offsets, now_us + _RETRY_US)
 
     def _come_back(
         self, subscription: Subscription, partition: int, index: LeasedPartition, ended: list[int], now_us: int
     ) -> None:
-        """Make messages ready whose leases have expired; those that were delivered often enough are dead letters."""
+        """Make messages of expired leases ready again, and dead-letter those with the maximum of deliveries."""
         most = subscription.settings.deliveries_max
         failures = index.failures(ended)
         dead = [offset for offset, failed in zip(ended, failures, strict=True) if most and failed >= most]

@@ -15,11 +15,11 @@ from headrace.model.reading import Fetch, Fetched, StreamClose, StreamCredit, St
 from headrace.model.requests import Done
 
 _TIMED_OUT_TOGETHER = 200
-"""Fetches that are told in one tick that there was nothing."""
+"""Maximum fetches answered without messages per tick."""
 
 
 def _nobody() -> None:
-    """Nobody reads yet, or any more."""
+    """The callback of a stream that nobody reads."""
 
 
 class Stream:
@@ -37,18 +37,18 @@ class Stream:
         self._closed = closed
         self._on_ready = _nobody
         self._starved = False
-        """Whether there was nothing to read, and the partition will say when there is."""
+        """Whether the last read found nothing, and the partition will call back."""
         self._is_open = True
 
     def start(self, on_ready: Callable[[], None]) -> None:
-        """Have this called when there may be something to read, after `read` or `has_more` said that there is not."""
+        """Set the callback for new messages after `read` or `has_more` found none."""
         self._on_ready = on_ready
 
     def read(self, bytes_max: int, now_us: int) -> Slice | None:
         """Whole batches, at least one; None when there is none now, or no credit. An error ends the stream."""
         if self._credit_bytes <= 0 or not self._is_open:
             return None
-        self._starved = True  # first: the partition may call back as soon as it has said that there is nothing
+        self._starved = True  # set first: the partition may call back during the read
         try:
             found = self._active.read(self._offset, bytes_max, now_us, self._wake)
         except OSError as error:
@@ -66,13 +66,13 @@ class Stream:
         return self._is_open and not self._starved and self._credit_bytes > 0
 
     def grant(self, credit_bytes: int) -> None:
-        """Let the reader have so many bytes more."""
+        """Add credit in bytes."""
         self._credit_bytes += credit_bytes
         if self.has_more():
             self._on_ready()
 
     def close(self) -> None:
-        """Deliver nothing more."""
+        """End the stream."""
         if self._is_open:
             self._is_open = False
             self._on_ready = _nobody
@@ -86,7 +86,7 @@ class Stream:
 
 
 class WaitingFetch:
-    """A fetch for which there was nothing yet. Its batches are read when the reader has room for them."""
+    """A fetch that waits for messages; its batches are read when the connection has room for them."""
 
     def __init__(self, active: ActivePartition, request: Fetch, deadline_us: int, closed: Callable[[], None]) -> None:
         self._active = active
@@ -98,11 +98,11 @@ class WaitingFetch:
         active.listen(self._wake)
 
     def start(self, on_ready: Callable[[], None]) -> None:
-        """Have this called when `read` may have the answer."""
+        """Set the callback for when `read` may have the answer."""
         self._on_ready = on_ready
 
     def read(self, now_us: int) -> AnswerWithBody[Fetched] | None:
-        """The answer, which is the last word; None when the fetch goes on waiting."""
+        """The final answer; None while the fetch continues to wait."""
         answer = _fetched(self._active, self._request, now_us, self._wake)
         if answer is None and now_us < self._deadline_us:
             return None
@@ -110,12 +110,12 @@ class WaitingFetch:
         return answer or AnswerWithBody(Fetched(self._request.offset, self._end_offset), b"")
 
     def time_out(self) -> None:
-        """Wait no longer."""
+        """End the wait; the next read answers without messages."""
         self._deadline_us = 0
         self._on_ready()
 
     def close(self) -> None:
-        """Forget it: nobody waits for the answer."""
+        """Cancel the fetch, as nobody waits for the answer."""
         self._on_ready = _nobody
         self._active.forget(self._wake)
         self._closed()
@@ -125,14 +125,14 @@ class WaitingFetch:
 
 
 class Readers:
-    """The streams of all sessions, and the fetches that wait."""
+    """The streams of all sessions, and the waiting fetches."""
 
     def __init__(self, topics: TopicRegistry, ports: Ports) -> None:
         self._topics = topics
         self._ports = ports
         self._streams: dict[Session, dict[int, Stream]] = {}
         self._fetches: dict[int, WaitingFetch] = {}
-        """The fetches that wait, by a number of their own."""
+        """The waiting fetches by number."""
         self._deadlines: Deadlines[int] = Deadlines()
         self._number = 0
 
@@ -169,16 +169,18 @@ class Readers:
         if request.stream in streams:
             raise ProtocolError(f"there is already a stream {request.stream}")
         if len(streams) >= STREAMS_MAX:
-            raise LimitExceeded(f"a connection has at most {STREAMS_MAX} streams; close some, or connect once more")
+            raise LimitExceeded(
+                f"the connection has {STREAMS_MAX} streams, which is the maximum; close some, or connect once more"
+            )
         active = self._topics.active(self._topics.get(request.topic), request.partition)
         stream = Stream(active, request, lambda: streams.pop(request.stream, None))
         streams[request.stream] = stream
         return stream
 
     def credit(self, session: Session, request: StreamCredit) -> Done:
-        """Let a stream deliver more; one that has ended meanwhile does not matter."""
+        """Add credit to a stream; ignores one that has ended."""
         if request.bytes < 0:
-            raise ProtocolError("credit cannot be taken back")
+            raise ProtocolError("credit must not be negative")
         stream = self._streams.get(session, {}).get(request.stream)
         if stream is not None:
             stream.grant(request.bytes)
@@ -198,11 +200,11 @@ class Readers:
 
     @property
     def next_tick_us(self) -> int | None:
-        """When a fetch has waited long enough."""
+        """When the next waiting fetch times out."""
         return self._deadlines.next_us()
 
     def tick(self, now_us: int) -> None:
-        """Tell fetches that they have waited long enough."""
+        """Answer the fetches whose wait time is over."""
         for number in self._deadlines.pop_due(now_us, _TIMED_OUT_TOGETHER):
             self._fetches[number].time_out()
 
@@ -210,7 +212,7 @@ class Readers:
 def _fetched(
     active: ActivePartition, request: Fetch, now_us: int, on_ready: Callable[[], None] | None
 ) -> AnswerWithBody[Fetched] | None:
-    """The batches that there are; None if there are none, and `on_ready` is called once when there may be some."""
+    """The available batches; if there are none, returns None and calls `on_ready` once when there may be some."""
     bytes_max = max(1, min(request.bytes_max, BATCH_BYTES_MAX))
     try:
         found = active.read(request.offset, bytes_max, now_us, on_ready)

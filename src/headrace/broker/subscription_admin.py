@@ -63,7 +63,7 @@ class SubscriptionAdmin:
         self._turns = turns
 
     def create(self, request: SubscriptionCreate, now_us: int) -> PendingAnswer[Any]:
-        """Make a subscription."""
+        """Create a subscription."""
         return self._turns.in_slices(self._create(request, now_us))
 
     def _create(self, request: SubscriptionCreate, now_us: int) -> TimedSteps:
@@ -73,7 +73,9 @@ class SubscriptionAdmin:
         if self._registry.find(topic, name) is None:
             starts = yield from self._starts(topic, request)
             if self._topics.by_id.get(topic.id) is not topic:
-                raise TopicNotFound(f"the topic {topic} was deleted while the subscription was made; create it again")
+                raise TopicNotFound(
+                    f"the topic {topic} was deleted while the subscription was created; create the topic again"
+                )
         found = self._registry.find(topic, name)
         if found is not None and not request.exist_ok:
             raise SubscriptionExists(f"the topic {topic} already has a leased subscription {request.subscription}")
@@ -113,7 +115,7 @@ class SubscriptionAdmin:
         subscription.schedule.order_by(settings.discipline)
 
     def reset(self, request: SubscriptionReset, now_us: int) -> PendingAnswer[Any]:
-        """Open a subscription anew; of what it knew only what is settled is kept, or, with a start, nothing."""
+        """Reset a subscription: keeps only which messages are settled, or nothing if a start is given."""
         return self._turns.in_slices(self._reset(request, now_us))
 
     def _reset(self, request: SubscriptionReset, now_us: int) -> TimedSteps:
@@ -146,24 +148,24 @@ class SubscriptionAdmin:
         yield from self._registry.opening(found, now_us)
 
     def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:
-        """A subscription that nobody is opening or altering."""
+        """A subscription that is not being opened or altered."""
         while (found := self._registry.known(topic, name)).preparing:
             yield
         return found
 
     def _answer(self, subscription: Subscription, now_us: int) -> Generator[None, int, PendingAnswer[SubscriptionInfo]]:
-        """What is told of a subscription, when what was recorded is safe."""
+        """Describe a subscription once the journal is synced."""
         return self._ledger.durably((yield from self.info(subscription, now_us)))
 
     def delete(self, request: SubscriptionDelete, now_us: int) -> PendingAnswer[Done]:
-        """Forget a subscription."""
+        """Delete a subscription."""
         found = self._registry.known(request.topic, request.subscription)
         self._ledger.record(now_us, SubscriptionDeleted(found.id))
         self._registry.remove(found, SubscriptionNotFound(f"the subscription {found} was deleted"))
         return self._ledger.durably(Done())
 
     def describe(self, request: SubscriptionDescribe, now_us: int) -> PendingAnswer[Any]:
-        """A subscription as it is now."""
+        """Describe a subscription."""
         return self._turns.in_slices(self._describe(request, now_us))
 
     def _describe(self, request: SubscriptionDescribe, now_us: int) -> TimedSteps:
@@ -171,7 +173,7 @@ class SubscriptionAdmin:
         return (yield from self.info(found, now_us))
 
     def listed(self, request: SubscriptionList, tenant: str, now_us: int) -> PendingAnswer[Any]:
-        """Subscriptions of a topic, or of all topics of a tenant, by name."""
+        """List the subscriptions of a topic, or of all topics of a tenant, by name."""
         if request.topic:
             chosen = self._registry.of_topic(self._topics.known(request.topic))
         else:
@@ -188,7 +190,7 @@ class SubscriptionAdmin:
         return Subscriptions(infos)
 
     def info(self, subscription: Subscription, now_us: int) -> Generator[None, int, SubscriptionInfo]:
-        """What is told of a subscription; in slices."""
+        """Describe a subscription, in slices."""
         if self._registry.find(subscription.topic, subscription.name) is not subscription:
             raise SubscriptionNotFound(f"the subscription {subscription} was deleted")
         self._registry.refresh(subscription, now_us)
@@ -223,7 +225,7 @@ class SubscriptionAdmin:
         if request.start == "earliest":
             return {}
         if request.start not in ("latest", "time", "offset"):
-            raise InvalidArgument(f"a subscription starts at earliest, latest, time or offset, not {request.start}")
+            raise InvalidArgument(f"start must be earliest, latest, time or offset, not {request.start}")
         starts = {}
         self._topics.check(topic)
         for number in range(topic.settings.partitions):

@@ -1,4 +1,4 @@
-"""Which groups want which topics, so that a topic that comes or goes is told to those alone."""
+"""An index of the topics that groups want, so that only those groups rebalance when a topic changes."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from headrace.broker.assignment import wanted_topics
 
 
 class _Interest(NamedTuple):
-    """What a member wants."""
+    """The topics and patterns of a member."""
 
     topics: frozenset[str]
     patterns: frozenset[str]
@@ -27,11 +27,11 @@ class TopicInterests:
     def __init__(self) -> None:
         self._members: dict[tuple[str, str], _Interest] = {}
         self._topics: dict[str, Counter[str]] = {}
-        """By topic: the groups, with how many of their members name it."""
+        """Member counts by topic and group."""
         self._patterns: dict[str, Counter[str]] = {}
 
     def set(self, group: str, member: str, topics: Iterable[str], patterns: Iterable[str]) -> None:
-        """A member wants these, and nothing else any more."""
+        """Replace the topics and patterns of a member."""
         self.remove(group, member)
         interest = self._members[group, member] = _Interest(frozenset(topics), frozenset(patterns))
         for table, names in zip((self._topics, self._patterns), interest, strict=True):
@@ -39,7 +39,7 @@ class TopicInterests:
                 table.setdefault(name, Counter())[group] += 1
 
     def remove(self, group: str, member: str) -> None:
-        """A member wants nothing any more."""
+        """Remove a member."""
         interest = self._members.pop((group, member), None)
         if interest is None:
             return

@@ -1,4 +1,4 @@
-"""Removing old messages of a topic at once, when somebody asks for it: by default nothing that is still to be read."""
+"""Trims topics on request: removes old messages, by default only those that all subscriptions have consumed."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +17,7 @@ from headrace.model.requests import TopicTrim, TopicTrimmed
 
 
 class TopicTrimmer:
-    """Trims topics. Work on files is done in the background; the answer comes when it lasts."""
+    """Trims topics; works on files in the background, and answers when the removal is durable."""
 
     def __init__(
         self, topics: TopicRegistry, membership: GroupCoordinator, subscriptions: SubscriptionRegistry, ports: Ports
@@ -34,13 +34,15 @@ class TopicTrimmer:
         return not self._open
 
     def trim(self, request: TopicTrim, now_us: int) -> TopicTrimmed | PendingAnswer[Answer]:
-        """Remove what comes before the offsets; answers with the first offsets there are then."""
+        """Remove messages before the given offsets; answers with the new first offsets."""
         topic = self._topics.get(request.topic)
         if request.topic_id not in (0, topic.id):
-            raise TopicNotFound(f"the topic {topic} was made again: its id is {topic.id}, not {request.topic_id}")
+            raise TopicNotFound(
+                f"the topic {topic} was deleted and created again: its id is {topic.id}, not {request.topic_id}"
+            )
         active_partitions = [self._topics.active(topic, number) for number in sorted(request.offsets)]
         if wrong := [offset for offset in request.offsets.values() if offset < 0]:
-            raise InvalidArgument(f"there is no offset {wrong[0]}; they begin with 0")
+            raise InvalidArgument(f"an offset must be 0 or more, not {wrong[0]}")
         answer = _TrimAnswer(len(active_partitions), self._answered)
         if not active_partitions:
             return TopicTrimmed({})
@@ -52,19 +54,19 @@ class TopicTrimmer:
             if bound <= active.partition.first_offset:
                 answer.add(active, None)
                 continue
-            # Before messages go: who produced them, and who has passed them, must be safe.
+            # Before messages are removed, their producers and the consumers' offsets must be synced.
             kept = self._topics.keep_producers(topic, active, now_us, at_once=True)
             kept.then(partial(self._remove, active, bound, answer))
         return answer.pending_answer
 
     def unread_from(self, topic: Topic, active: ActivePartition) -> int:
-        """The first offset that some group or leased subscription has still to read; the end if there is none."""
+        """The first offset that a group or leased subscription has yet to consume; the end if there is none."""
         by_groups = self._groups.consumed_offset(topic, active.number)
         by_leases = self._subscriptions.consumed_offset(topic, active.number)
         return min(offset for offset in (by_groups, by_leases, active.end_offset) if offset is not None)
 
     def _remove(self, active: ActivePartition, bound: int, answer: "_TrimAnswer", outcome: object) -> None:
-        """Have it removed in the background, unless the disk does not even take notes."""
+        """Truncate in the background, unless the journal could not be written."""
 
         def job() -> None:
             failure: HeadraceError | None = InternalError()
@@ -76,7 +78,7 @@ class TopicTrimmer:
                 ballast = self._topics.ballast
                 ballast.use(partial(active.partition.truncate_before, bound))
                 failure = None
-                with suppress(DiskFull):  # maintenance tries again
+                with suppress(DiskFull):  # maintenance retries
                     ballast.restore()
             except HeadraceError as error:
                 failure = error
@@ -92,7 +94,7 @@ class TopicTrimmer:
 
 
 class _TrimAnswer:
-    """The answer that is ready when all partitions are."""
+    """An answer that resolves when all partitions are trimmed."""
 
     def __init__(self, count: int, answered: Callable[[], None]) -> None:
         self.pending_answer: PendingAnswer[Answer] = PendingAnswer()
@@ -102,7 +104,7 @@ class _TrimAnswer:
         self._failure: HeadraceError | None = None
 
     def add(self, active: ActivePartition, failure: HeadraceError | None) -> None:
-        """A partition is done, or cannot be."""
+        """Record that a partition was trimmed, or failed."""
         self._failure = self._failure or failure
         self._offsets[active.number] = active.partition.first_offset
         self._left -= 1

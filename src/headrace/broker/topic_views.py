@@ -1,4 +1,4 @@
-"""Topics without a leased subscription, as one that is made now would have them: for queries."""
+"""Views for queries of topics without a leased subscription: what a new subscription would contain."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,18 @@ from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import Validity
 
 _OFFSETS_TOGETHER = 1000
-"""Offsets that are read in one slice, or a batch if that has more."""
+"""Offsets read per slice; at least one batch."""
 _KEPT_US = 30_000_000
-"""How long a view is kept after it was last asked for: pages follow each other."""
+"""How long a view is cached after its last use, for the queries of further pages."""
 
 
 class TopicView(Subscription):
-    """What a subscription of all messages of a topic would have; hands out nothing."""
+    """The unsettled messages that a subscription from the beginning would have; leases nothing."""
 
     used_us = 0
 
     def steps(self, topics: TopicRegistry, state: LeasedSubscriptionsState, now_us: int) -> Steps:
-        """Take in what was published since the last time, and what has expired or is gone."""
+        """Index messages published since the last update, and remove expired and deleted ones."""
         for number in range(self.topic.settings.partitions):
             active = topics.active(self.topic, number)
             index = self.indexes.get(number)
@@ -49,7 +49,7 @@ class TopicView(Subscription):
         self.refresh(topics, now_us)
 
     def refresh(self, topics: TopicRegistry, now_us: int) -> None:
-        """What has expired or is gone since does not count."""
+        """Remove expired and deleted messages."""
         for number, index in self.indexes.items():
             index.forget_before(topics.active(self.topic, number).partition.first_offset)
             index.apply_settled(index.expired(now_us))
@@ -58,7 +58,7 @@ class TopicView(Subscription):
 
 
 class TopicViews:
-    """The views that are in use."""
+    """The cached views."""
 
     def __init__(self, topics: TopicRegistry, state: LeasedSubscriptionsState) -> None:
         self._topics = topics
@@ -66,7 +66,7 @@ class TopicViews:
         self._views: dict[int, TopicView] = {}
 
     def of(self, topic: Topic, name: str, now_us: int) -> TopicView:
-        """The view of a topic, begun if there is none."""
+        """The view of a topic, created if there is none."""
         view = self._views.get(topic.id)
         if view is None:
             self._state.recall_edits(topic.id)
@@ -76,7 +76,7 @@ class TopicViews:
         return view
 
     def forget(self, now_us: int) -> None:
-        """Let go of views that nobody asked for lately, and of those whose topics have gone or have a subscription."""
+        """Drop unused views, and views of topics that were deleted or have a subscription now."""
         for view in list(self._outdated(now_us)):
             del self._views[view.topic.id]
             for number in view.indexes:
