@@ -44,7 +44,7 @@ logger = logging.getLogger("headrace.broker")
 
 _NEVER_US = 1 << 62
 _UNREAD_US = 1_000_000
-"""A partition that could not be read is tried again after so long, if somebody waits."""
+"""The delay before an unreadable partition is retried, if a consumer waits."""
 _GRANTED_TOGETHER = 16
 """Maximum consumers served in one slice."""
 _LOOKED_AFTER_TOGETHER = 32
@@ -88,7 +88,7 @@ class LeaseDispatcher:
         """When the next tick is due; None when nothing is planned."""
         return self._deadlines.next_us()
 
-    # Handing out.
+    # Leasing.
 
     def lease(self, session: Session, request: Lease, now_us: int) -> Leased | PendingLeased:
         """Lease messages, now or when there are some."""
@@ -130,7 +130,7 @@ class LeaseDispatcher:
 
     def tick(self, now_us: int) -> None:
         """Serve the subscriptions that are due, some at a time; the others follow in the next tick."""
-        if now_us < self._now_us:  # the clock was put back
+        if now_us < self._now_us:  # the clock was set back
             for subscription in self._registry:
                 self._plan(subscription, now_us)
         self._now_us = now_us
@@ -148,7 +148,7 @@ class LeaseDispatcher:
         tried_ms, left = -1, _GRANTED_TOGETHER
         self._expiry.end_some(subscription, now_us)
         if subscription.schedule.has_expired(now_us):
-            return  # nobody gets what has expired: it goes on when the rest of that is dealt with
+            return  # expired messages come first; serving continues when they are done
         pending_leases = subscription.pending_leases
         while (pending_lease := pending_leases.first(tried_ms, subscription.active)) is not None:
             if not left:
@@ -201,7 +201,7 @@ class LeaseDispatcher:
         def written(error: HeadraceError | None) -> None:
             if error is None:
                 pending_lease.pending_answer.resolve(answer)
-                self._plan(subscription, ends_us)  # not before: a tick meanwhile would not have seen the lease
+                self._plan(subscription, ends_us)  # only now: an earlier tick would not have seen the lease
                 return
             give_back(subscription, portions, now_us)
             self._undone(subscription, now_us)
@@ -210,7 +210,7 @@ class LeaseDispatcher:
         self._ledger.gather(now_us, facts, written)
         return True
 
-    # What holders say.
+    # Settlements.
 
     def ack(self, request: Ack, now_us: int, *, late: bool = True) -> Settlement | PendingAnswer[Settlement]:
         """Settle acknowledged messages."""
@@ -227,7 +227,7 @@ class LeaseDispatcher:
                 subscription.timing.early += 1
             else:
                 subscription.timing.counts[bisect_left(subscription.timing.bounds_us, late_us)] += 1
-        frees = subscription.settings.ordered_by_key  # the next ones of their keys can be had
+        frees = subscription.settings.ordered_by_key  # the next messages of their keys are available now
         return self._settle(subscription, facts, Settlement(refused), now_us, undo, frees=frees)
 
     def extend(self, request: Extend, now_us: int) -> Settlement | PendingAnswer[Settlement]:
@@ -258,7 +258,7 @@ class LeaseDispatcher:
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
         for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
-            accepted = list(dict.fromkeys(named))  # what is named twice is released once
+            accepted = list(dict.fromkeys(named))  # a message named twice is released once
             back, out = divided(subscription.settings, index, accepted) if counted else (accepted, [])
             if out:
                 why = reason or "given up after too many deliveries"
@@ -357,16 +357,16 @@ class LeaseDispatcher:
         if subscription.pending_leases:
             self._turns.call_soon(partial(self._serve, subscription))
 
-    # Time passes.
+    # Timed work.
 
-    def _look_after(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
+    def _serve_due(self, subscription: Subscription, now_us: int, *, again: bool = True) -> None:
         """End leases and messages that are over, serve consumers, and answer those that have waited long enough."""
         self._registry.catch_up(subscription, now_us, again=again)
         self._serve(subscription, now_us)
         if subscription.preparing:
-            pass  # whoever waits is told when that is done
+            pass  # waiting consumers are served when that is done
         elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
-            self.serve_soon(subscription)  # there may be something yet for those who have waited long enough
+            self.serve_soon(subscription)  # consumers whose wait ends may still get messages
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
             for pending_lease in late:
@@ -396,8 +396,8 @@ class LeaseDispatcher:
         if subscription.failure or self._registry.find(subscription.topic, subscription.name) is not subscription:
             return
         try:
-            self._look_after(subscription, now_us, again=again)
-        except Exception as error:  # noqa: BLE001 it is told; all others go on
+            self._serve_due(subscription, now_us, again=again)
+        except Exception as error:  # noqa: BLE001 logged; all other subscriptions continue
             self._registry.fail(subscription, error)
 
     def _due_us(self, subscription: Subscription, now_us: int) -> int:

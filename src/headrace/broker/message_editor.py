@@ -1,4 +1,4 @@
-"""Edits: messages that nobody has in hand can still be moved, changed and deleted by their owners."""
+"""Edits: owners can move, change and delete messages that no consumer holds."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -32,11 +32,11 @@ from headrace.model.message import message_size
 
 APPLIED = "applied"
 EDITS_TOGETHER = 32
-"""Messages that are edited in one slice."""
+"""Messages edited per slice."""
 
 
 class MessageEdit(NamedTuple):
-    """What becomes of messages, and in whose name."""
+    """A change to messages, and the owner that asks for it."""
 
     change: MessageChange
     content: Content | None
@@ -44,19 +44,19 @@ class MessageEdit(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """What the log says of a message, as far as edits need it."""
+    """The stored fields of a message that edits need."""
 
     owner: bytes
-    """Empty: it belongs to nobody."""
+    """Empty if the message has no owner."""
     ready_us: int
-    """When it was to be ready as it was published."""
+    """The due time at publishing."""
 
 
 _Places = dict[tuple[int, int], _Stored]
 
 
 class MessageEditor:
-    """Changes messages; the answer for each is definite."""
+    """Edits messages; the outcome of each is final."""
 
     def __init__(self, topics: TopicRegistry, registry: SubscriptionRegistry, ledger: Ledger, turns: Turns) -> None:
         self._topics = topics
@@ -64,15 +64,15 @@ class MessageEditor:
         self._ledger = ledger
         self._turns = turns
         self._contents: tuple[tuple[int, int], StoredMessages] | None = None
-        """Of the partition that was edited last without a subscription, so that its batches are decoded once."""
+        """Caches batches of the partition edited last without a subscription, to decode each once."""
 
     def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
-        """Change messages that are named."""
+        """Edit the given messages."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
         topic = self._topics.get(request.topic)
         edition = checked_edit(topic, request.change, request.owner, body)
-        if request.topic_id not in (0, topic.id):  # they were in another topic of that name
+        if request.topic_id not in (0, topic.id):  # the offsets belong to a deleted topic of that name
             return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])
         return self._turns.in_slices(self._edit(topic, request.messages, edition, now_us))
 
@@ -91,16 +91,16 @@ class MessageEditor:
         return self.answer(outcomes)
 
     def answer(self, outcomes: list[EditOutcome], after: str = "") -> PendingAnswer[Edited]:
-        """Tell what became of messages when that is safe."""
+        """Answer with the outcomes once the journal is synced."""
         return self._ledger.durably(Edited(outcomes, after))
 
     def apply(
         self, topic: Topic, messages: Sequence[MessageId], edition: MessageEdit, now_us: int
     ) -> list[EditOutcome]:
-        """Change a few messages, all or none of those that can be."""
+        """Edit a portion of the messages; the editable ones atomically."""
         if self._topics.by_id.get(topic.id) is not topic:
             raise TopicNotFound(f"the topic {topic} was deleted")
-        self._ledger.flush()  # what was decided about leases must count before this is decided
+        self._ledger.flush()  # decisions about leases must be applied first
         subscriptions = self._registry.of_topic(topic)
         for subscription in subscriptions:
             self._registry.refresh(subscription, now_us)
@@ -128,7 +128,7 @@ class MessageEditor:
         return outcomes
 
     def _read(self, topic: Topic, subscriptions: list[Subscription], messages: Iterable[MessageId]) -> _Places:
-        """Those of the messages that there are; each batch is decoded at most once."""
+        """The messages that exist; decodes each batch at most once."""
         offsets: dict[int, set[int]] = {}
         for message in messages:
             offsets.setdefault(message.partition, set()).add(message.offset)
@@ -161,13 +161,13 @@ class MessageEditor:
 def _refusal(
     subscriptions: list[Subscription], message: MessageId, record: EditRecord, stored: _Places, edition: MessageEdit
 ) -> EditOutcome | None:
-    """What is said instead of editing a message; None if it may be edited."""
+    """Why a message may not be edited; None if it may."""
     place = message.partition, message.offset
     if place not in stored:
         return EditOutcome(*place, MessageGone.code)
     stranger = _owner(record, stored[place]) not in (b"", edition.owner.encode())
     if record.deleted:
-        # Whoever lost the answer asks again.
+        # A client that lost the answer repeats the request.
         again = edition.change.delete and not stranger and message.version in (None, record.version - 1, record.version)
         return EditOutcome(*place, APPLIED if again else MessageGone.code, record.version if again else 0)
     settled = [one.is_settled(*place) for one in subscriptions]
@@ -185,7 +185,7 @@ def _refusal(
 
 
 def _owner(record: EditRecord, stored: _Stored) -> bytes:
-    """Whom a message belongs to; empty: to nobody."""
+    """The owner of a message; empty if it has none."""
     if record.content is None:
         return stored.owner
     return header_text(record.content.headers or {}, OWNER_HEADER)
@@ -198,7 +198,7 @@ def _changed(
     stored: _Stored,
     edition: MessageEdit,
 ) -> EditRecord:
-    """The message's edits with this one."""
+    """The message's edits, merged with this one."""
     change, content, owner = edition.change, edition.content, _owner(record, stored)
     if change.delete:
         left = Content(None, {OWNER_HEADER: owner}) if record.content is not None else None
@@ -209,7 +209,7 @@ def _changed(
         rests = [rest_us for index in indexes if (rest_us := index.rests_until(place[1])) is not None]
         base_us = max(rests, default=stored.ready_us if record.due is None else record.due)
         due = min(max(base_us + change.shift_us, 0), TIMESTAMP_US_MAX)
-    if content is not None and owner:  # stays whoever's it is
+    if content is not None and owner:  # the owner stays
         content = Content(content.value, replaced_headers(content.headers, {OWNER_HEADER: owner}))
     priority = record.priority if change.priority is None else change.priority
     return EditRecord(record.version + 1, due, priority, content or record.content)
@@ -223,13 +223,13 @@ def _is_too_large(edit: EditRecord, edition: MessageEdit, bytes_max: int) -> boo
 
 
 def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryview) -> MessageEdit:
-    """The edition that a request asks for; says what is wrong with it."""
+    """The edit that a request asks for; raises if it is invalid."""
     if change.due_us is not None and change.shift_us:
         raise InvalidArgument("give either due_us or shift_us, not both")
     if change.due_us is not None and not 0 <= change.due_us <= TIMESTAMP_US_MAX:
-        raise InvalidArgument(f"due_us cannot be {change.due_us}")
+        raise InvalidArgument(f"due_us must be a timestamp, not {change.due_us}")
     if change.priority is not None and not PRIORITY_STORED_MIN <= change.priority <= PRIORITY_STORED_MAX:
-        raise InvalidArgument(f"a priority is {PRIORITY_STORED_MIN} to {PRIORITY_STORED_MAX}, not {change.priority}")
+        raise InvalidArgument(f"priority must be {PRIORITY_STORED_MIN} to {PRIORITY_STORED_MAX}, not {change.priority}")
     changes = (change.due_us is not None, change.shift_us, change.priority is not None, change.replace)
     if change.delete == any(changes):
         raise InvalidArgument(
@@ -240,7 +240,7 @@ def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryvi
     batch = received(body)
     columns = batch.columns()
     if batch.count != 1:
-        raise InvalidArgument(f"the new value comes as one message, not {batch.count}")
+        raise InvalidArgument(f"the new value must be a batch of one message, not {batch.count}")
     check_messages(columns, topic.settings.message_bytes_max, str(topic))
     headers = columns.headers[0] if columns.headers is not None else None
     return MessageEdit(change, Content(columns.values[0], headers), owner)

@@ -1,4 +1,4 @@
-"""Looking at what a leased subscription has: by status, time, key, owner and headers, a page at a time."""
+"""Queries of a leased subscription's messages by status, time, key, owner and headers, a page at a time."""
 
 from collections.abc import Generator
 
@@ -37,14 +37,14 @@ from headrace.model.limits import LEASE_MESSAGES_MAX
 from headrace.model.subscription import checked_subscription
 
 _TOGETHER = 64
-"""Messages that are looked at in one slice."""
+"""Messages examined per slice."""
 _BODY_BYTES_MAX = 8 << 20
 _BUCKETS_MAX = 10_000
 _STATUSES = ("", "waiting", "ready", "leased", "dead")
 
 
 class MessageQueries:
-    """Searches, and what is done with all that is found; all of it in slices."""
+    """Finds, counts, edits and redrives messages that match a selection, in slices."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MessageQueries:
         self._views = TopicViews(topics, self._leased)
 
     def find(self, request: Find, now_us: int) -> PendingAnswer[Found | AnswerWithBody[Found]]:
-        """A page of messages."""
+        """Find a page of messages."""
         _check(request.selection, request.messages_max)
         return self._turns.in_slices(self._find(request, now_us))
 
@@ -96,9 +96,9 @@ class MessageQueries:
         return AnswerWithBody(answer, encode_detached_batch(_joined(contents), now_us)) if found else answer
 
     def forecast(self, request: Forecast, now_us: int) -> PendingAnswer[Forecasted]:
-        """How many messages are due when."""
+        """Count messages by due time."""
         if not 0 < request.buckets <= _BUCKETS_MAX or request.bucket_us <= 0:
-            raise InvalidArgument(f"buckets is 1 to {_BUCKETS_MAX}, and bucket_us more than 0")
+            raise InvalidArgument(f"buckets must be 1 to {_BUCKETS_MAX}, and bucket_us greater than 0")
         return self._turns.in_slices(self._forecast(request, now_us))
 
     def _forecast(self, request: Forecast, now_us: int) -> TimedSteps:
@@ -114,7 +114,7 @@ class MessageQueries:
         return Forecasted(totals[1:-1], totals[0], totals[-1])
 
     def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
-        """Change all that match, up to a number."""
+        """Edit all messages that match, up to a number."""
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
             raise InvalidArgument("dead messages cannot be edited; redrive them first")
@@ -128,7 +128,7 @@ class MessageQueries:
             selection = msgspec.structs.replace(selection, owner=request.owner)
         named = {(one.partition, one.offset): one for one in selection.messages}
         outcomes: list[EditOutcome] = []
-        # By offset: a message that was moved is not met again.
+        # In offset order, so that a moved message is not found again.
         search = Search(subscription, selection, request.after, by_time=False)
         while search.goes_on:
             now_us = yield from self._refresh(subscription, now_us)
@@ -154,7 +154,7 @@ class MessageQueries:
         return self._editor.answer(outcomes, search.after)
 
     def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Redriven]:
-        """Put dead messages back."""
+        """Redrive dead letters."""
         _check(request.selection, request.messages_max)
         request.selection.status = "dead"
         return self._turns.in_slices(self._redrive(request, now_us))
@@ -172,7 +172,7 @@ class MessageQueries:
                 if len(found) == request.messages_max:
                     search.stop()
                     break
-                if LOST_HEADER not in headers_of(columns, at):  # else there is nothing to put back
+                if LOST_HEADER not in headers_of(columns, at):  # a lost message cannot be redriven
                     found.append(spot)
                 search.take(spot)
             else:
@@ -181,7 +181,7 @@ class MessageQueries:
                 now_us = yield
         self._check_alive(wanted)
         chosen: dict[int, list[int]] = {}
-        for spot in found:  # others may have been quicker
+        for spot in found:  # another request may have redriven it
             if dead.indexes[spot.partition].status(spot.offset) in ("ready", "waiting"):
                 chosen.setdefault(spot.partition, []).append(spot.offset)
         if not chosen:
@@ -198,11 +198,11 @@ class MessageQueries:
         return pending_answer
 
     def tick(self, now_us: int) -> None:
-        """Let go of what was kept for queries that nobody makes any more."""
+        """Drop the cached views that are no longer used."""
         self._views.forget(now_us)
 
     def _place(self, subscription: Subscription, selection: Selection) -> tuple[Subscription | None, Selection]:
-        """Where to look, and for what: dead messages are in another topic, which subscriptions may share."""
+        """The subscription and selection to search; dead letters are in another topic, possibly shared."""
         if selection.status != "dead":
             return subscription, selection
         whose = {
@@ -215,7 +215,7 @@ class MessageQueries:
         return self._dead_letters.subscription(subscription), there
 
     def _subject(self, topic: str, name: str, now_us: int) -> Generator[None, int, Subscription]:
-        """The subscription to look at; of a topic that has none, what a new one would have."""
+        """The subscription to search; for a topic without any, a view of its messages."""
         found = self._topics.get(topic)
         if self._leased.has_subscriptions(found.id):
             return self._registry.get(topic, name)
@@ -225,7 +225,7 @@ class MessageQueries:
         return view
 
     def _refresh(self, subscription: Subscription, now_us: int) -> Generator[None, int, int]:
-        """Bring a subscription up to the moment, which is returned; in slices, if very much has happened."""
+        """Bring a subscription up to date, in slices; returns the current time."""
         self._check_alive(subscription)
         if isinstance(subscription, TopicView):
             subscription.refresh(self._topics, now_us)
@@ -240,13 +240,13 @@ class MessageQueries:
         return now_us
 
     def _check_alive(self, subscription: Subscription) -> None:
-        """A topic or a subscription may go between two slices."""
+        """Raise if the topic or subscription was deleted between slices."""
         if isinstance(subscription, TopicView):
             alive = self._topics.by_id.get(subscription.topic.id) is subscription.topic
         else:
             alive = self._registry.find(subscription.topic, subscription.name) is subscription
         if not alive:
-            raise SubscriptionNotFound(f"{subscription} was deleted; nothing more can be told of it")
+            raise SubscriptionNotFound(f"the subscription {subscription} was deleted during the request")
 
 
 def _described(index: LeasedPartition, spot: SearchPosition, columns: Columns, place: int, wanted: str) -> FoundMessage:
@@ -275,13 +275,13 @@ def _described(index: LeasedPartition, spot: SearchPosition, columns: Columns, p
 
 def _check(selection: Selection, count: int) -> None:
     if selection.status not in _STATUSES:
-        raise InvalidArgument(f"a status is waiting, ready, leased or dead, not {selection.status}")
+        raise InvalidArgument(f"status must be waiting, ready, leased or dead, not {selection.status}")
     if not 0 < count <= LEASE_MESSAGES_MAX:
-        raise InvalidArgument(f"messages_max is 1 to {LEASE_MESSAGES_MAX}, not {count}")
+        raise InvalidArgument(f"messages_max must be 1 to {LEASE_MESSAGES_MAX}, not {count}")
 
 
 def _joined(columns: list[Columns]) -> Columns:
-    """Single messages together; each comes with the columns that its batch has."""
+    """Join single messages into columns; each has the columns of its batch."""
     joined = Columns([one.values[0] for one in columns], timestamps=[(one.timestamps or [0])[0] for one in columns])
     for name in ("keys", "headers", "dues", "priorities", "expires"):
         parts = [getattr(one, name) for one in columns]

@@ -14,7 +14,7 @@ BLOCK_MAX = 1 << 18
 """Offsets reserved at a time: each block is twice the one before, so that a busy partition seldom asks."""
 
 Reserve = Callable[[int], PendingAnswer[Answer]]
-"""Records that the offsets before one are reserved; settles when that is on the disk."""
+"""Records that the offsets before one are reserved; resolves when the record is synced."""
 
 
 class Reservation:
@@ -36,14 +36,14 @@ class Reservation:
         self._ports = ports
         self._block = BLOCK_MIN
         self.end = end
-        """A message before this offset keeps it to itself, whatever is lost."""
+        """Offsets before this one are never given to another message, even after a loss."""
         self.ask_at = end - BLOCK_MIN // 2
-        """Beyond this offset it is time to ask for more."""
+        """The offset beyond which another block is requested."""
         self.asked = False
-        """Whether more is on its way."""
+        """Whether a block is being reserved."""
 
     def ask(self, next_offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
-        """Reserve a block behind an offset; tells when it is reserved, or why it cannot be, but not at once."""
+        """Reserve a block behind an offset; calls back later, with the error if that failed."""
         told = partial(self._told, next_offset, tell)
         self.asked = True
         try:

@@ -35,11 +35,11 @@ class SyncWaiters:
         self._waiting: deque[tuple[int, Told]] = deque()
         """By offset."""
         self._coming = False
-        """Whether the log is going to be asked."""
+        """Whether a request to the log is scheduled."""
         self._asked = 0
         self._failure: HeadraceError | None = None
         self._told: deque[tuple[Told, HeadraceError | None]] = deque()
-        """Those whose wait is over, and who are told in slices."""
+        """Callbacks whose wait is over, and which run in slices."""
         self._telling = False
 
     @property
@@ -48,7 +48,7 @@ class SyncWaiters:
         return not self._waiting and not self._told
 
     def wait(self, offset: int, tell: Told) -> None:
-        """Tell when everything before the offset is synced, or cannot be. Offsets come in rising order, mostly."""
+        """Call back when everything before an offset is synced, or with the error; offsets mostly ascend."""
         if self._failure is not None:
             self._ports.call_soon(partial(tell, self._failure))
             return
@@ -60,13 +60,13 @@ class SyncWaiters:
             self._ask_soon()
 
     def release(self) -> None:
-        """Hold it no longer."""
+        """End the hold."""
         self.held = False
         if self._waiting and not self._asked:
             self._ask_soon()
 
     def fail(self, error: HeadraceError) -> None:
-        """Tell all who wait, now or later, that it cannot be."""
+        """Fail all present and future waits with an error."""
         self._failure = error
         self._tell(error)
 
@@ -89,7 +89,7 @@ class SyncWaiters:
         self._ports.call_threadsafe(partial(self._tell, error))
 
     def _tell(self, error: HeadraceError | None) -> None:
-        # Whatever was written when the disk began is synced now, which may be more than was asked for.
+        # Everything written before the fsync began is synced now, which may be more than was requested.
         synced, self._asked = max(self._asked, self._source.synced_offset), 0
         waiting = self._waiting
         while waiting and (error is not None or waiting[0][0] <= synced):
@@ -100,7 +100,7 @@ class SyncWaiters:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        """Tell the first ones now, and the others soon: the broker serves other requests in between."""
+        """Run the first callbacks now and the others soon, so that the broker serves other requests in between."""
         self._telling = True
         try:
             for _ in range(min(len(self._told), _TOLD_AT_ONCE)):

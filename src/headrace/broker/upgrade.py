@@ -1,4 +1,4 @@
-"""Brings a data directory of the former format over to the present one; may be ended anywhere, and run again."""
+"""Upgrades a data directory from the former format; may be killed at any moment and run again."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,34 +10,34 @@ from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory
 
 
 class Upgraded(NamedTuple):
-    """What an upgrade has done."""
+    """The result of an upgrade."""
 
     path: str
     from_format: int
-    """The one that the directory had; the present one if there was nothing to do."""
+    """The format before the upgrade; the current one if nothing had to be upgraded."""
     format: int
     logs: int
     segments: int
-    """How many files were written anew."""
+    """The number of rewritten files."""
 
     @staticmethod
     def of_log(path: str, segments: int) -> "Upgraded":
-        """What was done with a log that has no broker."""
+        """The result for a log without a broker."""
         return Upgraded(path, FORMER_FORMAT if segments else FORMAT, FORMAT, 1, segments)
 
     @property
     def changed(self) -> bool:
-        """Whether there was anything to do."""
+        """Whether anything was upgraded."""
         return self.from_format != self.format
 
 
 def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
-    """Bring the directory over; whoever calls this holds its lock. Progress is told in bytes looked at."""
+    """Upgrade a directory whose lock the caller holds; reports progress in bytes read."""
     found = data.stored_format()
     if found is not None and found.number == FORMAT and not found.required & UPGRADING:
         return Upgraded(data.path, FORMAT, FORMAT, 0, 0)
     if found is not None:
-        # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
+        # First: from here on, no version of Headrace uses the directory until the upgrade is complete.
         data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
     logs, done_bytes = data.logs(), 0
 
