@@ -105,5 +105,5 @@ def test_a_file_that_cannot_be_understood_is_named(home: Path, content: str) -> 
 
 
 def test_names_and_addresses_are_checked() -> None:
-    assert b"is no name" in run("context", "add", "a b", A, code=2).stderr
+    assert b"is not a name" in run("context", "add", "a b", A, code=2).stderr
     assert b"is no address" in run("context", "add", "a", "somewhere", code=2).stderr

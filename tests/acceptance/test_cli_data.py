@@ -132,5 +132,5 @@ def test_a_broker_does_not_move_in_with_other_files(tmp_path: Path) -> None:
 
 def test_help_tells_of_exit_codes() -> None:
     assert "Exit code: 0 sound, 3 damaged" in run("verify", "--help").stdout.decode()
-    assert "Nothing is removed" in run("repair", "--help").stdout.decode()
+    assert "Nothing is deleted" in run("repair", "--help").stdout.decode()
     run("verify", code=2)

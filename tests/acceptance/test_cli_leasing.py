@@ -122,10 +122,10 @@ def test_every_setting_of_a_subscription_is_an_option(capsys: pytest.CaptureFixt
         (["queue"], "usage: headrace queue"),
         (["queue", "create"], "TOPIC"),
         (["queue", "create", "t", "--discipline", "random"], "invalid choice: 'random'"),
-        (["queue", "create", "t", "--lease-seconds", "soon"], "'soon' is no time span"),
+        (["queue", "create", "t", "--lease-seconds", "soon"], "'soon' is not a time span"),
         (["queue", "alter", "t"], "at least one setting"),
         (["queue", "peek", "t", "--status", "lost"], "invalid choice: 'lost'"),
-        (["queue", "peek", "t", "--to", "someday"], "'someday' is no time; give one like"),
+        (["queue", "peek", "t", "--to", "someday"], "'someday' is not a time; give one like"),
         (["queue", "peek", "t", "--header", "x"], "'x' is not NAME=VALUE"),
         (["queue", "drain", "t", "-0"], "--values"),
         (["queue", "drain", "t", "--values", "--quiet"], "not both"),
@@ -133,8 +133,8 @@ def test_every_setting_of_a_subscription_is_an_option(capsys: pytest.CaptureFixt
         (["queue", "stats", "t", "s", "u"], "unrecognized arguments: u"),
         (["timeline", "add", "t", "v"], "one of the arguments --at --in is required"),
         (["timeline", "add", "t", "v", "--at", "now", "--in", "1h"], "not allowed with"),
-        (["timeline", "add", "t", "v", "--in", "0"], "'0' is no time span"),
-        (["timeline", "add", "t", "v", "--at", "tomorrow at nine"], "'tomorrow at nine' is no time"),
+        (["timeline", "add", "t", "v", "--in", "0"], "'0' is not a time span"),
+        (["timeline", "add", "t", "v", "--at", "tomorrow at nine"], "'tomorrow at nine' is not a time"),
         (["timeline", "show", "t/1"], "'t/1' is no message; write topic/partition/offset"),
         (["timeline", "move", "t/0/x", "--in", "1h"], "'t/0/x' is no message"),
         (["timeline", "cancel"], "ID"),
@@ -143,7 +143,7 @@ def test_every_setting_of_a_subscription_is_an_option(capsys: pytest.CaptureFixt
         (["cron", "add", "n", "t", "@daily", "--missed", "maybe"], "invalid choice: 'maybe'"),
         (["cron", "next"], "give a NAME or --when"),
         (["cron", "next", "n", "--when", "@daily"], "give a NAME or --when"),
-        (["cron", "next", "n", "--zone", "UTC"], "--zone goes with --when"),
+        (["cron", "next", "n", "--zone", "UTC"], "--zone needs --when"),
     ],
 )
 def test_wrong_usage_is_explained_and_ends_with_2(
@@ -224,13 +224,13 @@ def test_life_of_a_subscription(topic: str) -> None:
     assert re.fullmatch(rf"{topic} +mail +lifo, paused +0 +2 +0 +0", lines[2])
     assert [each["subscription"] for each in told("queue", "list", topic)] == ["default", "mail"]
     assert "mail" in text_of("queue", "list", "--names").splitlines()
-    assert text_of("queue", "resume", topic, "mail") == f"subscription mail of {topic} hands out messages\n"
+    assert text_of("queue", "resume", topic, "mail") == f"subscription mail of {topic} delivers messages\n"
     assert run("queue", "drain", topic, "mail", "--values").stdout == b"b\na\n"
 
     assert run("queue", "reset", topic, "mail", code=2).stderr.endswith(b"give --yes\n")
     for start, ready in (((), "0 messages"), (("--start", "earliest"), "2 messages")):
         assert text_of("queue", "reset", topic, "mail", *start, "--yes") == (
-            f"subscription mail of {topic} was reset: {ready} to hand out\n"
+            f"subscription mail of {topic} was reset: {ready} to deliver\n"
         )
     assert run("queue", "delete", topic, "mail", code=2).stderr.endswith(b"give --yes\n")
     assert text_of("queue", "delete", topic, "mail", "--yes") == f"deleted subscription mail of {topic}\n"
@@ -285,7 +285,7 @@ def test_stats_for_people(topic: str, bus: headrace.Bus) -> None:
     (stats,) = told("queue", "stats", topic)
     assert stats["timing"]["early"] == 0
     assert sum(stats["timing"]["counts"]) in (0, 1)
-    assert ("handed over:" in text) is bool(sum(stats["timing"]["counts"]))
+    assert ("with a due time:" in text) is bool(sum(stats["timing"]["counts"]))
 
 
 def test_drain_of_a_topic_that_was_never_leased_has_all_its_messages(topic: str) -> None:

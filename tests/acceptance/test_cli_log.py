@@ -125,7 +125,7 @@ def test_every_command_explains_itself_with_an_example(command: str, capsys: pyt
         (["log", "read"], "DIR"),
         (["log", "read", "d", "more"], "unrecognized arguments: more"),
         (["log", "read", "d", "--offset", "1", "--time", "2"], "not allowed with"),
-        (["log", "read", "d", "--time", "yesterday"], "'yesterday' is no time"),
+        (["log", "read", "d", "--time", "yesterday"], "'yesterday' is not a time"),
         (["log", "tail", "d", "--limit", "many"], "'many' is not a whole number"),
         (["log", "append", "d", "--header", "lang"], "'lang' is not NAME=VALUE"),
         (["log", "append", "d", "x", "--file", "f"], "values or --file"),

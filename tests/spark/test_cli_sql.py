@@ -152,7 +152,7 @@ def test_wrong_usage(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     for arguments, wanted in (
         ([], "give SQL, or -f FILE"),
         (["select 1", "-f", "x.sql"], "give SQL, or -f FILE"),
-        (["select 1", "--overwrite"], "goes with --parquet"),
+        (["select 1", "--overwrite"], "needs --parquet"),
         (["select 1", "--follow", "--parquet", "x"], "headrace pipeline"),
         (["select 1", "--format", "xml"], "no format"),
         (["select 1", "--from", "17"], "earliest, latest or a time"),

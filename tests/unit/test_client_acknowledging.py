@@ -361,7 +361,7 @@ def test_what_is_held_is_extended_and_what_is_lost_is_reported(caplog: pytest.Lo
             head = stand.wire.answer(Settlement([Refusal(0, 2, "lease_expired")], until_us))
         assert (type(head), head.lease_ms) == (Extend, 100)
         assert list(head.holdings[0].all_offsets) == [1, 2]
-        assert "message 2 of t[0] was refused: lease_expired" in caplog.text
+        assert "partition=0 offset=2 messages=1 code=lease_expired" in caplog.text
         assert stand.acknowledger.held_leases.until_us(job(1)) == until_us
         assert not stand.acknowledger.held_leases.holds(job(2))
 
@@ -375,7 +375,7 @@ def test_a_lease_that_cannot_be_extended_is_given_up(caplog: pytest.LogCaptureFi
             stand.acknowledger.hold(stand.portion(1, lease_s=0.05).portions, 0)
             while stand.acknowledger.held_leases.holds(job(1)):
                 await asyncio.sleep(0.01)
-        assert "1 messages of t ended before" in caplog.text
+        assert "leases expired before they were extended  messages=1 topic=t" in caplog.text
 
     run(story)
 

@@ -111,7 +111,7 @@ def test_jobs_acknowledge_late_and_log_what_is_refused(caplog: pytest.LogCapture
             ((head, tell),) = acks
             assert list(head.holdings[0].all_offsets) == [1]
             tell(Settlement([Refusal(0, 1, "lease_expired")]), b"")
-            assert "Ack of message 1 of t[0] was refused: lease_expired" in caplog.text
+            assert "action=Ack topic=t partition=0 offset=1 messages=1 code=lease_expired" in caplog.text
             waiting.cancel()
 
     run(story)

@@ -186,7 +186,7 @@ def test_no_quotes_of_json_in_tables_and_csv() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted", "unwanted"),
     [
-        (["sql", "select 1", "--trigger", "1s"], "--trigger goes with --follow", "Java"),
+        (["sql", "select 1", "--trigger", "1s"], "--trigger needs --follow", "Java"),
         (["sql", "select 1", "--from", "noon"], "give earliest, latest, a time", "an offset"),
         (["archive", "restore", "a", "--from", "latest"], "give an offset, a time", "earliest"),
         (["archive", "restore", "a", "--until", "noon"], "give an offset, a time", "earliest"),

@@ -1,1 +1,1 @@
-"""Workloads and their measuring: what `headrace log bench` and benchmarks/ share."""
+"""Workloads and measurement, shared by `headrace bench`, `headrace log bench` and benchmarks/."""

@@ -1,4 +1,4 @@
-"""What the broker is measured by: a real server process over TCP, and the Python client in this process."""
+"""Benchmarks of the broker: a real server process over TCP, and the Python client in this process."""
 
 import asyncio
 import functools
@@ -22,12 +22,12 @@ from headrace.client._sync.bus import Bus, connect
 from headrace.model.durability import Durability
 
 _SINGLES_MAX = 60_000
-"""No more than there are different values, by which clients are told apart."""
+"""At most the number of distinct values, by which clients are distinguished."""
 _PATIENCE_S = 30.0
 
 
 def benchmarks(payload: Payload, *, latency_s: float = 1.0, clients: int = CLIENTS) -> dict[str, Benchmark]:
-    """What every user can measure, by the first name."""
+    """The benchmarks of `headrace bench`, by name."""
     one_by_one = {"size": payload.size, "batch": 1}
     paced = {**one_by_one, "messages_per_second": RATE}
     paced_count = max(round(RATE * latency_s), 1)
@@ -74,7 +74,7 @@ class HeadraceNode(ServerNode):
 
     @property
     def address(self) -> str:
-        """Where clients connect to."""
+        """The address for clients."""
         return f"headrace://{HOST}:{self.port}"
 
     def find(self) -> None:
@@ -86,7 +86,7 @@ class HeadraceNode(ServerNode):
         data = os.path.join(place, "data")
         command = [sys.executable, "-P", "-m", "headrace", "serve", "--data", data, "--port", str(self.port)]
         command += ["--host", HOST, "--log-level", "warning"]
-        # What is measured is what measures, wherever it was started.
+        # Measures the same installation that runs the benchmark, whatever the current directory.
         paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         source = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}  # an empty one is the current directory
         try:
@@ -169,7 +169,7 @@ class Headrace(Contestant):
 
 
 class HeadraceOneBus(Headrace):
-    """Single messages as a service publishes them: all its tasks through one bus."""
+    """Single messages published as by a service: all tasks use one bus."""
 
     name = "headrace_one_bus"
     api: ClassVar[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""What brokers are measured by, whichever they are: publishing, consuming, latency, many clients, and footprint."""
+"""Benchmarks for any broker: publishing, consuming, latency, many clients, and footprint."""
 
 import abc
 import asyncio
@@ -13,15 +13,15 @@ from headrace.bench.receiver import Receive, Receiver
 from headrace.bench.servers import ServerNode
 
 RATE = 1000
-"""Messages in a second whose latency is measured."""
+"""The rate of messages whose latency is measured, per second."""
 CLIENTS = 100
 WARM_UP = 50
-"""Messages before those whose latency counts."""
+"""Warm-up messages, whose latency is not counted."""
 _SETTLE_S = 0.5
-"""How long a server is left alone before its memory is looked at."""
+"""How long a server is idle before its memory is measured, in seconds."""
 
 Take = Callable[[Sequence[bytes]], None]
-"""Is given the values that were consumed, in order, so many at a time as the client gives."""
+"""Called with the consumed values, in order, in the portions that the client returns."""
 
 
 class PublishPace:
@@ -101,7 +101,7 @@ class Contestant(abc.ABC):
     """Whether messages can be consumed again."""
 
     def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
-        """Publish one by one, not waiting for one to be acknowledged before the next; returns when each began."""
+        """Publish one by one without waiting for acknowledgements; returns the start time of each."""
         raise NotImplementedError
 
     def receive(self) -> Receive:
@@ -114,20 +114,20 @@ class Contestant(abc.ABC):
 
 
 class Comparison:
-    """Notices when values that are consumed are not those published."""
+    """Checks that the consumed values are the published ones."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
         self._seen = 0
 
     def take(self, values: Sequence[bytes]) -> None:
-        """Look at the next values."""
+        """Check the next values."""
         right = list(values) == self._payload.expected(self._seen, len(values))
         check(right, f"wrong values between offset {self._seen} and {self._seen + len(values)}")
         self._seen += len(values)
 
     def finish(self, count: int) -> None:
-        """Fail unless that were all."""
+        """Fail unless all values were seen."""
         check(self._seen == count, f"{self._seen} messages came back of {count}")
 
 
@@ -169,7 +169,7 @@ class _Bench:
 
 
 def publishing(contestant: Contestant, payload: Payload, *, synced: bool) -> Subject:
-    """Batches published one after the other, as many under way as the client does well with."""
+    """Publishes batches one after the other, with the client's best number in flight."""
     bench = _Bench(contestant, payload, synced=synced)
 
     def sample(_: str, count: int) -> Sample:
@@ -227,7 +227,7 @@ class _Tally:
 
 
 def latency(contestant: Contestant, payload: Payload, *, synced: bool) -> Subject:
-    """From the call that publishes a message here until another process has it."""
+    """Latency from the publish call here until another process has the message."""
     bench = _Bench(contestant, payload, synced=synced)
     receivers: list[Receiver] = []
 
@@ -261,7 +261,7 @@ def latency(contestant: Contestant, payload: Payload, *, synced: bool) -> Subjec
 
 
 def publishing_single(contestant: Contestant, payload: Payload, clients: int = CLIENTS) -> Subject:
-    """Many clients at once, each of which waits for one message to be acknowledged before it sends the next."""
+    """Many concurrent clients, each of which waits for an acknowledgement before it sends the next message."""
     bench = _Bench(contestant, payload, synced=True)
 
     def sample(_: str, count: int) -> Sample:
@@ -290,7 +290,7 @@ def check_shares(seen: Sequence[bytes], shares: Sequence[Sequence[bytes]]) -> No
 
 
 class Footprint(NamedTuple):
-    """A server that is started to see what it needs."""
+    """A server that is started to measure its start-up time and memory."""
 
     name: str
     node: ServerNode
@@ -298,7 +298,7 @@ class Footprint(NamedTuple):
 
 
 def starting(footprint: Footprint) -> Subject:
-    """From the start of the process to its first answer, and the memory it has when nothing happens."""
+    """Time from the start of the process to its first answer, and the memory of the idle process."""
     node = footprint.node
 
     def sample(place: str, _: int) -> Sample:

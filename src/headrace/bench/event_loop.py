@@ -1,4 +1,4 @@
-"""Running coroutines on the quickest event loop there is, for every subject alike."""
+"""Runs coroutines on the fastest event loop available, the same for every subject."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end, on uvloop if it is installed."""
+    """Run a coroutine to its end, on uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

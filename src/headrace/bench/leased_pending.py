@@ -1,4 +1,4 @@
-"""Very many pending messages: how long a broker takes to be back after it was killed, and the memory they need."""
+"""Benchmarks with very many pending messages: restart time after a kill, and memory."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from headrace.client.leasing.jobs import Job
 
 MILLION = 1_000_000
 _SETTLE_S = 1.0
-"""How long a broker is left alone before its memory is looked at."""
+"""How long a broker is idle before its memory is measured, in seconds."""
 _MEANWHILE = 20
 """Batches that are leased and acknowledged, and as many enqueued, before a broker is killed."""
 _WARM_UP = 10

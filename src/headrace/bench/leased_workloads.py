@@ -1,4 +1,4 @@
-"""What leased subscriptions are measured by: a real server process over TCP, and the Python client in this process."""
+"""Benchmarks of leased subscriptions: a real server process over TCP, and the Python client in this process."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ _PREFETCH = 1000
 def benchmarks(
     payload: Payload, *, timeline: Timeline | None = None, consumers: int = CONSUMERS
 ) -> dict[str, Benchmark]:
-    """What every user can measure, by the first name."""
+    """The benchmarks of `headrace bench --group leased`, by name."""
     batches, most = payload.params, payload.count_max
     one, two = HeadraceNode(), HeadraceNode()  # each shared by those that are measured in turn
     many = [HeadraceQueue(one), HeadraceOverlapped(one)]

@@ -1,4 +1,4 @@
-"""What the log is measured by that takes a second process: being seen by it, and opening what it left when killed."""
+"""Benchmarks of the log with a second process: visibility to a reader, and recovery after a killed writer."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ from headrace.storage import index
 from headrace.storage.segment import SUFFIX
 
 VISIBILITY_RATE = 1000
-"""Messages in a second whose way to another process is timed."""
+"""The rate of messages whose visibility is timed, per second."""
 _VISIBILITY_WARM_UP = 20
 _PATIENCE_S = 30.0
 _UNSYNCED_S = 0.05
@@ -28,7 +28,7 @@ _UNSYNCED_S = 0.05
 
 
 class _Failure(NamedTuple):
-    """What another process sends when it fails."""
+    """The report of a failure in another process."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What the log is measured by: appending and reading in many ways, and the code of batches."""
+"""Benchmarks of the log: appending, reading, and encoding batches."""
 
 import os
 import time
@@ -21,7 +21,7 @@ _TIME_US = 1_700_000_000_000_000
 
 
 def benchmarks(payload: Payload, *, visibility_s: float = 1.0) -> dict[str, Benchmark]:
-    """What every user can measure, by the first name."""
+    """The benchmarks of `headrace log bench`, by name."""
     params, most = payload.params, payload.count_max
     one_by_one = {"size": payload.size, "batch": 1}
     written, synced = Durability.WRITTEN, Durability.SYNCED
@@ -45,7 +45,7 @@ def benchmarks(payload: Payload, *, visibility_s: float = 1.0) -> dict[str, Benc
 
 
 def more_benchmarks(payload: Payload, *, log_bytes: int, segment_bytes: int | None = None) -> dict[str, Benchmark]:
-    """What developers measure besides."""
+    """Additional benchmarks for developers."""
     one_by_one = {"size": payload.size, "batch": 1}
     killed = KilledLog(payload, log_bytes, segment_bytes)
     return {

@@ -1,4 +1,4 @@
-"""Measuring: subjects take turns, each sample has a fresh directory, and medians are told."""
+"""Measurement: subjects take turns, each sample has a fresh directory, and medians are reported."""
 
 import contextlib
 import gc
@@ -15,7 +15,7 @@ _CALIBRATION_SHARE = 0.3
 """A rate counts as known once it was measured over this share of a sample's time."""
 _GROWTH_MAX = 10
 _AWAKE_S = 1.0
-"""What somebody who slept is given to catch up before it is measured."""
+"""How long a resumed subject may catch up before it is measured, in seconds."""
 
 
 class WrongResult(Exception):
@@ -27,17 +27,17 @@ class Unavailable(Exception):
 
 
 class Sample(NamedTuple):
-    """What one sample took."""
+    """The measurements of one sample."""
 
     seconds: float
     latencies_s: Sequence[float] = ()
     """Of each single operation, when that is what is asked for."""
     amount: float = 0.0
-    """What was measured besides time."""
+    """An amount other than time, if that is measured."""
 
 
 class Figure(NamedTuple):
-    """A number that is told of a sample."""
+    """A number that is reported for a sample."""
 
     unit: str
     higher_is_better: bool
@@ -118,7 +118,7 @@ def percentile(percent: float, unit: str) -> Figure:
 
 
 def check(right: bool, what: str) -> None:
-    """Fail loudly unless it is right; unlike assert, also in optimized mode."""
+    """Raise unless the condition holds; unlike assert, also in optimized mode."""
     if not right:
         raise WrongResult(what)
 
@@ -192,7 +192,7 @@ class _Run:
         return self.why_not is None
 
     def last(self) -> str:
-        """The last sample in words."""
+        """Format the last sample."""
         figures = self._benchmark.figures.values()
         return ", ".join(f"{self._value(figure, self._taken[-1]):,} {figure.unit}" for figure in figures)
 
@@ -215,7 +215,7 @@ class _Run:
         return _rounded(figure.of(self._count, taken))
 
     def _calibrated(self, seconds: float) -> int:
-        """How many operations fill a sample's time; finding out warms up, too."""
+        """Find the number of operations that fills a sample's time; this also warms up."""
         step = self.subject.step
         steps_max = max((self._benchmark.operations_max or 1 << 40) // step, 1)
         steps = 1
@@ -260,5 +260,5 @@ def _directory(root: str) -> Iterator[str]:
 
 
 def _rounded(value: float) -> float:
-    """Four digits say more than a benchmark knows."""
+    """Round to four digits, more than a benchmark's precision."""
     return round(value) if value >= 1000 else float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""The messages that benchmarks append, and the check that they come back."""
+"""The payload of benchmarks, and the check that all of it is read back."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
@@ -11,7 +11,7 @@ from headrace.model.errors import InvalidArgument
 from headrace.model.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX
 
 SAMPLE_BYTES_MAX = 1 << 30
-"""No sample writes more payload than this."""
+"""The maximum payload of a sample, in bytes."""
 _POOL_BATCHES, _POOL_BYTES = 64, 16 << 20
 
 

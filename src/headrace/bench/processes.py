@@ -1,4 +1,4 @@
-"""Processes of Python that benchmarks start beside their own."""
+"""Python processes that benchmarks start."""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""What work queues are measured by, whichever they are: enqueueing, leasing and acknowledging, and keeping time."""
+"""Benchmarks for any work queue: enqueueing, leasing and acknowledging, and punctuality of due messages."""
 
 import abc
 import itertools
@@ -14,9 +14,9 @@ from headrace.bench.receiver import Arrived, Receive, Receiver
 from headrace.bench.servers import ServerNode
 
 BATCH = 1000
-"""Messages that a batch of leases has."""
+"""The number of messages per lease."""
 CONSUMERS = 16
-"""Consumers at once, where each takes one message at a time."""
+"""The number of concurrent consumers that each lease one message at a time."""
 FAR_S = 3000
 """In how many seconds those are due, at the earliest, that only wait while others are measured."""
 _HOUR_US, _STRIDE = 3_600_000_000, 2_654_435_761
@@ -28,7 +28,7 @@ _SETTLED_PATIENCE_S = 5.0
 _SETTLED_POLL_S = 0.01
 
 Take = Callable[[Sequence[bytes]], None]
-"""Is given the values of a lease before they are acknowledged."""
+"""Called with the values of a lease before they are acknowledged."""
 Dated = tuple[list[bytes], list[int]]
 """Values, and when each is due, in microseconds since 1970; no times: all are ready."""
 
@@ -43,7 +43,7 @@ def scattered(from_us: int, first: int, count: int) -> list[int]:
 
 
 class Worked(NamedTuple):
-    """What consumers did together."""
+    """The combined result of all consumers."""
 
     seconds: float
     values: Sequence[bytes]
@@ -198,7 +198,7 @@ def enqueueing(contestant: WorkQueue, payload: Payload) -> Subject:
 
 
 def leasing_batches(contestant: WorkQueue, payload: Payload) -> Subject:
-    """One consumer that leases many at once and acknowledges them at once."""
+    """One consumer that leases and acknowledges many messages at once."""
     bench = _Bench(contestant)
 
     def sample(_: str, count: int) -> Sample:
@@ -270,7 +270,7 @@ def keeping_time(contestant: WorkQueue, payload: Payload, whole: Timeline) -> Su
 
 
 class _Kept:
-    """A queue with all that waits in it, and the process that consumes."""
+    """A queue with its waiting messages, and the consuming process."""
 
     def __init__(self, bench: _Bench, payload: Payload, wanted: Timeline, place: str) -> None:
         self._bench = bench

@@ -1,4 +1,4 @@
-"""A process that receives what this one publishes, and tells when each message came."""
+"""A process that receives the messages that this one publishes, and reports when each arrived."""
 
 import contextlib
 import traceback
@@ -13,7 +13,7 @@ _PATIENCE_S = 30.0
 
 
 class Arrived(NamedTuple):
-    """Messages in the order they came."""
+    """Messages in the order of their arrival."""
 
     times_ns: Sequence[int]
     """Of the monotonic clock, which all processes share."""
@@ -59,7 +59,7 @@ class Receiver:
 
 
 def _serve(results: Connection, receive: Receive) -> None:
-    """In the other process: receive as often as asked."""
+    """In the other process: receive messages for each request."""
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             topic, count = results.recv()

@@ -1,4 +1,4 @@
-"""How fast a log, or a broker, is on this machine, in this directory."""
+"""Runs the benchmarks of a log or a broker in a directory."""
 
 import os
 import tempfile

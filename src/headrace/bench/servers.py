@@ -1,4 +1,4 @@
-"""Servers that are measured: each in a directory and on ports of its own, and always stopped."""
+"""Server processes for benchmarks: each has its own directory and ports, and is always stopped."""
 
 import abc
 import contextlib
@@ -17,11 +17,11 @@ _PATIENCE_S = 60.0
 _STOP_PATIENCE_S = 10.0
 _POLL_S = 0.002
 _LOG_SHOWN = 500
-"""Characters from the end of a log that tell why a server did not start."""
+"""How many characters of a server's log are reported if it does not start."""
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on just now."""
+    """Return a free TCP port."""
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         port: int = taken.getsockname()[1]
@@ -83,11 +83,11 @@ class BenchServer:
         return sum(map(_cpu_s, self._processes()))
 
     def sleep(self) -> None:
-        """Have all its processes do nothing."""
+        """Suspend all its processes."""
         self._tell(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Have them go on."""
+        """Resume all its processes."""
         self._tell(signal.SIGCONT)
 
     def _tell(self, number: int) -> None:
@@ -114,7 +114,7 @@ class BenchServer:
             time.sleep(_POLL_S)
 
     def _processes(self) -> list[int]:
-        """Its own process and all that came of it."""
+        """Return its process and all descendants."""
         parents = dict(_parents())
         found = [self._process.pid]
         for known in found:
@@ -163,7 +163,7 @@ class ServerNode(abc.ABC):
         self._users = 0
 
     def start(self, place: str, *, synced: bool) -> None:
-        """Start it, unless somebody has."""
+        """Start it, unless it is running."""
         if not self._users:
             self.find()
             try:
@@ -175,14 +175,14 @@ class ServerNode(abc.ABC):
         uses(self)
 
     def stop(self) -> None:
-        """Stop it, unless somebody else uses it."""
+        """Stop it, unless another subject uses it."""
         if self._users:
             self._users -= 1
             if not self._users:
                 self._stop()
 
     def sleep(self) -> None:
-        """Do nothing, until it is woken."""
+        """Suspend it until it is resumed."""
         for server in self._servers:
             server.sleep()
 

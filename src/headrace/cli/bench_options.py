@@ -1,4 +1,4 @@
-"""What the bench commands share: their arguments, and the table that they print."""
+"""Arguments and result table shared by the bench commands."""
 
 import argparse
 import tempfile
@@ -15,16 +15,16 @@ _NAME_WIDTH = 26
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
-    """Add what every bench command takes."""
+    """Add the arguments of every bench command."""
     whole, real = more_than_zero(int), more_than_zero(float)
-    parser.add_argument("--size", metavar="BYTES", type=whole, default=100, help="bytes in a message (default: 100)")
-    parser.add_argument("--batch", metavar="N", type=whole, default=1000, help="messages in a batch (default: 1000)")
-    parser.add_argument("--seconds", metavar="S", type=real, default=1.0, help="time for each number (default: 1)")
+    parser.add_argument("--size", metavar="BYTES", type=whole, default=100, help="bytes per message (default: 100)")
+    parser.add_argument("--batch", metavar="N", type=whole, default=1000, help="messages per batch (default: 1000)")
+    parser.add_argument("--seconds", metavar="S", type=real, default=1.0, help="seconds per benchmark (default: 1)")
     add_json(parser)
 
 
 def measure(run: Callable[..., None], given: argparse.Namespace, out: Output, **more: Any) -> int:
-    """Run benchmarks in a directory, and print their results as they come."""
+    """Run benchmarks in a directory, and print each result as soon as it is measured."""
     from headrace.bench.measure import WrongResult
 
     with _directory(given.directory) as directory, ProgressLine("measuring") as progress:

@@ -1,4 +1,4 @@
-"""Every command of `headrace`, and the parser that knows them all."""
+"""The list of all commands of `headrace`, and the top-level parser."""
 
 import argparse
 import importlib
@@ -10,43 +10,43 @@ from headrace.cli.arguments import CommandParser, described
 COMMANDS = {
     "a broker": {
         "serve": "run a broker",
-        "info": "tell what there is to know about a broker",
-        "ping": "ask whether a broker answers, and how quickly",
-        "bench": "measure how fast a broker is",
+        "info": "describe a broker",
+        "ping": "check that a broker answers, and measure its latency",
+        "bench": "measure the performance of a broker",
     },
     "through a broker": {
         "topic": "create, list, describe, alter, trim and delete topics",
         "publish": "publish messages from arguments, files or stdin",
-        "tail": "print messages of topics as they come",
-        "group": "list, describe, move and delete consumer groups",
-        "queue": "hand out messages one by one: see, settle and retry them",
-        "timeline": "see, add, move and cancel messages that come due",
-        "cron": "publish messages again and again, at the times you say",
+        "tail": "print messages of topics as they arrive",
+        "group": "list, describe, seek and delete consumer groups",
+        "queue": "manage work queues: inspect, drain and redrive their messages",
+        "timeline": "list, add, move and cancel scheduled messages",
+        "cron": "publish messages repeatedly, by a schedule",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",
-        "pipeline": "run streaming queries, and look after them",
-        "archive": "move old messages to Parquet files, and bring them back",
+        "pipeline": "run and supervise streaming queries",
+        "archive": "archive old messages in Parquet files, and restore them",
     },
     "without a broker": {
         "verify": "check the data directory of a broker",
-        "repair": "make a data directory usable again that a broker refuses",
-        "upgrade": "bring the data directory of an earlier Headrace over",
-        "log": "append to and read a log in a directory",
+        "repair": "repair a damaged data directory of a broker",
+        "upgrade": "convert the data directory of an earlier Headrace",
+        "log": "append to and read a log without a broker",
     },
     "Python": {
         "python": "run Python with Headrace",
         "shell": "a Python prompt, connected to a broker",
     },
-    "the command line itself": {
-        "context": "give brokers names, and choose which of them commands talk to",
-        "completion": "print what lets your shell complete commands",
+    "command line": {
+        "context": "name brokers, and choose which one commands connect to",
+        "completion": "print the completion script for your shell",
     },
 }
-"""Commands in groups, with what they do. Module `headrace.cli.commands.NAME` has an `add_arguments(parser)`."""
+"""Commands with their summaries, by group. Module `headrace.cli.commands.NAME` defines `add_arguments(parser)`."""
 
 PASSED_ON = ("python",)
-"""Commands that take all that follows as it is."""
+"""Commands that pass all following arguments on unparsed."""
 
 _EPILOG = """\
 examples:
@@ -58,29 +58,30 @@ examples:
   headrace log append ./orders "no broker needed"
   headrace log read ./orders
 
-`headrace COMMAND --help` tells more, with examples. A broker is looked for at
---connect URL, --context NAME, $HEADRACE_URL, $HEADRACE_CONTEXT, in the context
-that `headrace context use` chose, and on this machine: the first counts.
+`headrace COMMAND --help` explains a command, with examples. Commands connect to
+the first of these that is set: --connect URL, --context NAME, $HEADRACE_URL,
+$HEADRACE_CONTEXT, the context chosen by `headrace context use`; otherwise to a
+broker on this machine.
 
 exit codes:
   0    done
-  1    an error: text and code on stderr
+  1    error: text and code on stderr
   2    wrong usage
   3    verify found damage
   130  ended by Ctrl-C
   143  ended by SIGTERM
 
-With --json, results are JSON on stdout, and every error, wrong usage included, is
-one JSON object on stderr; the code of wrong usage is usage_error:
+With --json, commands print results as JSON on stdout, and every error, wrong usage
+included, as one JSON object on stderr; the code of wrong usage is usage_error:
   {"error": {"code": "topic_not_found", "message": "...", "retryable": false}}
 
-On a terminal there are colours; --no-color, $NO_COLOR and TERM=dumb turn them
-off, $FORCE_COLOR turns them on elsewhere.
+Output to a terminal is coloured; --no-color, $NO_COLOR and TERM=dumb turn colours
+off, $FORCE_COLOR turns them on everywhere.
 """
 
 
 def whole_parser() -> CommandParser:
-    """The parser of the whole command line."""
+    """Return the top-level parser."""
     width = max(len(name) for group in COMMANDS.values() for name in group)
     lines = ["Every topic is a durable log: run a broker, publish to topics and read them.", ""]
     for title, group in COMMANDS.items():
@@ -110,7 +111,7 @@ def _filler(name: str) -> Callable[[CommandParser], None]:
 
 
 class _Version(argparse.Action):
-    """Prints the version; looks it up only then, for that takes longer than all else."""
+    """Prints the version; looks it up only when asked, because the lookup is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         import importlib.metadata

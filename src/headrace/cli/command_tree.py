@@ -1,4 +1,4 @@
-"""The commands as a shell sees them that completes what is being typed."""
+"""The tree of commands, options and values, for shell completion."""
 
 import argparse
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from typing import NamedTuple
 from headrace.cli.arguments import CommandParser
 
 ANYTHING = "anything"
-"""The kind of a value that nobody can guess."""
+"""The kind of a value for which a shell offers no completions."""
 NAMED = ("topic", "group", "queue", "cron", "pipeline", "context")
-"""The kinds of values whose names `headrace KIND list --names` tells."""
+"""The kinds of values whose names `headrace KIND list --names` prints."""
 
 
 class Value(NamedTuple):
-    """What may stand at a place of the command line."""
+    """The value of an option or of a positional argument."""
 
     name: str
     kind: str
-    """`choice`, a name that `headrace KIND list` tells, `file`, `directory`, or anything."""
+    """`choice`, a kind whose names `headrace KIND list` prints, `file`, `directory`, or anything."""
     choices: tuple[str, ...] = ()
     repeated: bool = False
 
@@ -28,29 +28,29 @@ class Option(NamedTuple):
     names: tuple[str, ...]
     summary: str
     value: Value | None
-    """None: it takes none."""
+    """None if the option takes no value."""
     repeated: bool
 
 
 class CommandNode(NamedTuple):
-    """A command as a shell sees it."""
+    """A command with its options, values and subcommands."""
 
     path: tuple[str, ...]
-    """The words that lead to it, without `headrace`."""
+    """The names of the command and its parents, without `headrace`."""
     summary: str
     options: list[Option]
     values: list[Value]
     below: list["CommandNode"]
 
     def walk(self) -> Iterator["CommandNode"]:
-        """This command and all below it."""
+        """Iterate over this command and all its subcommands."""
         yield self
         for node in self.below:
             yield from node.walk()
 
 
 def command_tree(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> CommandNode:
-    """A command and all below it, from its parser."""
+    """Return the tree of a command, from its parser."""
     if isinstance(parser, CommandParser):
         parser.fill()
     node = CommandNode(path, (parser.description or "").partition("\n")[0].rstrip("."), [], [], [])

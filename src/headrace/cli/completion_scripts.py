@@ -1,4 +1,4 @@
-"""The completion scripts of the shells."""
+"""Generators of the completion scripts for bash, zsh and fish."""
 
 import shlex
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _headrace_names() {
     headrace "$1" list --names --timeout 1 "${connect[@]}" 2>/dev/null </dev/null
 }
 
-# Names may have spaces and signs that mean something to the shell: compgen would expand them, so it is not used.
+# Names may contain spaces and shell metacharacters, which compgen would expand: so it is not used.
 _headrace_offer_names() {
     local name quoted
     while IFS= read -r name; do
@@ -124,7 +124,7 @@ function __headrace_names
     headrace $argv[1] list --names --timeout 1 $connect 2>/dev/null </dev/null
 end
 
-# Whether the words so far are those of a command, and, if a number is given, as many values follow them.
+# Succeeds if the words so far name this command and, if a number is given, that many values follow.
 function __headrace_at
     set -l path headrace
     set -l count 0
@@ -152,7 +152,7 @@ complete -c headrace -f
 
 
 def bash(root: CommandNode) -> str:
-    """The script for bash."""
+    """Return the completion script for bash."""
     nodes = list(root.walk())
     values, options, places = [], [], []
     for node in nodes:
@@ -187,7 +187,7 @@ def _bash_value(value: Value) -> str:
 
 
 def zsh(root: CommandNode) -> str:
-    """The script for zsh."""
+    """Return the completion script for zsh."""
     names = "".join(f"_headrace_{kind}_names() {{ _headrace_names {kind} }}\n" for kind in NAMED)
     return _filled(_ZSH, FUNCTIONS="\n".join([names, *(_zsh_function(node) for node in root.walk())]))
 
@@ -243,7 +243,7 @@ def _zsh_quoted(text: str) -> str:
 
 
 def fish(root: CommandNode) -> str:
-    """The script for fish."""
+    """Return the completion script for fish."""
     nodes = list(root.walk())
     lines = []
     for node in nodes:
@@ -283,7 +283,7 @@ def _fish_offer(value: Value) -> str:
 
 
 def _fish_taken(value: Value) -> str:
-    """That an option takes a value, which is a file only if that is said."""
+    """Return the flags for an option with a value; only values of kind file complete file names."""
     offer = _fish_offer(value)
     return f"-r {offer}" if offer == "-F" else f"-x {offer}".rstrip()
 
@@ -297,7 +297,7 @@ def _spaced(node: CommandNode) -> str:
 
 
 def _taking(nodes: list[CommandNode], prefix: str) -> list[str]:
-    """Commands with those of their options behind which a value stands."""
+    """Return the commands, each with its options that take a value."""
     return [
         f"{prefix}{_spaced(node)} {name}"
         for node in nodes

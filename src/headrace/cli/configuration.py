@@ -1,4 +1,4 @@
-"""The settings of `headrace serve`: from flags, environment, file and defaults, each with where it comes from."""
+"""Settings of `headrace serve`: merges flags, environment, file and defaults, and records the source of each."""
 
 import argparse
 import difflib
@@ -22,7 +22,7 @@ PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 DEFAULT = "default"
 _NOT_SETTINGS = {CONFIG_VARIABLE, CONTEXT_VARIABLE, URL_VARIABLE}
-"""Variables that others read."""
+"""Environment variables that are not settings of the broker."""
 _PATHS = ("data", "unix_socket")
 _NEAR, _VERY_NEAR = 0.4, 0.85
 _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
@@ -32,14 +32,14 @@ TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSetti
 
 
 class GivenSetting(NamedTuple):
-    """A value that was given for a setting, and where."""
+    """A value given for a setting, and its source."""
 
     content: Any
     source: str
 
 
 Givens = dict[str, GivenSetting]
-"""By the names of settings; `topic.partitions` for those of topics."""
+"""Values by setting name; settings of topics are named like `topic.partitions`."""
 
 
 class Configuration(NamedTuple):
@@ -47,34 +47,34 @@ class Configuration(NamedTuple):
 
     settings: ServerSettings
     givens: Givens
-    """The settings that were given; all others have their defaults."""
+    """The settings that were given explicitly; all others have their defaults."""
     file: str | None
 
     def source(self, name: str) -> str:
-        """The source of a setting."""
+        """Return the source of a setting."""
         return self.givens[name].source if name in self.givens else DEFAULT
 
     def contents(self) -> dict[str, Any]:
-        """The settings as plain values by name, those of topics as `topic.NAME`."""
+        """Return the settings as plain values by name, those of topics as `topic.NAME`."""
         plain = {name: getattr(self.settings, name) for name in FIELDS if name != "topic"}
         plain["unix_socket"] = self.settings.socket_path
         topic = self.settings.broker().topic.as_dict()
         return {**plain, **{f"topic.{name}": content for name, content in topic.items()}}
 
     def as_toml(self) -> str:
-        """A configuration file with the same settings, with a comment on the source of each."""
+        """Return a configuration file with the same settings, with a comment on the source of each."""
         lines = ["# The settings in effect, and where each comes from."]
         for name, content in self.contents().items():
             _, dot, key = name.rpartition(".")
             if dot and "[topic]" not in lines:
                 lines += ["", "[topic]"]
-            # There is no word for nothing in this format.
+            # TOML has no null.
             line = f"# {key} is not set" if content is None else f"{key} = {_toml(content)}"
             lines.append(f"{line}  # {self.source(name)}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the settings and their sources for JSON output."""
         contents = self.contents()
         topic = {name.removeprefix("topic."): contents.pop(name) for name in list(contents) if "." in name}
         sources = {name: given.source for name, given in self.givens.items()}
@@ -84,7 +84,7 @@ class Configuration(NamedTuple):
 def configure(
     flags: Mapping[str, str | list[str]], topic_flags: Mapping[str, str], config: str | None, environ: Mapping[str, str]
 ) -> Configuration:
-    """The settings in effect: a flag counts before the environment, that before the file, and that before defaults."""
+    """Load the settings in effect; flags override the environment, which overrides the file and the defaults."""
     path, why = _config_file(config, environ)
     givens = _defaults(environ)
     if path is not None:
@@ -116,7 +116,7 @@ def from_flags(flags: Mapping[str, str | list[str]], topic_flags: Mapping[str, s
 
 
 def default_data(environ: Mapping[str, str]) -> str:
-    """The default data directory."""
+    """Return the default data directory."""
     home = environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return os.path.join(home, "headrace")
 
@@ -126,7 +126,7 @@ def _defaults(environ: Mapping[str, str]) -> Givens:
 
 
 def _config_file(config: str | None, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The configuration file, if there is one, and what named it."""
+    """Return the configuration file, if there is one, and the source of its path."""
     if config is not None:
         return config, "--config"
     if environ.get(CONFIG_VARIABLE):
@@ -203,7 +203,7 @@ def _read(name: str, content: Any, source: str, folder: str) -> Any:
 
 
 def _parsed(key: str, text: str, kind: Any) -> Any:
-    """Parse a value of a kind from text, with units where there are any."""
+    """Parse a value of a type from text, with its unit if it has one."""
     if kind is bool:
         if text.lower() not in _WORDS:
             raise ValueError(f"{text!r} is neither yes nor no")
@@ -232,19 +232,19 @@ def _number(text: str, kind: Callable[[str], Any], what: str) -> Any:
 
 
 def _blame(text: str, givens: Givens) -> str:
-    """The sources of the settings that an error names."""
+    """Return the sources of the settings that an error names."""
     words = set(text.replace(",", " ").replace(":", " ").split())
     sources = [given.source for name, given in givens.items() if name.removeprefix("topic.") in words]
     return f" ({', '.join(dict.fromkeys(sources))})" if sources else ""
 
 
 def _toml(content: Any) -> str:
-    """A plain value as TOML, whose strings are JSON's but for one character."""
+    """Encode a plain value as TOML, whose strings differ from JSON's in one character."""
     return json.dumps(content, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def topic_flag(text: str) -> tuple[str, str]:
-    """A setting of topics, given as NAME=VALUE."""
+    """Parse a topic setting, given as NAME=VALUE."""
     name, equals, content = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -1,4 +1,4 @@
-"""How commands find a broker and talk to it."""
+"""Connection options of the commands, and connecting to the broker."""
 
 import argparse
 import logging
@@ -23,23 +23,23 @@ _SAME_AGAIN_S = 5.0
 
 
 def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsContainer | None = None) -> None:
-    """Add what every command that needs a broker takes; `json_in` is where its choice of forms is."""
+    """Add the options of every command that connects to a broker; `json_in` is the group that --json belongs to."""
     broker = parser.add_argument_group("broker")
     broker.add_argument(
         "--connect",
         metavar="URL",
         type=address,
-        help=f"where the broker is (default: ${URL_VARIABLE}, else a context, else this machine)",
+        help=f"the broker's address (default: ${URL_VARIABLE}, else a context, else this machine)",
     )
     named = broker.add_argument(
-        "--context", metavar="NAME", help="where the broker is, by the name that `headrace context add` gave it"
+        "--context", metavar="NAME", help="the broker with this name, as given to `headrace context add`"
     )
     completes(named, "context")
     broker.add_argument(
         "--tenant",
         metavar="NAME",
         type=tenant,
-        help=f"whose topics, groups and schedules names mean (default: ${TENANT_VARIABLE}, else the address's)",
+        help=f"the tenant of topics, groups and schedules (default: ${TENANT_VARIABLE}, else the address's)",
     )
     broker.add_argument(
         "--timeout", metavar="TIME", type=duration, default=30.0, help="how long to wait for an answer (default: 30s)"
@@ -49,7 +49,7 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
 
 @contextmanager
 def connected(given: argparse.Namespace, out: Output, wait: float = 0.0) -> Iterator["Bus"]:
-    """A connection to the broker that the user means, for which it may be waited; what the client warns of is told."""
+    """Connect to the broker that the options name, waiting for it if asked; prints the client's warnings."""
     from headrace.client._sync.bus import connect
 
     notes = _Notes(out)
@@ -62,7 +62,7 @@ def connected(given: argparse.Namespace, out: Output, wait: float = 0.0) -> Iter
 
 
 class _Notes(logging.Handler):
-    """Tells the user what is logged; what both connections of a bus have to say, only once."""
+    """Prints log messages to stderr, each only once: the two connections of a bus often log the same."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
@@ -78,7 +78,7 @@ class _Notes(logging.Handler):
 
 
 def broker_url(given: argparse.Namespace) -> str:
-    """Where the user means the broker to be, with the tenant that the user means."""
+    """Return the broker's address, with the tenant, from the options and the environment."""
     found = resolve(given, os.environ).address
     named = getattr(given, "tenant", None) or os.environ.get(TENANT_VARIABLE)
     if not named:
@@ -92,11 +92,11 @@ def broker_url(given: argparse.Namespace) -> str:
 
 
 def confirmed(given: argparse.Namespace, question: str) -> bool:
-    """Whether the user wants it: by --yes, or by answering on the terminal."""
+    """Return whether the user confirms, by --yes or by answering on the terminal."""
     if given.yes:
         return True
     if sys.stdin is None or sys.stderr is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        given.parser.error("this cannot be undone, and there is no terminal to ask on: give --yes")
+        given.parser.error("this cannot be undone, and there is no terminal for the question: give --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
@@ -105,5 +105,5 @@ def confirmed(given: argparse.Namespace, question: str) -> bool:
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Add the option that answers yes."""
+    """Add the option --yes, which skips the question."""
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -1,4 +1,4 @@
-"""Contexts: addresses of brokers under names, kept in a file, and which of them commands use."""
+"""Contexts: named broker addresses, stored in a file, and the choice of the one that commands use."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class Contexts(NamedTuple):
-    """What the file says."""
+    """The content of the contexts file."""
 
     path: str
     addresses: dict[str, str]
@@ -25,14 +25,14 @@ class Contexts(NamedTuple):
     current: str | None = None
 
     def address(self, name: str, source: str) -> str:
-        """The address of a context."""
+        """Return the address of a context."""
         if name not in self.addresses:
             known = did_you_mean(name, self.addresses) or "`headrace context list` shows those there are"
-            raise InvalidArgument(f"there is no context {name!r}, which {source} names; {known}")
+            raise InvalidArgument(f"there is no context {name!r}, named by {source}; {known}")
         return self.addresses[name]
 
     def save(self) -> None:
-        """Write the file, in one step; it is the user's alone, as addresses are nobody else's business."""
+        """Replace the file atomically; only the user may read it, as addresses can be confidential."""
         lines = ["# The brokers that `headrace context` knows."]
         lines += [f"current = {json.dumps(self.current)}"] if self.current is not None else []
         lines += [
@@ -53,7 +53,7 @@ class Contexts(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """Where the broker is meant to be."""
+    """A broker's address, and what named it."""
 
     address: str
     source: str
@@ -62,7 +62,7 @@ class Resolved(NamedTuple):
 
 
 def load(environ: Mapping[str, str]) -> Contexts:
-    """The contexts there are; none without a file."""
+    """Read the contexts file; no contexts if it does not exist."""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     path = os.path.join(home, "headrace", "contexts.toml")
     try:
@@ -71,16 +71,16 @@ def load(environ: Mapping[str, str]) -> Contexts:
     except FileNotFoundError:
         return Contexts(path, {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} is no TOML: {error}; put it right, or delete it") from error
+        raise InvalidArgument(f"{path} is not TOML: {error}; correct or delete it") from error
     addresses, current = content.get("contexts", {}), content.get("current")
     plain = isinstance(addresses, dict) and all(isinstance(url, str) for url in addresses.values())
     if not plain or not isinstance(current, str | None):
-        raise InvalidArgument(f"{path} has no table [contexts] of names and addresses; put it right, or delete it")
+        raise InvalidArgument(f"{path} has no table [contexts] of names and addresses; correct or delete it")
     return Contexts(path, addresses, current)
 
 
 def resolve(given: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
-    """Where the user means the broker to be, by the first that says so."""
+    """Return the broker's address from the first source that names one."""
     if given.connect:
         return Resolved(given.connect, "--connect")
     chosen = getattr(given, "context", None)
@@ -100,9 +100,9 @@ def resolve(given: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
 
 
 def context_name(text: str) -> str:
-    """A name that a context can have."""
+    """Parse the name of a context."""
     if not _NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name; take letters, digits, '.', '_' and '-'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name; use letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -134,7 +134,7 @@ def _checked(text: str, source: str) -> str:
 
 
 def _address_here(environ: Mapping[str, str]) -> str:
-    """The broker that `headrace serve` starts on this machine unless it is told otherwise."""
+    """Return the address of the broker that `headrace serve` starts on this machine by default."""
     from headrace.cli.configuration import default_data
     from headrace.client.connection.addresses import DEFAULT_ADDRESS
     from headrace.server import SOCKET_NAME
@@ -144,7 +144,7 @@ def _address_here(environ: Mapping[str, str]) -> str:
 
 
 def _listens(path: str) -> bool:
-    """Whether anyone listens on a Unix socket; one that was killed leaves it behind."""
+    """Return whether a process listens on a Unix socket; a killed process leaves its socket file behind."""
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.connect(path)

@@ -1,4 +1,4 @@
-"""Errors in the words of the command line, where those of the Python API would not help."""
+"""Error texts that name command-line options where the Python API's texts would not help."""
 
 import argparse
 import shlex
@@ -27,11 +27,11 @@ from headrace.model.errors import (
 
 
 def explained(error: HeadraceError, given: argparse.Namespace) -> str:
-    """What went wrong, and what to do about it."""
+    """Return what went wrong and what the user can do."""
     if getattr(given, "directory", None) is not None:
         return _about_log(error, given, given.directory)
     if isinstance(error, CorruptBatch) and "skip_corrupt" in given:
-        advice: str | None = "--skip-corrupt passes over what is damaged"
+        advice: str | None = "--skip-corrupt skips damaged messages"
     else:
         advice = _advice(error, given)
     near = "" if _NEAREST in error.details else near_names(error, given)
@@ -43,8 +43,8 @@ def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) 
     if isinstance(error, CorruptBatch):
         return (
             f"messages {error.first_offset} to {error.next_offset - 1} are damaged ({error.path} at byte "
-            f"{error.position}: {error.reason}); --offset {error.next_offset} goes on behind them, --skip-corrupt "
-            "passes over all that is damaged"
+            f"{error.position}: {error.reason}); --offset {error.next_offset} continues after them, --skip-corrupt "
+            "skips all damaged messages"
         )
     if isinstance(error, DiskFull):
         then = "append what is missing" if given.run.__name__ == "append" else "try again"
@@ -61,7 +61,7 @@ def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) 
 
 
 def _about_owned(command: str, directory: str, data: str | None) -> str:
-    """What to use instead of `headrace log`, where a broker keeps its data."""
+    """Return which commands replace `headrace log` in a broker's data directory."""
     if data is None:
         return (
             f"{directory} is a copy of a broker's log, and only the broker writes to such; `headrace publish TOPIC "
@@ -93,7 +93,7 @@ _ADVICE: dict[type[HeadraceError], str] = {
     ScheduleNotFound: "headrace cron list shows those there are",
     ScheduleExists: "--replace puts the new one in its place",
 }
-"""What a user can do about an error, where its text does not say."""
+"""What a user can do, by error code, where the error's text does not say it."""
 
 
 _IN_USE = {
@@ -101,13 +101,13 @@ _IN_USE = {
     "repair": "end the broker first",
     "upgrade": "end it first",
 }
-"""What to do about a directory that is in use, by command."""
+"""What a user can do if the directory is in use, by command."""
 
 
 _NEAREST = "nearest"
-"""In the details of an error of the broker that names what may have been meant, and how to make what there is not."""
+"""The key in the details of a broker's error that lists close names; such an error also says how to create the name."""
 _OF_ARCHIVES = ("headrace archive ", "headrace sql")
-"""Commands for which a topic may be missing elsewhere than in the broker."""
+"""Commands for which a topic may be missing outside the broker, as in a file."""
 
 
 def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
@@ -119,5 +119,5 @@ def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
     if isinstance(error, LogInUse):
         return _IN_USE.get(given.run.__name__)
     if isinstance(error, Timeout):
-        return "--timeout gives it longer" if "timeout" in given else None
+        return "--timeout waits longer" if "timeout" in given else None
     return _ADVICE.get(type(error))

@@ -1,4 +1,4 @@
-"""Messages as commands get them: from arguments, files or stdin."""
+"""Message input of the commands: from arguments, files or stdin."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ from headrace.model.limits import MESSAGE_BYTES_MAX
 _STDIN = 0
 _READ_BYTES = 256 << 10
 _JSON_GROWTH = 8
-"""How many times longer than a message its line of JSON can be, and more."""
+"""Upper bound of the size of a JSON line, as a multiple of its message's size."""
 
 
 def plain_values(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[list[bytes]]:
-    """The values in lists as they come, none of them empty."""
+    """Iterate over the values in non-empty lists, as they arrive."""
     if given.files:
         yield from ([_read_file(path, interrupts)] for path in given.files)
     elif given.values and given.values != ["-"]:
@@ -28,7 +28,7 @@ def plain_values(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[
 
 
 def json_messages(interrupts: Interrupts, *, by_broker: bool = False) -> Iterator[list[GivenMessage]]:
-    """The messages in stdin's lines of JSON in lists as they come, none of them empty."""
+    """Iterate over the messages in stdin's JSON lines in non-empty lists, as they arrive."""
     number = 0
     for lines in _lines(interrupts, b"\n", MESSAGE_BYTES_MAX * _JSON_GROWTH):
         messages: list[GivenMessage] = []
@@ -40,18 +40,18 @@ def json_messages(interrupts: Interrupts, *, by_broker: bool = False) -> Iterato
                 messages.append(from_json(line, by_broker=by_broker))
             except InvalidArgument as error:
                 if messages:
-                    yield messages  # what came before it is good
+                    yield messages  # the messages before the wrong line are valid
                 raise InvalidArgument(f"line {number} of stdin: {error}") from error
         if messages:
             yield messages
 
 
 def _lines(interrupts: Interrupts, separator: bytes, bytes_max: int) -> Iterator[list[bytes]]:
-    """What stdin holds between separators, as it comes; the last piece needs none."""
+    """Iterate over stdin split at separators, as it arrives; the last piece needs no separator."""
     if sys.stdin is None:
         raise InvalidArgument("stdin is closed; give values, or --file")
     if sys.stdin.isatty() and sys.stderr is not None:
-        print("Type messages, one a line; Ctrl-D ends.", file=sys.stderr)
+        print("Type messages, one per line; Ctrl-D ends.", file=sys.stderr)
     begun = bytearray()
     while data := _read(_STDIN, _READ_BYTES, interrupts):
         if separator not in data:

@@ -1,4 +1,4 @@
-"""The entry of the command line: finds the command, runs it, and turns what goes wrong into words and exit codes."""
+"""Entry point of the command line: finds the command, runs it, and turns errors into messages and exit codes."""
 
 import argparse
 import errno
@@ -17,12 +17,12 @@ from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_
 from headrace.model.errors import HeadraceError, TooManyFiles
 
 USAGE_CODE = "usage_error"
-"""The code of what is wrong with the command line itself."""
+"""The error code of wrong usage."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    # Whatever Headrace logs, it also raises or tells: it would be said twice.
+    # Headrace also raises or prints what it logs: the user would read it twice.
     logging.getLogger("headrace").addHandler(logging.NullHandler())
     words = sys.argv[1:] if arguments is None else list(arguments)
     options = _options(words)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Interrupted as end:
             return end.exit_code
         except BrokenPipeError:
-            return 0  # who reads our output has seen enough
+            return 0  # the reader of our output has closed the pipe
         except HeadraceError as error:
             _tell_error(error.code, explained(error, given), error.retryable, as_json=out.json)
         except OSError as error:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(words: Sequence[str]) -> set[str]:
-    """The words that are options of ours, as far as one can know before they are parsed."""
+    """Return the arguments that can be options of Headrace, before they are parsed."""
     if words and words[0] in PASSED_ON:
         return set()
     end = words.index("--") if "--" in words else len(words)
@@ -84,9 +84,9 @@ def _run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def _of_the_system(error: OSError) -> tuple[str, str, bool]:
-    """Code and text of what the operating system refused, and whether to try again."""
+    """Return code and text of an operating system error, and whether a retry can help."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        text = f"{error.strerror}: no more files may be open; close some, or raise the limit (ulimit -n)"
+        text = f"{error.strerror}: the limit of open files is reached; close some, or raise the limit (ulimit -n)"
         return TooManyFiles.code, text, TooManyFiles.retryable
     text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
     return "system_error", text, False

@@ -1,4 +1,4 @@
-"""The forms in which messages and times are printed and given: text for people, JSON for programs, plain bytes."""
+"""Input and output formats of messages and times: text for people, JSON for programs, plain bytes."""
 
 import argparse
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.client.results import Received
 
 Form = Callable[[Message], bytes]
-"""How a message is printed."""
+"""Formats a message for output."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -32,7 +32,7 @@ class JsonHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     value_base64: bytes | UnsetType = UNSET
 
     def pair(self) -> HeaderPair:
-        """The header as messages have it."""
+        """Return the header as a name and bytes."""
         if (self.value is UNSET) == (self.value_base64 is UNSET):
             raise InvalidArgument(f'header {self.name!r} has "value" (which may be null) or "value_base64"')
         if isinstance(self.value_base64, bytes):
@@ -41,7 +41,7 @@ class JsonHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A message as a JSON object. What is not UTF-8 has a field whose name ends in _base64 instead."""
+    """A message as a JSON object. Bytes that are not UTF-8 are in a field whose name ends in _base64 instead."""
 
     topic: str | None = None
     partition: int | None = None
@@ -55,7 +55,7 @@ class JsonMessage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     headers_base64: dict[str, bytes] | None = None
     """Only the headers that are not UTF-8."""
     header_list: list[JsonHeader] | None = None
-    """Instead of these two, if a name repeats: all headers in order."""
+    """All headers in order, instead of `headers` and `headers_base64`, if a name repeats."""
     due: int | None = None
     priority: int | None = None
     expires: int | None = None
@@ -78,7 +78,7 @@ class GivenMessage(msgspec.Struct, frozen=True):
 
 
 def as_json(message: Message) -> bytes:
-    """One line of JSON, of which `from_json` makes the same message."""
+    """Encode a message as one line of JSON, which `from_json` decodes to the same message."""
     shown = JsonMessage(
         offset=message.offset,
         timestamp=message.timestamp,
@@ -101,19 +101,19 @@ def as_json(message: Message) -> bytes:
 
 
 class JsonHeaders(NamedTuple):
-    """The fields of a JSON object that tell headers; None where one is left out."""
+    """The JSON fields for headers; None for a field that is left out."""
 
     headers: dict[str, str | None] | None
     headers_base64: dict[str, bytes] | None
     header_list: list[JsonHeader] | None
 
     def given(self) -> dict[str, Any]:
-        """The fields there are, as values that JSON knows."""
+        """Return the fields that are set, as JSON values."""
         return {name: msgspec.to_builtins(field) for name, field in self._asdict().items() if field is not None}
 
 
 def json_headers(headers: Headers) -> JsonHeaders:
-    """The fields that tell these headers: two mappings, or the list if a name repeats."""
+    """Return the fields for these headers: two mappings, or the list if a name repeats."""
     texts: dict[str, str | None] = {}
     others: dict[str, bytes] = {}
     listed: list[JsonHeader] = []
@@ -130,7 +130,7 @@ def json_headers(headers: Headers) -> JsonHeaders:
 
 
 def from_json(line: bytes, *, by_broker: bool = False) -> GivenMessage:
-    """The message of one line of JSON; where it was before is ignored, for it gets a place and an offset of its own."""
+    """Decode a message from one line of JSON; ignores topic, partition and offset, as the message gets new ones."""
     try:
         given = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -156,7 +156,7 @@ def from_json(line: bytes, *, by_broker: bool = False) -> GivenMessage:
 
 
 def as_text(message: Message) -> bytes:
-    """A line for people: offset, time, key, value and headers, with tabs between them."""
+    """Return a line for people: offset, time, key, value and headers, separated by tabs."""
     columns = [
         str(message.offset),
         time_text(message.timestamp),
@@ -168,7 +168,7 @@ def as_text(message: Message) -> bytes:
 
 
 def header_shown(header: HeaderPair) -> str:
-    """A header for people: NAME=VALUE, or only the name if the value is null.
+    """Format a header for people: NAME=VALUE, or only the name if the value is null.
 
     >>> header_shown(("lang", b"en")), header_shown(("lang", None))
     ('lang=en', 'lang')
@@ -178,12 +178,12 @@ def header_shown(header: HeaderPair) -> str:
 
 
 def as_value(separator: bytes) -> Form:
-    """Only the bytes of the value, and a separator."""
+    """Return the bytes of the value, and a separator."""
     return lambda message: (message.value or b"") + separator
 
 
 def received_form(given: argparse.Namespace, *, several_topics: bool) -> Callable[["Received"], bytes]:
-    """How the user wants messages of a broker to be printed."""
+    """Return the output format that the options ask for."""
     if given.values:
         return as_value(b"\0" if given.null_separated else b"\n")
     if given.json:
@@ -196,7 +196,7 @@ def received_form(given: argparse.Namespace, *, several_topics: bool) -> Callabl
 
 
 def printable(content: bytes) -> str:
-    """The text of some bytes, with escapes for what is not UTF-8 and for what would upset a terminal."""
+    """Decode bytes to text, escaping invalid UTF-8 and terminal control characters."""
     text = content.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -205,7 +205,7 @@ def printable(content: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def time_text(time_us: int) -> str:
-    """A time for people, in UTC.
+    """Format a time for people, in UTC.
 
     >>> time_text(1_700_000_000_123_456)
     '2023-11-14T22:13:20.123456Z'
@@ -218,7 +218,7 @@ def time_text(time_us: int) -> str:
 
 
 def parse_time(text: str) -> int:
-    """Microseconds since 1970 from a whole number of them, or from ISO 8601, which is UTC unless it says otherwise.
+    """Parse microseconds since 1970, as a number or as ISO 8601, which is UTC if it names no zone.
 
     >>> parse_time("2023-11-14 22:13:20Z"), parse_time("1700000000000000")
     (1700000000000000, 1700000000000000)
@@ -231,5 +231,5 @@ def parse_time(text: str) -> int:
             moment = moment.replace(tzinfo=UTC)
         time_us = (moment - _EPOCH) // _MICROSECOND
     if not TIMESTAMP_US_MIN <= time_us <= TIMESTAMP_US_MAX:
-        raise ValueError(f"{text} is too far away")
+        raise ValueError(f"{text} is out of range")
     return time_us

@@ -1,4 +1,4 @@
-"""What a user may have meant who named a topic, group, subscription or schedule that there is not."""
+"""Suggestions for misspelt names of topics, groups, subscriptions and schedules."""
 
 import argparse
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _KINDS: dict[type[HeadraceError], tuple[tuple[str, ...], Callable[["Bus", argpar
     ),
     ScheduleNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.crons()]),
 }
-"""Where the name is among the arguments, and which names there are."""
+"""By error code: which argument holds the name, and how to list the existing names."""
 
 
 def near_names(error: HeadraceError, given: argparse.Namespace) -> str:
@@ -36,7 +36,7 @@ def near_names(error: HeadraceError, given: argparse.Namespace) -> str:
         with connect(broker_url(given), timeout=min(given.timeout, _ASK_S)) as bus:
             known = ask(bus, given)
     except HeadraceError:
-        return ""  # the error that is being explained counts, not this one
+        return ""  # the user needs the original error, not this one
     for name in _names(given, places):
         if name not in known:
             return did_you_mean(name, known)

@@ -1,4 +1,4 @@
-"""Messages that a subscription has not settled: which are meant, and how they are printed."""
+"""Unsettled messages of a subscription: selection options and output formats."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATUSES = ("waiting", "ready", "leased", "dead")
 FUTURE = """\
-TIME is ISO 8601, UTC unless it says otherwise, microseconds since 1970, or like
+TIME is ISO 8601 (UTC if it names no zone), microseconds since 1970, or like
 'in 2h', '+2h', '5m ago' or 'tomorrow 09:00'."""
 
 _PAGE = 1000
@@ -29,12 +29,12 @@ _DEAD = "headrace-dead-"
 
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
-    """Add the topic, as every command that is about one takes it."""
+    """Add the argument TOPIC."""
     completes(parser.add_argument("topic", metavar="TOPIC", help="the topic's name"), "topic")
 
 
 def add_subscription(parser: argparse.ArgumentParser, name: str = "--subscription") -> None:
-    """Add the name of a subscription of the topic, as an option, or as a value if its name is none of an option."""
+    """Add the name of a subscription of the topic, as an option if `name` is one, else as a positional argument."""
     more: dict[str, Any] = {} if name.startswith("-") else {"nargs": "?"}
     text = f"the subscription's name (default: {DEFAULT_SUBSCRIPTION})"
     added = parser.add_argument(name, metavar="SUBSCRIPTION", default=DEFAULT_SUBSCRIPTION, help=text, **more)
@@ -42,7 +42,7 @@ def add_subscription(parser: argparse.ArgumentParser, name: str = "--subscriptio
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add what messages may be selected by, besides their status."""
+    """Add the options that select messages, except by status."""
     add = parser.add_argument_group("only messages").add_argument
     add(
         "--from",
@@ -65,7 +65,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def selection(given: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """What the user selects, as the client takes it."""
+    """Return the selection as arguments of the client."""
     chosen = {"due_from": given.due_from, "due_to": given.due_to, "key": given_key(given), "owner": given.owner}
     if given.headers:
         chosen["headers"] = given.headers
@@ -73,24 +73,24 @@ def selection(given: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def given_key(given: argparse.Namespace) -> bytes | None:
-    """The key that the user gave, byte for byte."""
+    """Return the key that the user gave, byte for byte."""
     return None if given.key is None else os.fsencode(given.key)
 
 
 def found(queue: "Queue", limit: int, **chosen: Any) -> Iterator["PendingMessage"]:
-    """Up to so many messages of a subscription; the broker is asked for a page at a time."""
+    """Iterate over messages of a subscription, up to a limit; requests one page at a time."""
     pages = queue.find_pages(page=max(min(limit, _PAGE), 1), **chosen)
     return islice((message for page in pages for message in page), limit)
 
 
 def message_id(message: "PendingMessage") -> str:
-    """The name by which the message can be moved and cancelled."""
+    """Return the id by which the message can be moved and cancelled."""
     topic_id = 0 if message.status == "dead" else message.topic_id
     return str(MessageName(message.topic, message.partition, message.offset, topic_id))
 
 
 def pending_json(message: "PendingMessage") -> bytes:
-    """A line for programs: as `tail` tells a message, and what the subscription knows of it."""
+    """Return a JSON line: the fields that `tail` prints, and the message's state in the subscription."""
     place = {"id": message_id(message), "topic": message.topic, "partition": message.partition}
     known = {
         "status": message.status,
@@ -106,7 +106,7 @@ def pending_json(message: "PendingMessage") -> bytes:
 
 
 def pending_text(message: "PendingMessage") -> bytes:
-    """A line for people: place, status, time, key, value and headers, with tabs between them."""
+    """Return a line for people: position, status, time, key, value and headers, separated by tabs."""
     time_us = message.until_us if message.status == "leased" else _dead_note(message, "time") or message.ready_us
     place = f"{message.partition}:{message.offset}"
     columns = [place, status_text(message), time_text(time_us), *_content(message)]
@@ -114,13 +114,13 @@ def pending_text(message: "PendingMessage") -> bytes:
 
 
 def timeline_text(message: "PendingMessage") -> bytes:
-    """A line for people: time, id, key, value and headers, with tabs between them."""
+    """Return a line for people: time, id, key, value and headers, separated by tabs."""
     columns = [time_text(message.ready_us), message_id(message), *_content(message)]
     return "\t".join(columns).encode() + b"\n"
 
 
 def status_text(message: "PendingMessage") -> str:
-    """The status of a message, and who is to thank for it."""
+    """Return the status of a message, with the lease holder, deliveries and reason."""
     if message.status == "leased":
         return f"leased by {printable(message.holder.encode()) or 'somebody'}"
     tries = message.deliveries or _dead_note(message, "deliveries")
@@ -129,7 +129,7 @@ def status_text(message: "PendingMessage") -> str:
 
 
 def reason_text(message: "PendingMessage") -> str:
-    """Why a message was given back or is dead: the last line of it, where a traceback tells the error."""
+    """Return why a message was released or is dead: the last line of the reason, where a traceback has the error."""
     lines = message.reason.strip().splitlines()
     return f": {printable(lines[-1].encode())[:_REASON_CHARS]}" if lines else ""
 
@@ -138,11 +138,11 @@ def _content(message: "PendingMessage") -> Iterator[str]:
     yield "-" if message.key is None else printable(message.key)
     yield "(deleted)" if message.value is None else printable(message.value)
     for pair in message.header_list:
-        if message.status != "dead" or not pair[0].startswith(_DEAD):  # what matters of those is in the status
+        if message.status != "dead" or not pair[0].startswith(_DEAD):  # the status contains what matters of these
             yield header_shown(pair)
 
 
 def _dead_note(message: "PendingMessage", name: str) -> int:
-    """A number from the headers that tell of a message's death; 0 if it has none."""
+    """Return a number from the headers of a dead letter; 0 if the header is missing."""
     text = header_text(message.headers or {}, _DEAD + name) if message.status == "dead" else b""
     return int(text) if text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""`headrace queue drain`: everything that is ready, printed and acknowledged."""
+"""`headrace queue drain`: prints and acknowledges all ready messages."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from headrace.client.leasing.jobs import Job
 
 _LEASED_MAX = 1000
-"""How many messages are in hand at once: so many come again at most if the command is killed."""
+"""How many messages are leased at once: at most this many are delivered again if the command is killed."""
 
 
 def add_draining(parser: argparse.ArgumentParser) -> None:
-    """Add what `headrace queue drain` takes besides a subscription."""
-    parser.add_argument("--max", metavar="N", type=count, help="no more than so many")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print no message, only how many there were")
+    """Add the options of `headrace queue drain`."""
+    parser.add_argument("--max", metavar="N", type=count, help="end after this many messages")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only the number of messages")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--values", action="store_true", help="print only the values as they are, with a newline each")
+    form.add_argument(
+        "--values", action="store_true", help="print only the values, unchanged, each followed by a newline"
+    )
     add_connection(parser, json_in=form)
-    zero = "with --values: zero bytes, not newlines"
+    zero = "with --values: zero bytes instead of newlines"
     parser.add_argument("-0", "--null", dest="null_separated", action="store_true", help=zero)
     parser.set_defaults(check=_check)
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if given.null_separated and not given.values:
         return "-0 goes with --values"
     if given.quiet and given.values:
@@ -42,7 +44,7 @@ def _check(given: argparse.Namespace) -> str | None:
 
 
 def drain(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Print and acknowledge what is ready, until nothing is or as many as were asked for are done."""
+    """Print and acknowledge ready messages, until none is left or the limit is reached."""
     with connected(given, out) as bus:
         _check_subscription(bus, given, out)
         draining = _Draining(bus.queue(given.topic, given.subscription), given, out)
@@ -57,7 +59,7 @@ def drain(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
 
 
 def _check_subscription(bus: "Bus", given: argparse.Namespace, out: Output) -> None:
-    """Refuse a subscription that is not there, but for the default one, which leasing makes."""
+    """Refuse a subscription that does not exist, except for the default one, which leasing creates."""
     try:
         info = bus.describe_subscription(given.topic, given.subscription)
     except SubscriptionNotFound:
@@ -65,11 +67,11 @@ def _check_subscription(bus: "Bus", given: argparse.Namespace, out: Output) -> N
             raise
         return
     if info.settings["paused"]:
-        out.note(f"subscription {info.subscription} of {info.topic} is paused: nothing is handed out")
+        out.note(f"subscription {info.subscription} of {info.topic} is paused; `headrace queue resume` resumes it")
 
 
 class _Draining:
-    """Takes messages; those that were handed to stdout, and only those, are acknowledged."""
+    """Leases messages, prints them, and acknowledges exactly those that were written to stdout."""
 
     def __init__(self, queue: "Queue", given: argparse.Namespace, out: Output) -> None:
         self._queue = queue
@@ -77,10 +79,10 @@ class _Draining:
         self._out = out
         self._form = received_form(given, several_topics=False)
         self.drained = 0
-        """How many were acknowledged."""
+        """The number of acknowledged messages."""
 
     def more(self) -> bool:
-        """Take some messages; whether there may be more."""
+        """Process one lease; returns whether more messages may be ready."""
         given = self._given
         left = _LEASED_MAX if given.max is None else min(given.max - self.drained, _LEASED_MAX)
         jobs = self._queue.lease(left) if left > 0 and not self._out.closed else []

@@ -1,4 +1,4 @@
-"""The settings of topics and subscriptions as options of the command line, made from the settings themselves."""
+"""Command-line options for the settings of topics and subscriptions, generated from the settings classes."""
 
 import argparse
 import ast
@@ -20,7 +20,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 def add_settings(
     parser: argparse.ArgumentParser, kind: type[msgspec.Struct] = TopicSettings, whose: str = "the topic"
 ) -> None:
-    """Add an option for each setting, of a topic unless another kind is given."""
+    """Add an option for each setting of a settings class, by default the topic's."""
     group = parser.add_argument_group(f"settings of {whose}")
     explanations = field_explanations(kind)
     for field in msgspec.structs.fields(kind):
@@ -39,12 +39,12 @@ def add_settings(
 
 
 def given_settings(given: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the user gave, as plain values by name."""
+    """Return the settings that the user gave, as plain values by name."""
     return {name.removeprefix(_DEST): setting for name, setting in vars(given).items() if name.startswith(_DEST)}
 
 
 def setting_text(name: str, setting: Any) -> str:
-    """A setting as it may be given as an option.
+    """Format a setting as the value of its option.
 
     >>> setting_text("retain_seconds", 604800.0), setting_text("segment_bytes", 512 << 20)
     ('7d', '512MiB')
@@ -61,7 +61,7 @@ def setting_text(name: str, setting: Any) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time span in its largest unit that leaves nothing over.
+    """Format a time span in the largest unit that divides it.
 
     >>> duration_text(5400.0), duration_text(0.5)
     ('90m', '0.5s')
@@ -73,7 +73,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(length: int) -> str:
-    """A size in its largest unit that leaves nothing over.
+    """Format a size in the largest unit that divides it.
 
     >>> size_text(10_000_000_000), size_text(256 << 20), size_text(4097)
     ('10GB', '256MiB', '4097')
@@ -87,7 +87,7 @@ def size_text(length: int) -> str:
 
 
 def field_explanations(kind: type) -> dict[str, str]:
-    """What stands below each field of a class in its source."""
+    """Return the docstring below each field of a class, from its source."""
     try:
         (tree,) = ast.parse(inspect.getsource(kind)).body
     except OSError:  # installed without sources
@@ -112,7 +112,7 @@ def _plain(setting: Any) -> Any:
 
 
 def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
-    """How argparse is to take a setting."""
+    """Return the arguments of `add_argument` for a setting."""
     if field.type is bool:
         return {"action": argparse.BooleanOptionalAction}
     if isinstance(field.type, type) and issubclass(field.type, Enum):

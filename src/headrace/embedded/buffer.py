@@ -1,4 +1,4 @@
-"""The accumulator of an embedded log: gathers messages in columns until there are enough for a batch."""
+"""The accumulator of an embedded log: collects messages in columns until a batch is full."""
 
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -33,7 +33,7 @@ class _Begin(NamedTuple):
 
 
 class BufferedMessage(NamedTuple):
-    """One message as it goes into the buffer, checked."""
+    """One validated message for the buffer."""
 
     value: bytes | None
     key: bytes | None
@@ -43,7 +43,7 @@ class BufferedMessage(NamedTuple):
 
 
 class BufferPortion(NamedTuple):
-    """Values that fit into an empty buffer together, or a single large one, checked."""
+    """Validated values that fit into an empty buffer together, or a single large one."""
 
     values: list[bytes]
     weight: int
@@ -94,7 +94,7 @@ class BatchColumns:
         self.weight += portion.weight
 
     def batch(self, now_us: int, codec: Codec, data: bytearray) -> Batch:
-        """The messages as a batch in the memory given; those without a time get this one."""
+        """Encode the messages as a batch in the given memory; messages without a timestamp get this time."""
         timestamps = self.timestamps
         filled = None if timestamps is None else [now_us if time is None else time for time in timestamps]
         return encode(Columns(self.values, self.keys, filled, self.headers), now_us, codec=codec, buffer=data)
@@ -110,7 +110,7 @@ class Buffer:
 
     def __init__(self, next_offset: int) -> None:
         self.taken: BatchColumns | None = None
-        """Columns that were taken and are not written yet; the writer sets this to None."""
+        """Columns that were taken but not written yet; the writer sets this to None."""
         self._gathered = BatchColumns(next_offset)
         self._open = False
         self.send: Callable[[object], Any]
@@ -126,7 +126,7 @@ class Buffer:
         return int(self.call(message))
 
     def open(self, next_offset: int) -> None:
-        """Begin a batch; if nothing is waiting, with this offset."""
+        """Begin a batch, at this offset if the buffer is empty."""
         self.call(_Begin(next_offset))
 
     def take(self, *, close: bool) -> None:
@@ -135,7 +135,7 @@ class Buffer:
         self.call(_TAKE_AND_CLOSE if close else _TAKE)
 
     def call(self, item: object) -> Any:
-        """Send an item, and again while another thread is inside; whoever may have to `revive` holds the log's lock."""
+        """Send an item, retrying while another thread is inside; a caller that may `revive` holds the log's lock."""
         while True:
             try:
                 return self.send(item)
@@ -145,7 +145,7 @@ class Buffer:
                 self.revive()
 
     def revive(self) -> None:
-        """Start the generator anew; a message that an interrupt left in some columns only is removed from them."""
+        """Restart the generator, and remove a message that an interrupt left in only some of the columns."""
         gathered = self._gathered
         for column in (gathered.keys, gathered.timestamps, gathered.headers):
             if column is not None:
@@ -187,7 +187,7 @@ class Buffer:
             self._open = True
             return offset
         if item is _TAKE or item is _TAKE_AND_CLOSE:
-            # All of it or nothing: no interrupt comes between assignments without calls.
+            # Atomic: no interrupt can occur between assignments without calls.
             fresh = BatchColumns(offset)
             self._open = self._open and item is _TAKE
             if gathered.values:
@@ -221,7 +221,7 @@ def checked_message(
 
 
 def portions(values: Iterable[bytes]) -> list[BufferPortion]:
-    """The values, checked, in portions for the buffer."""
+    """Validate values, and iterate over them in portions for the buffer."""
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise InvalidArgument(f"many values are a list of bytes, not {type(values).__name__}")
     if not isinstance(values, Iterable):

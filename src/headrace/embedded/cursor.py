@@ -1,4 +1,4 @@
-"""Durable positions in a log: one for each reader that wants its own, and one that all consumers share."""
+"""Durable positions in a log: named cursors, and the position that all consumers share."""
 
 import os
 import re
@@ -23,11 +23,11 @@ DIRECTORY = "cursors"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _POSITION = struct.Struct("<Q")
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.0005, 0.02
-"""How long who waits for another process's lock sleeps between tries: a lock of the system's has no time-out."""
+"""The pause between attempts to get another process's file lock, which has no timeout of its own, in seconds."""
 
 
 def checked_name(name: str) -> str:
-    """The name, if a cursor can have it: it becomes the name of a file."""
+    """Validate the name of a cursor, which becomes a file name; returns it."""
     if type(name) is not str or not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{shown(name)} cannot be the name of a cursor: use 1 to 200 letters, digits, '_', '-' and '.', not "
@@ -37,12 +37,12 @@ def checked_name(name: str) -> str:
 
 
 def load_offset(disk: Disk, path: str) -> int | None:
-    """The offset kept in a cursor's file, or None when there is none."""
+    """Read the offset from a cursor's file; None if there is no file."""
     return _offset(SlottedRecord(disk, path, write=False))
 
 
 def committed_end(disk: Disk, log_directory: str) -> int:
-    """The greatest offset at which a cursor of a log stands, the shared one included."""
+    """Return the greatest offset of all cursors of a log, including the shared one."""
     directory = f"{log_directory}/{DIRECTORY}"
     offsets = (load_offset(disk, f"{directory}/{name}") for name in disk.names(directory))
     return max((offset for offset in offsets if offset is not None), default=0)
@@ -54,7 +54,7 @@ def _offset(record: SlottedRecord) -> int | None:
 
 
 class Position:
-    """An offset kept in a file of its own, which a lock keeps for one holder."""
+    """A durable offset in a file, which one holder has locked."""
 
     def __init__(self, disk: Disk, directory: str, name: str) -> None:
         disk.make_directory(directory)
@@ -86,12 +86,12 @@ class Position:
         return _offset(self._record)
 
     def store(self, offset: int) -> None:
-        """Keep an offset, durably."""
+        """Store an offset durably."""
         self._record.store(_POSITION.pack(offset))
 
 
 class MemoryPosition:
-    """An offset that is forgotten with its log."""
+    """An offset in memory, for a log in memory."""
 
     def __init__(self) -> None:
         self._held = threading.Lock()
@@ -170,7 +170,7 @@ class Cursor:
         return max(self._log.next_offset - self._committed, 0)
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages from here to the end as it is now."""
+        """Iterate over the messages from the position to the current end."""
         return self.messages()
 
     def messages(self, *, skip_corrupt: bool = False) -> Iterator[Message]:
@@ -280,7 +280,7 @@ class Cursor:
         """
         if self._open:
             self._open = False
-            if self._pid == os.getpid():  # the lock is shared with a forked child, which must not give it back
+            if self._pid == os.getpid():  # a forked child shares the lock, and must not release it
                 self._position.unlock()
 
     def __enter__(self) -> "Cursor":
@@ -290,7 +290,7 @@ class Cursor:
         self.close()
 
     def _start(self) -> int:
-        # Messages that retention has removed are passed over, as they can never be read.
+        # Skips messages that retention has removed.
         return max(self._next, self._log.first_offset)
 
     def _checked(self, offset: int) -> int:

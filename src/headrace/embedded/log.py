@@ -58,7 +58,7 @@ logger = logging.getLogger("headrace.embedded")
 
 MEMORY = ":memory:"
 _RETENTION_SEGMENTS = 8
-"""Retention removes whole segments: with less than so many it would be coarse."""
+"""The minimum number of segments with which retention, which removes whole segments, is precise enough."""
 
 
 class Log(Readable):
@@ -83,7 +83,7 @@ class Log(Readable):
     """
 
     _written: StoredLog | None = None
-    """What is stored, if this process writes it."""
+    """The stored log, if this process writes it."""
 
     def __init__(
         self,
@@ -131,13 +131,13 @@ class Log(Readable):
         self._lock = threading.RLock()
         self._data = bytearray(HEADER_BYTES)
         self._ticking = False
-        """Whether what is in the buffer will be written without being asked, or never has to be."""
+        """Whether a tick that writes the buffer is scheduled, or none is needed."""
         self._closing = False
         self._released = False
         self._failure: HeadraceError | None = None
-        """Why closing could not make everything safe."""
+        """The error because of which `close` could not sync everything."""
         self._tick_error = ""
-        """Why the last tick could not write: logged once, not at every tick."""
+        """The error of the last tick, which is logged once and not at every tick."""
         if host is not None and not isinstance(host, StorageRuntime):
             raise InvalidArgument(f"host is a headrace.storage.runtime.StorageRuntime, not {shown(host)}")
         self._host = host or process_shared.host()
@@ -162,7 +162,7 @@ class Log(Readable):
 
     @property
     def recovery(self) -> Findings:
-        """What was found and mended when the log was opened."""
+        """What recovery found and repaired when the log was opened."""
         return Findings() if self._written is None else self._written.findings
 
     def append(
@@ -235,7 +235,7 @@ class Log(Readable):
             if len(given) == 1:
                 first = self._add(given[0])
                 return range(first, first + len(given[0].values))
-            # While the buffer is closed nobody gets in between.
+            # While the buffer is closed no other thread can append.
             first = self._write(close=True)
             self._see_to_it()
             for portion in given:
@@ -424,7 +424,7 @@ class Log(Readable):
                 raise failure
 
     def _close_stored(self) -> None:
-        """Write what waits and close what is stored; keeps the reason when not all of it is safe."""
+        """Write the buffer and close the stored log; records the error if not everything could be synced."""
         if not self.readonly:
             self._closing = True
             try:
@@ -437,27 +437,27 @@ class Log(Readable):
             self._failure = self._failure or error
 
     def _abandon(self, error: HeadraceError) -> None:
-        """Drop what could not be written, as the log is being closed, and keep the error that says so."""
+        """Drop messages that could not be written before the log is closed, and record the error."""
         end = self._stored.next_offset
         abandoned, fresh = self._buffer, Buffer(end)
-        # Both or none: no interrupt comes between assignments without calls.
+        # Atomic: no interrupt can occur between assignments without calls.
         self._buffer = fresh
         self._failure = error
         abandoned.taken = None
-        abandoned.take(close=True)  # other threads may still be at it
+        abandoned.take(close=True)  # other threads may still use it
         lost = abandoned.next_offset - end
         if lost > 0 and isinstance(error, DiskFull | TooManyFiles | LogFailed):
             self._failure = type(error)(
                 f"{self.path} was closed and lost {lost} message{'s' if lost > 1 else ''} from offset {end} on, which "
-                f"could not be written ({error}); once that is mended, open the log and append again",
+                f"could not be written ({error}); when the cause is fixed, open the log and append again",
                 messages=lost,
                 offset=end,
             )
 
     def _disown(self) -> None:
-        """In a forked child: a writer's log is the parent's, and its lock must not outlive the parent.
+        """In a forked child: give up a writer's log, which belongs to the parent, as does its lock.
 
-        A reader goes on with locks and files of its own.
+        A reader continues with locks and files of its own.
         """
         self._lock = threading.RLock()
         self._after_fork()
@@ -471,11 +471,11 @@ class Log(Readable):
             self._beacon.abandon()
 
     def __del__(self) -> None:
-        """Close a writer that was dropped, and warn: `with` or `close()` would have told of errors. Readers just go."""
+        """Close a writer that was dropped without `close()`, and warn, as its errors are lost. Readers just end."""
         if "_buffer" not in self.__dict__ or self._released or self.readonly or self._pid != os.getpid():
             return
         if sys.is_finalizing():
-            return  # other threads have ended where they were, and may have left locks taken
+            return  # other threads have ended anywhere, and may have left locks held
         try:
             self.close()
         except HeadraceError as error:
@@ -510,7 +510,7 @@ class Log(Readable):
         check_not_owned(self._host, self.path)
         live = locked(self._host, self.path, create=create)
         try:
-            # A power loss may have taken messages that cursors have passed: new ones must not have their offsets.
+            # A power loss may have lost messages that cursors have passed: new messages must not reuse their offsets.
             floor = committed_end(self._disk, self.path)
             stored = FileLog(self._host, self.path, settings, create=create, floor=floor)
             self._stored = self._written = stored
@@ -538,12 +538,12 @@ class Log(Readable):
         return LogSettings(segment_bytes=whole(segment_bytes, "segment_bytes"), segment_age_us=segment_age_us)
 
     def _begin(self) -> None:
-        """Before the first message of a batch: see that it can be written, and that it will be."""
+        """Before the first message of a batch: check that the log accepts writes, and schedule its tick."""
         self._see_to_it()
         self._buffer.open(self._stored.next_offset)
 
     def _see_to_it(self) -> None:
-        """See that messages can be written, and that they will be, and synced, without being asked."""
+        """Check that the log accepts writes, and schedule the tick that writes and syncs the messages."""
         self._check_open()
         if not self._ticking and not self._closing:
             self._ticking = True
@@ -551,7 +551,7 @@ class Log(Readable):
                 self._tick_later(self._sync_every)
 
     def _tick_later(self, delay_s: float) -> None:
-        # Weakly: a log that is dropped is closed at once, not when its time would have come.
+        # A weak reference: a log that is dropped is closed at once, not at its next tick.
         weak = weakref.WeakMethod(self._tick)
 
         def tick() -> None:
@@ -581,7 +581,7 @@ class Log(Readable):
             self._writer().request_sync()
 
     def _add(self, message: BufferedMessage | BufferPortion) -> int:
-        """Add to the buffer, writing it out if it is full; the caller has the lock."""
+        """Add to the buffer, and write the buffer if it is full; the caller holds the lock."""
         self._check_weight(message)
         offset = self._buffer.add(message)
         while offset < 0:
@@ -591,7 +591,7 @@ class Log(Readable):
         return offset
 
     def _check_weight(self, message: BufferedMessage | BufferPortion) -> None:
-        """Refuse what could never be written: it would stand in the way of all that follows."""
+        """Refuse a message that is too large to be written, as it would block all messages after it."""
         if message.weight > self._weight_max:
             more = "; give the log more memory_bytes" if self.path == MEMORY else ""
             raise MessageTooLarge(
@@ -600,12 +600,12 @@ class Log(Readable):
             )
 
     def _write(self, *, close: bool = False) -> int:
-        """Write what is in the buffer as a batch; when this raises, it waits for the next time.
+        """Write the buffer as a batch; if this raises, the messages stay for the next attempt.
 
-        Returns the offset of the next message. The caller has the lock.
+        Returns the offset of the next message. The caller holds the lock.
         """
-        self._write_taken()  # if it could not be written the last time
-        # As long as a tick is to come the buffer stays open; without one, a batch has to begin with asking for it.
+        self._write_taken()  # a batch whose last write failed
+        # While a tick is scheduled the buffer stays open; otherwise a batch begins by scheduling one.
         self._buffer.take(close=close or self._closing or not self._ticking)
         self._write_taken()
         return self._stored.next_offset
@@ -617,7 +617,7 @@ class Log(Readable):
             self._buffer.taken = None
 
     def _append(self, gathered: BatchColumns) -> None:
-        if self._stored.next_offset == gathered.base_offset:  # or an interrupt came when it was written already
+        if self._stored.next_offset == gathered.base_offset:  # otherwise an interrupt occurred after it was written
             now_us = _now_us()
             self._writer().append(gathered.batch(now_us, self._codec, self._data), now_us)
         assert self._stored.next_offset == gathered.base_offset + len(gathered.values)
@@ -641,7 +641,7 @@ class Log(Readable):
         with held(self._lock, timeout_s) as acquired:
             if acquired:
                 self._check_open()
-                with contextlib.suppress(DiskFull, TooManyFiles, LogFailed):  # what is written already can be read
+                with contextlib.suppress(DiskFull, TooManyFiles, LogFailed):  # written messages can be read
                     self._write()
         return acquired
 

@@ -1,4 +1,4 @@
-"""What all embedded logs of a process share: made at first use, closed when the process ends."""
+"""Resources shared by all embedded logs of a process: created at first use, closed when the process ends."""
 
 import atexit
 import logging
@@ -21,7 +21,7 @@ class Closable(Protocol):
         """Flush and close."""
 
     def _disown(self) -> None:
-        """Mark the log as the parent process's, in a forked child."""
+        """In a forked child: give up the log, which belongs to the parent."""
 
 
 _lock = threading.Lock()
@@ -31,7 +31,7 @@ _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 def host() -> StorageRuntime:
-    """The storage runtime of the process."""
+    """Return the storage runtime of the process."""
     global _host
     with _lock:
         if _host is None:
@@ -49,12 +49,12 @@ def ticker() -> Ticker:
 
 
 def close_at_exit(log: Closable) -> None:
-    """Close a log when the process ends, if nobody has before, and tell it when this becomes a forked child."""
+    """Register a log: it is closed when the process ends, and notified in a forked child."""
     _open.add(log)
 
 
 def closed(log: Closable) -> None:
-    """Forget a log that is closed."""
+    """Unregister a closed log."""
     _open.discard(log)
 
 
@@ -68,7 +68,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: replace what depends on the parent's threads, and give up the parent's logs."""
+    """In a forked child: replace objects that depend on the parent's threads, and give up the parent's logs."""
     global _host, _ticker, _open, _lock
     parents = list(_open)
     _lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Reading an embedded log: by offset, by time, by cursor, and waiting for what comes."""
+"""Reading an embedded log: by offset, by time, by cursor, and waiting for new messages."""
 
 import contextlib
 import errno
@@ -29,16 +29,16 @@ from headrace.storage.reader import LogReader
 
 _SHARED = ".shared"
 _WAIT_S = 0.25
-"""The longest single sleep, which bounds how late a signal or a close is noticed."""
+"""The longest single sleep, which bounds how late a signal or a close is noticed, in seconds."""
 
 _PATIENCE_S = 0.05
-"""How long `consume` waits at least for the place that it shares with others."""
+"""The minimum time that `consume` waits for the lock of the shared position, in seconds."""
 _LOOK_S = 0.02
-"""How often a broker's log, which has no beacon, is looked at by who waits for it to grow."""
+"""The polling interval for a broker's log, which has no beacon for waiting readers, in seconds."""
 
 
 class Readable:
-    """What can be read of a log, in the process that writes it or in another."""
+    """The read operations of a log, in the process that writes it or in another."""
 
     _stored: LogReader
     _beacon: Beacon | None
@@ -50,13 +50,13 @@ class Readable:
         self._shared: Position | MemoryPosition | None = None
         self._shared_lock = threading.RLock()
         self._gates: list[threading.Lock] = []
-        """Locks that those who wait for a log in memory to grow try to take."""
+        """Locks on which readers wait for a log in memory to grow."""
         self._closed = False
         self._is_owned = False
-        """Whether this is a broker's log, in which nobody else keeps anything."""
+        """Whether this is a broker's log, in which other programs may not store cursors."""
 
     def _settle(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
-        """Make what this process has appended readable; whether that was done in time."""
+        """Make appended messages of this process readable; returns whether that was done in time."""
         return True
 
     @property
@@ -74,7 +74,7 @@ class Readable:
         return self.next_offset - self.first_offset
 
     def __bool__(self) -> bool:
-        """A log is a log even when it is empty."""
+        """Return True: an empty log is not false."""
         return True
 
     def read(self, offset: int) -> Message:
@@ -111,7 +111,7 @@ class Readable:
     @overload
     def __getitem__(self, at: slice) -> list[Message]: ...
     def __getitem__(self, at: int | slice) -> Message | list[Message]:
-        """The message at an offset, or those in a range of offsets; negative ones count from the end."""
+        """Return the message at an offset, or those in a range of offsets; negative offsets count from the end."""
         if isinstance(at, slice):
             if at.step is not None and whole(at.step, "the step of a slice") != 1:
                 raise InvalidArgument("slices of a log have no step")
@@ -122,7 +122,7 @@ class Readable:
         return self.read(_from_end(at, self.next_offset))
 
     def __iter__(self) -> Iterator[Message]:
-        """All messages, to the end as it is now."""
+        """Iterate over all messages, up to the current end."""
         return self.messages()
 
     def messages(
@@ -219,7 +219,7 @@ class Readable:
             [b'a']
         """
         if timeout is not None:
-            checked_timeout(timeout)  # now, not when the first message is asked for
+            checked_timeout(timeout)  # evaluated now, not when the first message is requested
         return self._tail(start, time, timeout, skip_corrupt)
 
     def _tail(
@@ -235,7 +235,7 @@ class Readable:
                     if message.offset >= offset:
                         yield message
                 offset = batch.next_offset
-            offset = max(offset, end)  # there may be nothing but gaps before the end
+            offset = max(offset, end)  # the range up to the end may contain only gaps
 
     def wait(self, offset: int, timeout: float | None = None) -> bool:
         """Wait until there is a message at an offset or after it, without polling.
@@ -359,7 +359,7 @@ class Readable:
             raise InvalidArgument(f"max_messages must be 1 at least, not {shown(max_messages)}")
         deadline = _deadline(timeout)
         while True:
-            # Others hold the place for a moment only, as a rule: who does not wait for messages waits for that.
+            # Other consumers usually hold the lock only briefly, so wait for it even with a timeout of 0.
             patience = None if deadline is None else max(deadline - clock.monotonic(), _PATIENCE_S)
             found = self._take(max_messages, patience)
             if found is None:
@@ -372,7 +372,7 @@ class Readable:
                 return []
 
     def _take(self, max_messages: int, timeout_s: float | None) -> tuple[list[Message], int] | None:
-        """The next messages, and the offset behind them; None when the shared place was not to be had in time."""
+        """Return the next messages and the offset after them; None if the shared position stayed locked too long."""
         deadline = _deadline(timeout_s)
         if not self._settle(timeout_s):
             return None
@@ -400,7 +400,7 @@ class Readable:
             position.unlock()
 
     def _next_messages(self, position: Position | MemoryPosition, offset: int, max_messages: int) -> list[Message]:
-        """Messages from an offset on, up to damaged ones; if they come first they are passed, and the error raised."""
+        """Return messages from an offset up to damaged ones; if the first are damaged, skip them and raise."""
         taken: list[Message] = []
         try:
             taken.extend(islice(self.messages(offset), min(max_messages, sys.maxsize)))
@@ -411,11 +411,11 @@ class Readable:
         return taken
 
     def _consumed(self) -> int | None:
-        """The offset that every cursor has passed; None when there is no cursor."""
+        """Return the offset that every cursor has passed; None if there is no cursor."""
         return min(self._offsets().values(), default=None)
 
     def _offsets(self) -> dict[str, int]:
-        """Where all cursors stand, the shared one too; reading that needs no leave to write."""
+        """Return the offsets of all cursors, including the shared one; needs no write permission."""
         if self._beacon is None:
             offsets = {name: position.load() for name, position in self._positions.items()}
         else:
@@ -425,7 +425,7 @@ class Readable:
 
     def _position(self, name: str) -> Position | MemoryPosition:
         if self._is_owned:
-            raise LogOwned(f"{self.path} is a log of a broker: read its topic in a group to have a place of your own")
+            raise LogOwned(f"{self.path} is a broker's log; read its topic in a group to store a position")
         if self._beacon is None:
             return self._positions.setdefault(name, MemoryPosition())
         try:
@@ -433,7 +433,7 @@ class Readable:
         except DiskFailed as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            raise LogReadOnly(f"cursors of {self.path} need leave to write there: {error}") from error
+            raise LogReadOnly(f"cursors of {self.path} need write permission there: {error}") from error
 
     def _start(self, start: int | None, time: int | None) -> int:
         if start is not None and time is not None:
@@ -455,17 +455,17 @@ class Readable:
         self._gates.append(gate)
         if self._stored.next_offset == seen and not self._closed:
             gate.acquire(timeout=timeout_s)
-        with contextlib.suppress(ValueError):  # it was woken
+        with contextlib.suppress(ValueError):  # a writer has released it
             self._gates.remove(gate)
 
     def _after_fork(self) -> None:
-        """In a forked child: have locks, and a place that is shared with other consumers, of its own."""
+        """In a forked child: replace the locks and the handle of the shared position."""
         self._shared = None
         self._shared_lock = threading.RLock()
         self._gates = []
 
     def _wake(self) -> None:
-        """Let go those who wait for a log in memory to grow."""
+        """Wake the readers that wait for a log in memory to grow."""
         gates, self._gates = self._gates, []
         for gate in gates:
             gate.release()
@@ -473,7 +473,7 @@ class Readable:
 
 @contextlib.contextmanager
 def held(lock: Any, timeout_s: float | None) -> Iterator[bool]:
-    """Hold a reentrant lock for the block, if it can be had in time, which is told; no interrupt leaves it locked."""
+    """Hold a reentrant lock in the block; yields whether it was acquired in time. No interrupt leaves it locked."""
     if lock._is_owned():
         yield True
         return
@@ -485,7 +485,7 @@ def held(lock: Any, timeout_s: float | None) -> Iterator[bool]:
 
 
 def whole(number: int, what: str) -> int:
-    """The number, if it is a whole one."""
+    """Validate a whole number and return it."""
     try:
         return operator.index(number)
     except TypeError:
@@ -493,16 +493,16 @@ def whole(number: int, what: str) -> int:
 
 
 def _from_end(offset: int, following: int) -> int:
-    """An offset as given to a slice: a negative one counts from the end."""
+    """Resolve an offset of a slice: a negative one counts from the end."""
     offset = whole(offset, "an offset")
     return offset if offset >= 0 else offset + following
 
 
 def _deadline(timeout_s: float | None) -> float | None:
-    """When the time is up; None for never."""
+    """Return the deadline of a timeout; None for no timeout."""
     return None if timeout_s is None else clock.monotonic() + checked_timeout(timeout_s)
 
 
 def _left(deadline: float | None) -> float | None:
-    """How many seconds are left, none of them below 0."""
+    """Return the seconds left until the deadline, at least 0."""
     return None if deadline is None else max(deadline - clock.monotonic(), 0.0)

@@ -1,4 +1,4 @@
-"""Making a damaged log whole again."""
+"""Repair of a damaged log."""
 
 import os
 import time
@@ -63,7 +63,7 @@ def repair(path: str | os.PathLike[str], progress: Callable[[int], None] | None 
 
 
 def _repair_owned(host: StorageRuntime, directory: str, progress: Callable[[int], None] | None) -> Findings:
-    """Repair a broker's log while the broker is not running, which its lock shows."""
+    """Repair a broker's log; the broker's lock shows that it is not running."""
     data = data_directory(host.disk, directory)
     lock = host.disk.open(f"{data}/{LOCK_NAME}", write=True) if data is not None else None
     if lock is not None and not host.disk.lock(lock):
@@ -78,7 +78,7 @@ def _repair_owned(host: StorageRuntime, directory: str, progress: Callable[[int]
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """The path as text, if it can be a directory's."""
+    """Validate the path of a directory; returns it as text."""
     text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text or "\0" in text or not _can_be_encoded(text):
         raise InvalidArgument(f"a log's path is the name of a directory, as text, not {shown(path)}")
@@ -86,7 +86,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
 
 
 def _can_be_encoded(text: str) -> bool:
-    """Whether the system can have the text as a file's name; half of a surrogate pair has no encoding."""
+    """Return whether the text can be encoded as a file name; half of a surrogate pair cannot."""
     try:
         os.fsencode(text)
     except UnicodeError:
@@ -95,7 +95,7 @@ def _can_be_encoded(text: str) -> bool:
 
 
 def locked(host: StorageRuntime, directory: str, *, create: bool) -> OpenFile:
-    """The file that the writer of a log keeps locked, which readers may hold too for a moment; made if need be."""
+    """Lock the writer's file of a log, which readers may hold briefly; creates it if it does not exist."""
     disk = host.disk
     if not create and not disk.exists(f"{directory}/{META}") and not segment_bases(host, directory):
         raise LogNotFound(f"there is no log in {directory}")

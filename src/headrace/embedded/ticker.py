@@ -1,4 +1,4 @@
-"""One thread that calls functions at their time, to write buffers whose delay is over."""
+"""A timer thread, which writes the buffers of embedded logs after their delay."""
 
 import heapq
 import itertools
@@ -15,7 +15,7 @@ _WAIT_S_MAX = 3600.0
 
 
 class Ticker:
-    """Calls functions at their time, one after the other, in a thread that starts with the first."""
+    """Calls functions at their scheduled times, one after the other, in a thread that starts with the first."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[float, int, Callable[[], None]]] = SimpleQueue()
@@ -24,7 +24,7 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call a function, which deals with its own errors, after a delay."""
+        """Call a function after a delay; the function handles its own errors."""
         self._asked.put((time.monotonic() + delay_s, next(self._numbers), call))
         if not self._is_running():
             with self._starting:
@@ -33,7 +33,7 @@ class Ticker:
                     self._thread.start()
 
     def _is_running(self) -> bool:
-        # An interrupt may have come before the thread was started.
+        # An interrupt may have occurred before the thread was started.
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
@@ -49,4 +49,4 @@ class Ticker:
                 try:
                     heapq.heappop(due)[2]()
                 except Exception:
-                    logger.exception("what was to be called failed")
+                    logger.exception("scheduled call failed")

@@ -1,1 +1,1 @@
-"""One module for each command; `add_arguments(parser)` declares it."""
+"""One module per command; its `add_arguments(parser)` defines the command's arguments."""

@@ -1,4 +1,4 @@
-"""`headrace archive`: move old messages to Parquet files, see what is there, and bring them back."""
+"""`headrace archive`: archive old messages in Parquet files, list archives, and restore messages."""
 
 import argparse
 from collections.abc import Iterator
@@ -32,18 +32,18 @@ examples:
   headrace archive run orders --to /srv/archive --older-than 1d --keep
   headrace archive run orders --to 's3://company/archive?endpoint_override=minio:9000&scheme=http'
 
-Copies messages that are older, up to the first one that is not, to Parquet
-files at a path or URL, compares the files with the log, and then has the broker
-drop the messages. What groups or leased subscriptions have still to read stays.
-Reads of the topic through Spark go on over the files.
+Copies messages older than --older-than, up to the first younger one, to Parquet
+files at a path or URL, compares the files with the log, and then tells the broker
+to drop the messages. Messages that groups or leased subscriptions have not read
+stay in the log. Reads of the topic through Spark include the archived files.
 
-URLs are s3 (also written s3a), gs, abfs and hdfs ones; no jar is needed. For S3
-the credentials are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and another
-server's address is AWS_ENDPOINT_URL, or endpoint_override in the URL.
+URLs are s3 (also written s3a), gs, abfs and hdfs ones; no jar is needed. S3
+credentials are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the
+address of another S3 server from AWS_ENDPOINT_URL, or endpoint_override in the URL.
 
-A run that is interrupted at any point can simply be started again. Needs Spark
-and Java: see `bin/setup spark`. Topics in memory, topics compacted by
-key and system topics (headrace.*) cannot be archived.
+A run that is interrupted at any point can be started again. Needs Spark and Java:
+see `bin/setup spark`. Topics in memory, topics compacted by key and system topics
+(headrace.*) cannot be archived.
 """
 
 _STATUS = """\
@@ -51,7 +51,7 @@ examples:
   headrace archive status
   headrace archive status orders --json
 
-What could be archived now is what is older than --older-than, and not archived.
+Messages that could be archived now are older than --older-than and not archived.
 """
 
 _RESTORE = """\
@@ -61,22 +61,22 @@ examples:
   headrace archive restore orders --url /srv/archive
 
 Publishes archived messages to a topic, with their keys, headers and times, each
-to the partition it was in, in order. The topic is made if there is none. The
-same files are published to a topic only once, however often that is asked for,
-within the seven days that a broker remembers it.
+to the partition it was in, in order. The topic is created if it does not exist.
+A repeated restore publishes the same files to a topic only once, within the seven
+days for which a broker remembers them.
 
---from and --until take an offset, which is meant for every partition, or a
-time. With --url the archive is read by its files alone, as when the broker it
-came from is lost. Needs Spark and Java: see `bin/setup spark`.
+--from and --until take an offset, which applies to every partition, or a time.
+With --url the archive is read from its files alone, for example when its broker is
+lost. Needs Spark and Java: see `bin/setup spark`.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace archive`."""
-    parser.epilog = "`headrace archive COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace archive COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
     _add_run(make("run", run, "archive old messages of topics, and drop them from the log", _RUN))
-    _add_status(make("status", status, "print what is archived, and what could be", _STATUS))
+    _add_status(make("status", status, "list archived messages, and those that could be archived", _STATUS))
     _add_restore(make("restore", restore, "publish archived messages again", _RESTORE))
     archive_removal.add_commands(make)
 
@@ -85,10 +85,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_topics(parser)
     add = parser.add_argument
     add("--all", action="store_true", help="all topics that can be archived")
-    completes(add("--to", metavar="URL", required=True, help="where the archive is, a path or a URL"), "directory")
+    completes(add("--to", metavar="URL", required=True, help="the path or URL of the archive"), "directory")
     _add_age(parser)
-    add("--keep", action="store_true", help="do not drop from the log what is archived")
-    add("--skip-damaged", action="store_true", help="leave out messages that are damaged in the log")
+    add("--keep", action="store_true", help="do not drop archived messages from the log")
+    add("--skip-damaged", action="store_true", help="skip messages that are damaged in the log")
     _add_spark(parser)
     add_connection(parser)
     parser.set_defaults(check=_check_run)
@@ -104,24 +104,27 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     completes(add("topic", metavar="TOPIC", help="whose archive"), "topic")
     completes(add("--to", metavar="TOPIC", help="publish to this topic (default: the same)"), "topic")
-    add("--from", dest="begin", metavar="WHERE", type=_offset_or_time, help="only from this offset or time on")
-    add("--until", metavar="WHERE", type=_offset_or_time, help="only before this offset or time")
-    completes(add("--url", metavar="URL", help="read the archive there, whatever the broker knows"), "directory")
-    add("--archive", metavar="ID", default="", help="which of several topics that have had the name")
+    add("--from", dest="begin", metavar="WHERE", type=_offset_or_time, help="restore from this offset or time")
+    add("--until", metavar="WHERE", type=_offset_or_time, help="restore messages before this offset or time")
+    completes(
+        add("--url", metavar="URL", help="read the archive at this path or URL, without asking the broker for it"),
+        "directory",
+    )
+    add("--archive", metavar="ID", default="", help="the id of the topic, if several topics had this name")
     add_yes(parser)
     _add_spark(parser)
     add_connection(parser)
 
 
 def _offset_or_time(text: str) -> int | datetime:
-    """Where a restored range begins or ends; without it, it is all that is archived."""
+    """Parse the first or last offset or time of a restore."""
     try:
         found = start(text)
     except argparse.ArgumentTypeError:
         found = text
     if isinstance(found, str):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no offset and no time; give an offset, a time like 2026-01-31, or '5m ago'"
+            f"{text!r} is neither an offset nor a time; give an offset, a time like 2026-01-31, or '5m ago'"
         )
     return found
 
@@ -136,20 +139,20 @@ def _add_age(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         type=duration_from_zero,
         default=_WEEK_S,
-        help="how old messages have to be (default: 7d)",
+        help="the minimum age of messages (default: 7d)",
     )
 
 
 def _add_spark(parser: argparse.ArgumentParser) -> None:
     spark = parser.add_argument_group("Spark")
-    spark.add_argument("--master", default="local[*]", help="where Spark runs (default: local[*])")
+    spark.add_argument("--master", default="local[*]", help="the Spark master (default: local[*])")
     spark.add_argument(
-        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark; may be given again"
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a Spark setting; may be repeated"
     )
 
 
 def _check_run(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if given.all == bool(given.topics):
         return "give topics, or --all"
     return None
@@ -182,7 +185,7 @@ def _run_each(given: argparse.Namespace, out: Output, archiver: "Archiver", prog
         except HeadraceError as error:
             if len(topics) == 1:
                 raise
-            failed += 1  # the others do not have to wait for this one
+            failed += 1  # an error in one topic does not stop the others
             content = {
                 "error": {"code": error.code, "message": str(error), "retryable": error.retryable, "topic": topic}
             }
@@ -209,7 +212,7 @@ def _outcome_text(outcome: "ArchiveResult") -> str:
 
 
 def status(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print what is archived."""
+    """Print what is archived, by topic."""
     from headrace.spark.archive.status import archive_status
     from headrace.spark.source.message_source import BrokerSource
 
@@ -286,7 +289,7 @@ def restore(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> i
 
 
 def _sure(given: argparse.Namespace, out: Output) -> bool:
-    """Whether the user wants archived messages in the topic where readers find them already."""
+    """Return whether the user confirms a restore to the same topic, where readers already find the messages."""
     from headrace.cli.connection import connected
 
     with connected(given, out) as bus:
@@ -296,13 +299,11 @@ def _sure(given: argparse.Namespace, out: Output) -> bool:
             bus.describe_topic(given.topic)
         except TopicNotFound:
             return True
-    return confirmed(
-        given, f"Topic {given.topic} is there: whoever reads it would have its archived messages twice. Restore?"
-    )
+    return confirmed(given, f"Topic {given.topic} exists: its readers would get the archived messages twice. Restore?")
 
 
 def _on_spark(given: argparse.Namespace, out: Output, interrupts: Interrupts, work: Any) -> int:
-    """Do something with a session, which is begun for it and ended; if Spark is missing say what to install."""
+    """Call a function with a new Spark session; if Spark is missing, report what to install."""
     from headrace.spark.errors import SparkMissing
 
     try:
@@ -326,11 +327,11 @@ def _session(given: argparse.Namespace) -> "Iterator[SparkSession]":
     conf = {"spark.app.name": "headrace archive", **dict(setting.split("=", 1) for setting in given.conf)}
     session = EphemeralSession(given.master, conf)
     try:
-        with ThreadPoolExecutor(1) as aside:  # in a thread PySpark leaves our handlers of signals alone
+        with ThreadPoolExecutor(1) as aside:  # PySpark replaces signal handlers only in the main thread
             spark = aside.submit(session.begin).result()
         try:
             yield spark
         finally:
-            spark.stop()  # else PySpark is surprised that Java goes, and says so at length
+            spark.stop()  # otherwise PySpark prints long errors when Java exits
     finally:
         session.end()

@@ -1,4 +1,4 @@
-"""`headrace bench`: how fast a broker is on this machine."""
+"""`headrace bench`: measures the performance of a broker on this machine."""
 
 import argparse
 import os
@@ -15,29 +15,29 @@ examples:
   headrace bench --seconds 0.2 --json
   headrace bench --group leased
 
-Starts a broker of its own, with its data in a folder that it makes below DIR
-and removes, and measures it through the Python client. Without DIR that is the
-system's temporary folder, which may be in memory rather than on a disk. Each
+Starts a broker with its data in a temporary directory below DIR, measures it
+through the Python client, and removes the directory. The default DIR is the
+system's temporary directory, which may be in memory rather than on a disk. Each
 number is the median of five samples. Broker and client share this machine.
 
-The group `broker` has publishing, consuming, latency and what a broker needs;
-`leased` has work queues and the timeline, where a million messages wait.
+The group `broker` measures publishing, consuming, latency, start-up time and memory;
+`leased` measures work queues, and the timeline with a million waiting messages.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace bench`."""
+    """Add the arguments to the parser of `headrace bench`."""
     parser.epilog = _EPILOG
     directory = parser.add_argument(
         "directory",
         metavar="DIR",
         nargs="?",
         type=os.path.abspath,
-        help="where the broker keeps its data (default: a temporary folder)",
+        help="the directory for the broker's data (default: the temporary directory)",
     )
     completes(directory, "directory")
     parser.add_argument(
-        "--group", choices=("broker", "leased"), default="broker", help="what is measured (default: broker)"
+        "--group", choices=("broker", "leased"), default="broker", help="the benchmarks to run (default: broker)"
     )
     add_measuring(parser)
     parser.set_defaults(run=bench)

@@ -1,4 +1,4 @@
-"""`headrace completion`: what lets a shell complete commands, made from the parsers themselves."""
+"""`headrace completion`: prints shell completion scripts, generated from the argument parsers."""
 
 import argparse
 
@@ -12,21 +12,21 @@ examples:
   headrace completion zsh > "${fpath[1]}/_headrace"
   headrace completion fish > ~/.config/fish/completions/headrace.fish
 
-Completes commands, options, what they may be set to, and the names of topics,
-groups, subscriptions and schedules, for which the broker is asked, and of
-contexts.
+Completes commands, options and their values, the names of contexts, and the names
+of topics, groups, subscriptions and schedules, which the shell requests from the
+broker.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace completion`."""
+    """Add the arguments to the parser of `headrace completion`."""
     parser.epilog = _EPILOG
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
     parser.set_defaults(run=completion, json=False)
 
 
 def completion(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print the script for a shell."""
+    """Print the completion script for a shell."""
     from headrace.cli import completion_scripts
     from headrace.cli.command_list import whole_parser
     from headrace.cli.command_tree import command_tree

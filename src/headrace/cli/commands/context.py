@@ -1,4 +1,4 @@
-"""`headrace context`: names for the addresses of brokers, and which of them commands use."""
+"""`headrace context`: manage named broker addresses, and choose the one that commands use."""
 
 import argparse
 import os
@@ -12,15 +12,15 @@ from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABL
 from headrace.model.errors import InvalidArgument
 
 _ORDER = """\
-Commands look for the broker in these places, and the first that has it counts:
+Commands connect to the first of these that is set:
   1. --connect URL
   2. --context NAME
   3. $HEADRACE_URL
   4. $HEADRACE_CONTEXT
-  5. the context that `headrace context use` chose
-  6. this machine
-The file is headrace/contexts.toml in $XDG_CONFIG_HOME (~/.config). Programs that
-call headrace.connect() look at $HEADRACE_URL only."""
+  5. the context chosen by `headrace context use`
+  6. a broker on this machine
+Contexts are stored in headrace/contexts.toml in $XDG_CONFIG_HOME (~/.config).
+headrace.connect() in Python reads $HEADRACE_URL only."""
 
 _ADD = """\
 examples:
@@ -33,7 +33,7 @@ examples:
   headrace context list
   headrace context list --json
 
-The one in use is marked with *.
+The chosen context is marked with *.
 """
 
 _USE = f"""\
@@ -53,7 +53,7 @@ examples:
   headrace context show production
   headrace context show
 
-Without NAME it tells which broker commands talk to now, and why.
+Without NAME it prints which broker commands connect to, and why.
 
 {_ORDER}
 """
@@ -61,20 +61,20 @@ Without NAME it tells which broker commands talk to now, and why.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace context`."""
-    parser.epilog = f"{_ORDER}\n\n`headrace context COMMAND --help` tells more, with examples."
+    parser.epilog = f"{_ORDER}\n\n`headrace context COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
-    adding = make("add", add, "give the address of a broker a name", _ADD)
+    adding = make("add", add, "name the address of a broker", _ADD)
     adding.add_argument("name", metavar="NAME", type=context_name, help="the name")
     adding.add_argument("address", metavar="ADDRESS", type=address, help="the address, as headrace://host:7390")
-    adding.add_argument("--use", action="store_true", help="use it from now on")
-    adding.add_argument("--replace", action="store_true", help="it is no error if the name has an address already")
-    listing = make("list", list_contexts, "list the contexts there are", _LIST)
+    adding.add_argument("--use", action="store_true", help="also choose this context")
+    adding.add_argument("--replace", action="store_true", help="replace the address of an existing context")
+    listing = make("list", list_contexts, "list contexts", _LIST)
     listing.add_argument("--names", action="store_true", help="print only the names")
-    using = make("use", use, "talk to this broker from now on", _USE)
+    using = make("use", use, "choose the broker that commands connect to", _USE)
     removing = make("remove", remove, "forget a context", _REMOVE)
     for each in (using, removing):
         completes(each.add_argument("name", metavar="NAME", help="the context's name"), "context")
-    showing = make("show", show, "tell a context's address, or which broker commands talk to", _SHOW)
+    showing = make("show", show, "print a context's address, or the broker that commands connect to", _SHOW)
     completes(showing.add_argument("name", metavar="NAME", nargs="?", help="the context's name"), "context")
     for each in (adding, listing, using, removing):
         add_json(each)
@@ -82,15 +82,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Give an address a name."""
+    """Name an address."""
     known = load(os.environ)
     before = known.addresses.get(given.name)
     if before not in (None, given.address) and not given.replace:
-        raise InvalidArgument(f"there is a context {given.name} already, for {before}; --replace gives it this address")
+        raise InvalidArgument(f"context {given.name} already exists, for {before}; --replace replaces its address")
     known.addresses[given.name] = given.address
     known = known._replace(current=given.name) if given.use else known
     known.save()
-    in_use = ", which commands talk to now" if known.current == given.name else ""
+    in_use = ", and commands connect to it" if known.current == given.name else ""
     out.tell(_content(known, given.name), f"context {given.name} is {given.address}{in_use}")
     if given.use:
         _note_overrides(out)
@@ -98,7 +98,7 @@ def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def list_contexts(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print contexts, one a line."""
+    """Print contexts, one per line."""
     known = load(os.environ)
     names = sorted(known.addresses)
     if out.json:
@@ -107,7 +107,7 @@ def list_contexts(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     elif given.names:
         out.tell({}, *names)
     elif not names:
-        out.note("there are no contexts; `headrace context add NAME ADDRESS` makes one")
+        out.note("there are no contexts; `headrace context add NAME ADDRESS` adds one")
     else:
         rows = [("*" if name == known.current else "", name, known.addresses[name]) for name in names]
         out.tell({}, *table(("", "context", "address"), *rows))
@@ -119,16 +119,16 @@ def use(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     known = load(os.environ)
     url = known.address(given.name, "this command")
     known._replace(current=given.name).save()
-    out.tell(_content(known._replace(current=given.name), given.name), f"commands talk to {given.name}, {url}, now")
+    out.tell(_content(known._replace(current=given.name), given.name), f"commands now connect to {given.name}, {url}")
     _note_overrides(out)
     return 0
 
 
 def _note_overrides(out: Output) -> None:
-    """Say so if the environment counts before the context that was chosen."""
+    """Warn if an environment variable overrides the chosen context."""
     for name in (URL_VARIABLE, CONTEXT_VARIABLE):
         if os.environ.get(name):
-            out.note(f"${name} is set and counts before that; `unset {name}` to talk to the chosen context")
+            out.note(f"${name} is set and overrides the context; `unset {name}` to connect to the chosen context")
 
 
 def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
@@ -142,7 +142,7 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Tell the address of a context, or of the broker that commands talk to."""
+    """Print the address of a context, or of the broker that commands connect to."""
     if given.name is not None:
         known = load(os.environ)
         url = known.address(given.name, "this command")

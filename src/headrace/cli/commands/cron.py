@@ -1,4 +1,4 @@
-"""`headrace cron`: messages that are published again and again."""
+"""`headrace cron`: manage schedules, which publish messages repeatedly."""
 
 import argparse
 import base64
@@ -31,7 +31,7 @@ _WHEN = """\
 WHEN is a crontab expression, in quotes: minute, hour, day of the month, month
 and day of the week, with seconds before them if there are six fields; or a
 nickname such as @hourly or @daily; or an interval such as 'every 90s' or
-'every 1h30m'. It counts in the time zone --zone."""
+'every 1h30m'. It applies in the time zone --zone."""
 
 _ADD = f"""\
 examples:
@@ -43,9 +43,10 @@ examples:
 
 The broker publishes the message at each of these times, with the headers
 headrace-cron (the name) and headrace-run (the time, in microseconds since 1970).
---missed says what becomes of runs that were missed while the broker was down:
-skip them, once for all of them, or all. With --overlap skip there is no run while
-a leased subscription of the topic has not settled the last one.
+--missed sets how the broker makes up for runs missed while it was down: not at all
+(skip), with one run for all of them (once), or with all of them (all). With
+--overlap skip it leaves out a run while a leased subscription of the topic has not
+settled the message of the last one.
 
 {FUTURE}
 """
@@ -65,7 +66,7 @@ _PAUSE = """\
 example:
   headrace cron pause report
 
-Runs that fall into the pause are left out.
+Runs during the pause are left out.
 """
 
 _RESUME = """\
@@ -77,7 +78,7 @@ _RUN = """\
 example:
   headrace cron run report
 
-Publishes the message now, besides the regular runs.
+Publishes the message now, in addition to the regular runs.
 """
 
 _NEXT = f"""\
@@ -86,8 +87,8 @@ examples:
   headrace cron next report -n 20 --json
   headrace cron next --when '30 2 * * *' --zone Europe/Berlin
 
-Prints the times of the next runs, of a schedule or of one that is only tried
-out: in UTC, and in its time zone if that is another.
+Prints the times of the next runs of a schedule, or of WHEN without creating a
+schedule: in UTC, and in its time zone if that differs.
 
 {_WHEN}
 """
@@ -96,13 +97,13 @@ _REMOVE = """\
 example:
   headrace cron remove report
 
-Messages that it has published stay.
+Messages that it has published stay in the topic.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace cron`."""
-    parser.epilog = "`headrace cron COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace cron COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
 
     def command(name: str, run: Command, summary: str, epilog: str) -> argparse.ArgumentParser:
@@ -110,16 +111,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         completes(made.add_argument("name", metavar="NAME", help="the schedule's name"), "cron")
         return made
 
-    adding = make("add", add, "publish a message at the times you say", _ADD)
+    adding = make("add", add, "publish a message by a schedule", _ADD)
     _add_schedule(adding)
-    listing = make("list", list_crons, "list schedules and when they run next", _LIST)
-    completes(listing.add_argument("--topic", help="only those that publish to this topic"), "topic")
+    listing = make("list", list_crons, "list schedules and their next runs", _LIST)
+    completes(listing.add_argument("--topic", help="only schedules that publish to this topic"), "topic")
     listing.add_argument("--names", action="store_true", help="print only the names")
-    showing = command("show", show, "print what there is to know about a schedule", _SHOW)
-    pausing = command("pause", pause, "let a schedule rest", _PAUSE)
-    resuming = command("resume", resume, "let a schedule run again", _RESUME)
+    showing = command("show", show, "describe a schedule", _SHOW)
+    pausing = command("pause", pause, "pause a schedule", _PAUSE)
+    resuming = command("resume", resume, "resume a paused schedule", _RESUME)
     running = command("run", run_now, "publish a schedule's message now", _RUN)
-    coming = make("next", show_next, "print when the next runs are", _NEXT)
+    coming = make("next", show_next, "print the times of the next runs", _NEXT)
     _add_next(coming)
     removing = command("remove", remove, "end a schedule", _REMOVE)
     add_watch(listing, showing, coming)
@@ -129,36 +130,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", metavar="NAME", help="a name for it")
+    add("name", metavar="NAME", help="the name of the schedule")
     add_topic(parser)
     add("when", metavar="WHEN", help="when to publish, see below")
     add("value", metavar="VALUE", nargs="?", default="", help="the message (default: an empty one)")
     add("--zone", default="UTC", help="the time zone of WHEN, such as Europe/Berlin (default: UTC)")
     add("--start", metavar="TIME", type=relative_moment, help="no run before")
-    add("--end", metavar="TIME", type=relative_moment, help="no run at this time or later")
-    add("--runs-max", metavar="N", type=more_than_zero(int), help="no more runs than this")
-    add("--missed", choices=("skip", "once", "all"), default="once", help="runs missed while the broker was down")
-    add("--overlap", choices=("allow", "skip"), default="allow", help="a run while the last one is not settled")
+    add("--end", metavar="TIME", type=relative_moment, help="end before this time")
+    add("--runs-max", metavar="N", type=more_than_zero(int), help="end after this many runs")
+    add(
+        "--missed",
+        choices=("skip", "once", "all"),
+        default="once",
+        help="policy for runs missed while the broker was down",
+    )
+    add(
+        "--overlap",
+        choices=("allow", "skip"),
+        default="allow",
+        help="policy for a run while the last one is not settled",
+    )
     add("-k", "--key", help="the message's key")
-    text = "a header of the message; may be given again"
+    text = "a header of the message; may be repeated"
     add("--header", dest="headers", metavar="NAME=VALUE", action="append", type=header, help=text)
-    add("--replace", action="store_true", help="put it in the place of the one of that name, if there is one")
+    add("--replace", action="store_true", help="replace the schedule with this name, if there is one")
 
 
 def _add_next(parser: argparse.ArgumentParser) -> None:
     name = parser.add_argument("name", metavar="NAME", nargs="?", help="the schedule's name")
     completes(name, "cron")
     parser.add_argument("-n", "--runs", metavar="N", type=more_than_zero(int), default=5, help="how many (default: 5)")
-    parser.add_argument("--when", metavar="WHEN", help="try this out, instead of a schedule there is")
+    parser.add_argument("--when", metavar="WHEN", help="use this expression instead of an existing schedule")
     parser.add_argument("--zone", help="the time zone of --when (default: UTC)")
     parser.set_defaults(check=_check_next)
 
 
 def _check_next(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if (given.name is None) == (given.when is None):
         return "give a NAME or --when"
-    return "--zone goes with --when" if given.name is not None and given.zone is not None else None
+    return "--zone needs --when" if given.name is not None and given.zone is not None else None
 
 
 def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
@@ -184,7 +195,7 @@ def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def list_crons(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print schedules, one a line."""
+    """Print schedules, one per line."""
     with connected(given, out) as bus:
         infos = sorted(bus.crons(given.topic), key=lambda info: info.definition.name)
     if out.json:
@@ -200,12 +211,12 @@ def list_crons(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     out.tell({}, *table(("name", "topic", "when", "zone", "next run", "runs"), *map(_row, infos)))
     for info in infos:
         if info.error:
-            out.note(f"{info.definition.name} cannot run until it is set again: {info.error}")
+            out.note(f"schedule {info.definition.name} cannot run; add it again with --replace: {info.error}")
     return 0
 
 
 def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print what there is to know about a schedule."""
+    """Describe a schedule."""
     with connected(given, out) as bus:
         info = _named(bus, given.name)
     out.tell(cron_content(info), *_description(info))
@@ -213,7 +224,7 @@ def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def pause(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Let a schedule rest."""
+    """Pause a schedule."""
     with connected(given, out) as bus:
         info = bus.cron_pause(given.name, True)
     _tell(info, out)
@@ -221,7 +232,7 @@ def pause(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def resume(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Let a schedule run again."""
+    """Resume a schedule."""
     with connected(given, out) as bus:
         info = bus.cron_pause(given.name, False)
     _tell(info, out)
@@ -229,7 +240,7 @@ def resume(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def run_now(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Publish the message of a schedule."""
+    """Publish the message of a schedule now."""
     with connected(given, out) as bus:
         info = bus.cron_run(given.name)
     out.tell(cron_content(info), f"published to {info.definition.topic}; {_runs(info)}")
@@ -237,7 +248,7 @@ def run_now(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def show_next(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print when the next runs are."""
+    """Print the times of the next runs."""
     with connected(given, out) as bus:
         zone = _named(bus, given.name).definition.zone if given.name is not None else given.zone or "UTC"
         if given.name is not None:
@@ -266,7 +277,7 @@ _BECAME = ("created_us", "next_us", "last_us", "runs", "skipped")
 
 
 def cron_content(info: ScheduleInfo) -> dict[str, Any]:
-    """A schedule for programs: what was given, and what became of it; nothing is left out for being empty."""
+    """Return a schedule for JSON output: its definition and its state, empty fields included."""
     given = info.definition
     content: dict[str, Any] = {name: getattr(given, name) for name in ("name", "topic", "when", "zone")}
     content |= _plain("key", given.key) | _plain("value", given.value)
@@ -277,7 +288,7 @@ def cron_content(info: ScheduleInfo) -> dict[str, Any]:
 
 
 def _plain(field: str, content: bytes | None) -> dict[str, str | None]:
-    """Bytes as a field of JSON, whose name ends in _base64 if they are no text."""
+    """Return bytes as a JSON field, whose name ends in _base64 if they are not UTF-8."""
     if content is None:
         return {field: None}
     try:
@@ -298,7 +309,7 @@ def _tell(info: ScheduleInfo, out: Output) -> None:
 
 
 def _runs(info: ScheduleInfo) -> str:
-    """When it runs next, in a few words."""
+    """Format the time of the next run."""
     if info.definition.paused:
         return "paused"
     return f"the next run is at {time_text(info.next_us)}" if info.next_us else "there will be no more runs"
@@ -337,7 +348,7 @@ def _description(info: ScheduleInfo) -> Iterator[str]:
 
 
 def _there(time: datetime, zone: str) -> str:
-    """The time as clocks in that zone show it; as in UTC where the zone is not known."""
+    """Format a time in a zone; in UTC if this machine does not know the zone."""
     with suppress(ZoneInfoNotFoundError, ValueError, OSError):
         time = time.astimezone(ZoneInfo(zone))
     return time.isoformat()

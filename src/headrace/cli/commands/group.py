@@ -1,4 +1,4 @@
-"""`headrace group`: list, describe, move and delete the groups that consume topics."""
+"""`headrace group`: list, describe, seek and delete consumer groups."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ examples:
   headrace group list
   headrace group list --json
 
-The lag is how many messages a group has still to read.
+The lag is the number of messages that a group has not read yet.
 """
 
 _DESCRIBE = """\
@@ -32,40 +32,40 @@ examples:
   headrace group seek billing orders --to '2h ago'
   headrace group seek billing orders --to 1000 --partition 3
 
---to takes an offset, earliest, latest, or a time: ISO 8601, UTC unless it says
-otherwise, or '5m ago'. Members that are at work go on from there.
+--to takes an offset, earliest, latest, or a time: ISO 8601 (UTC if it names no
+zone), or '5m ago'. Running members continue from there.
 """
 
 _DELETE = """\
 example:
   headrace group delete billing --yes
 
-Forgets the group and its positions; no message is deleted. Members must have
-ended. Asks first when there is a terminal to ask on; otherwise it needs --yes.
+Deletes the group and its positions, but no messages. The group must have no
+members. Asks for confirmation on a terminal; otherwise it needs --yes.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace group`."""
-    parser.epilog = "`headrace group COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace group COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
-    listing = make("list", list_groups, "list groups and how far they are behind", _LIST)
+    listing = make("list", list_groups, "list groups and their lag", _LIST)
     listing.add_argument("--names", action="store_true", help="print only the names")
     describing = make("describe", describe, "print members and positions of a group", _DESCRIBE)
     _add_group(describing)
-    seeking = make("seek", seek, "move a group to another place in a topic", _SEEK)
+    seeking = make("seek", seek, "move a group to another position in a topic", _SEEK)
     _add_group(seeking)
     completes(seeking.add_argument("topic", metavar="TOPIC", help="the topic's name"), "topic")
-    seeking.add_argument("--to", metavar="WHERE", type=start, required=True, help="where the group goes on, see below")
+    seeking.add_argument("--to", metavar="WHERE", type=start, required=True, help="the new position, see below")
     seeking.add_argument(
         "--partition",
         dest="partitions",
         metavar="N",
         type=count,
         action="append",
-        help="only this partition; may be given again",
+        help="only this partition; may be repeated",
     )
-    deleting = make("delete", delete, "forget a group and its positions", _DELETE)
+    deleting = make("delete", delete, "delete a group and its positions", _DELETE)
     _add_group(deleting)
     add_yes(deleting)
     add_watch(listing, describing)
@@ -78,7 +78,7 @@ def _add_group(parser: argparse.ArgumentParser) -> None:
 
 
 def list_groups(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print groups, one a line."""
+    """Print groups, one per line."""
     with connected(given, out) as bus:
         groups = sorted(bus.groups(), key=lambda each: each.group)
     if out.json:
@@ -113,10 +113,12 @@ def seek(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Forget a group, if the user is sure."""
+    """Delete a group, if the user confirms."""
     with connected(given, out) as bus:
         info = bus.describe_group(given.group)
-        if not confirmed(given, f"Forget where group {info.group} is in {counted(len(info.places), 'partition')}?"):
+        if not confirmed(
+            given, f"Delete group {info.group} with its positions in {counted(len(info.places), 'partition')}?"
+        ):
             out.note("nothing was deleted")
             return EXIT_ERROR
         bus.delete_group(given.group)
@@ -154,6 +156,6 @@ def _description(info: GroupInfo) -> Iterator[str]:
 
 def _member_text(info: GroupInfo, member: str) -> str:
     name = info.members.get(member, "")
-    if member.startswith(name):  # Python clients' ids begin with the name
+    if member.startswith(name):  # the ids of Python clients begin with the client's name
         return member or "-"
     return f"{name} ({member})"

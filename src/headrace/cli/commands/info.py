@@ -1,4 +1,4 @@
-"""`headrace info`: what there is to know about a broker."""
+"""`headrace info`: describes a broker."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,9 +18,8 @@ examples:
   headrace info --watch
   headrace info --json | jq .memory_bytes
 
-Tells the version, where the broker listens and keeps its data, how much of
-everything there is, and its limits. The memory is that of the broker's process.
-Paths are told on the broker's own machine only.
+Prints the broker's version, addresses, data directory, counts and limits, and the
+memory of its process. The broker tells paths only to clients on its own machine.
 """
 _COUNTS = {
     "topics": "topics",
@@ -34,7 +33,7 @@ _COUNTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace info`."""
+    """Add the arguments to the parser of `headrace info`."""
     parser.epilog = _EPILOG
     add_watch(parser)
     add_connection(parser)
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def info(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print what a broker tells about itself."""
+    """Print the description of a broker."""
     where = broker_url(given)
     with connected(given, out) as bus:
         found = bus.info()
@@ -57,7 +56,7 @@ def _lines(found: BrokerInfo, where: str) -> Iterator[str]:
     yield f"address  {where}"
     if found.listening:
         yield f"listens  {', '.join(found.listening)}"
-    if found.data:  # it is told on the broker's machine only
+    if found.data:  # the broker tells it only on its own machine
         yield f"data     {found.data}"
     yield f"process  {found.pid}" if found.pid else "process  -"
     yield f"uptime   {span_text(max(found.time_us - found.started_us, 0))}, since {time_text(found.started_us)}"

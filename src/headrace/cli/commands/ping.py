@@ -1,4 +1,4 @@
-"""`headrace ping`: whether a broker answers, and how quickly."""
+"""`headrace ping`: checks that a broker answers, and measures its latency."""
 
 import argparse
 import statistics
@@ -15,32 +15,32 @@ examples:
   headrace ping --count 100 --interval 10ms --json
   headrace ping --wait 30s && ./start-workers
 
-Asks the broker something small again and again, and tells how long each answer
-takes, from request to answer. Exit code 0: the broker answered; 1: it did not.
-With --wait it is tried for so long until there is a broker.
+Sends small requests to the broker, and prints the time from each request to its
+answer. Exit code 0: the broker answered; 1: it did not. With --wait it retries for
+that time until a broker answers.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace ping`."""
+    """Add the arguments to the parser of `headrace ping`."""
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("-c", "--count", metavar="N", type=more_than_zero(int), default=4, help="how often to ask (default: 4)")
+    add("-c", "--count", metavar="N", type=more_than_zero(int), default=4, help="the number of requests (default: 4)")
     add(
         "-i",
         "--interval",
         metavar="TIME",
         type=duration_from_zero,
         default=0.2,
-        help="how long to wait in between (default: 0.2s)",
+        help="the time between requests (default: 0.2s)",
     )
-    add("--wait", metavar="TIME", type=duration, default=0.0, help="for how long to try if nobody answers yet")
+    add("--wait", metavar="TIME", type=duration, default=0.0, help="how long to retry until a broker answers")
     add_connection(parser)
     parser.set_defaults(run=ping)
 
 
 def ping(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Ask the broker, and tell how long it takes."""
+    """Send requests to the broker, and print their latencies."""
     took_ms: list[float] = []
     with connected(given, out, wait=given.wait) as bus:
         where = broker_url(given)

@@ -1,4 +1,4 @@
-"""`headrace publish`: messages from arguments, files or stdin into a topic."""
+"""`headrace publish`: publishes messages from arguments, files or stdin to a topic."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.client.results import Receipt
 
 _PATIENCE_S = 2.0
-"""How long the command waits for the last acknowledgements before it says that it does."""
+"""How long the command waits for the last acknowledgements before it prints a note, in seconds."""
 
 _EPILOG = """\
 examples:
@@ -38,85 +38,89 @@ examples:
   headrace publish images --file *.png
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
-The command ends when the broker has acknowledged every message, also when
-Ctrl-C or SIGTERM ends it early; a second one ends it at once. Messages with the
-same key go to the same partition; those without one go now here, now there.
+The command ends when the broker has acknowledged every message, also after Ctrl-C
+or SIGTERM; a second signal ends it at once. Messages with the same key go to the
+same partition; messages without a key are spread over the partitions.
 
---json-lines takes what `headrace tail --json` prints, an object a line:
+--json-lines reads the output of `headrace tail --json`, one object per line:
 
   {"value": "hello", "key": "k", "headers": {"lang": "en"}, "timestamp": 1700000000000000}
 
-Only the value is needed; null says that the key is deleted. What is not UTF-8
-stands in value_base64, key_base64 and headers_base64 instead. If a header's name
-repeats, there is header_list instead of headers:
+Only the value is required; null deletes the key. Bytes that are not UTF-8 are in
+value_base64, key_base64 and headers_base64 instead. If a header's name repeats,
+header_list replaces headers:
 
   {"value": "hello", "header_list": [{"name": "a", "value": "1"}, {"name": "a", "value": null}]}
 
-Topic, partition
-and offset are ignored.
+Topic, partition and offset are ignored.
 
-TIME is ISO 8601, UTC unless it says otherwise, microseconds since 1970, or like
+TIME is ISO 8601 (UTC if it names no zone), microseconds since 1970, or like
 'in 2h'.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace publish`."""
+    """Add the arguments to the parser of `headrace publish`."""
     parser.epilog = _EPILOG
     add = parser.add_argument
     completes(add("topic", metavar="TOPIC", help="the topic's name"), "topic")
-    add("values", metavar="VALUE", nargs="*", help="a message each; none, or only -: lines of stdin")
+    add("values", metavar="VALUE", nargs="*", help="the messages; none, or only -: lines of stdin")
     files = add(
-        "--file", dest="files", metavar="F", nargs="+", action="extend", help="publish files, each as a message"
+        "--file", dest="files", metavar="F", nargs="+", action="extend", help="publish files, each as one message"
     )
     completes(files, "file")
-    add("-0", "--null", dest="null_separated", action="store_true", help="stdin's messages end with a zero byte")
-    add("--json-lines", action="store_true", help="stdin's lines are messages in JSON, see below")
+    add("-0", "--null", dest="null_separated", action="store_true", help="messages on stdin end with a zero byte")
+    add("--json-lines", action="store_true", help="lines of stdin are messages in JSON, see below")
     add("-k", "--key", help="the key of the messages")
-    add("--key-separator", metavar="SIGN", help="each message is given as KEY SIGN VALUE, without the spaces")
+    add("--key-separator", metavar="SIGN", help="each message is KEY SIGN VALUE, without the spaces")
     add(
         "--header",
         dest="headers",
         metavar="NAME=VALUE",
         action="append",
         type=header,
-        help="a header of the messages; may be given again",
+        help="a header of the messages; may be repeated",
     )
-    add("-p", "--partition", metavar="N", type=count, help="the partition, instead of one by key")
+    add("-p", "--partition", metavar="N", type=count, help="the partition (default: chosen by key)")
     add("--timestamp", metavar="TIME", type=relative_moment, help="the time of the messages, instead of now")
-    add("--due", metavar="TIME", type=relative_moment, help="when the messages are due, for consumers that heed it")
-    add("--expires", metavar="TIME", type=relative_moment, help="when the messages are not to be delivered any more")
-    add("--priority", metavar="N", type=int, help="the priority of the messages, for consumers that heed it")
-    add("--expected-offset", metavar="N", type=count, help="only if the first message gets this offset, and so on")
+    add("--due", metavar="TIME", type=relative_moment, help="when the messages are due, for leased subscriptions")
+    add("--expires", metavar="TIME", type=relative_moment, help="when the messages expire")
+    add("--priority", metavar="N", type=int, help="the priority of the messages, for leased subscriptions")
+    add(
+        "--expected-offset",
+        metavar="N",
+        type=count,
+        help="publish only if the first message gets this offset, the second the next, and so on",
+    )
     add(
         "--durability",
         choices=[each.name.lower() for each in Durability],
-        help="what an acknowledgement means at least: in memory, written, or synced to the disk",
+        help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
     )
-    add("--compression", choices=("none", "lz4", "zstd"), help="compress what is sent and stored")
+    add("--compression", choices=("none", "lz4", "zstd"), help="compress messages on the wire and on the disk")
     add_connection(parser)
     parser.set_defaults(run=publish, check=_check)
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if given.files and given.values:
         return "give values or --file, not both"
     from_stdin = not given.files and given.values in ([], ["-"])
     if given.null_separated and not from_stdin:
-        return "-0 is about stdin: give no values and no --file"
+        return "-0 applies to stdin: give no values and no --file"
     if given.json_lines and not from_stdin:
-        return "--json-lines is about stdin: give no values and no --file"
+        return "--json-lines applies to stdin: give no values and no --file"
     each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
-        return "--key-separator divides values or lines: give neither --key nor --file with it"
+        return "--key-separator splits values or lines: give neither --key nor --file with it"
     return None
 
 
 class PartitionTally(msgspec.Struct):
-    """What the broker has acknowledged in one partition."""
+    """The acknowledged messages of one partition."""
 
     partition: int
     messages: int
@@ -124,22 +128,22 @@ class PartitionTally(msgspec.Struct):
     next_offset: int
 
     def __str__(self) -> str:
-        among = "" if self.messages == self.next_offset - self.first_offset else "among "  # others publish too
+        among = "" if self.messages == self.next_offset - self.first_offset else "among "  # other producers publish too
         return f"partition {self.partition}, {among}{offsets_text(self.first_offset, self.next_offset)}"
 
 
 class PublishResult(msgspec.Struct):
-    """What came of publishing."""
+    """The result of publishing."""
 
     topic: str
     published: int = 0
     durability: str | None = None
-    """What all of it has reached at least."""
+    """The least durability that all messages have reached."""
     interrupted: bool = False
     partitions: dict[int, PartitionTally] = {}
 
     def add(self, receipt: "Receipt") -> None:
-        """Count what a receipt tells."""
+        """Count the messages of a receipt."""
         if not receipt.count:
             return
         following = receipt.offset + receipt.count
@@ -169,7 +173,7 @@ class PublishResult(msgspec.Struct):
 
 
 class InputPortion(msgspec.Struct):
-    """Messages that were given together."""
+    """Messages that arrived together."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
@@ -181,17 +185,17 @@ class InputPortion(msgspec.Struct):
 
 
 def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Publish messages and tell where they are, also when an error or a signal ends it early."""
+    """Publish messages and print their offsets, also when an error or a signal ends the command early."""
     outcome = PublishResult(given.topic)
     early_end: BaseException | None = None
     try:
-        with connected(given, out) as bus, interrupts.held(once=True):  # only waiting for input is cut short
+        with connected(given, out) as bus, interrupts.held(once=True):  # a signal interrupts only the wait for input
             publishing = _publish_all if given.expected_offset is None else _publish_expected
             early_end = publishing(bus, given, out, interrupts, outcome)
     except (HeadraceError, OSError, Interrupted) as error:
         early_end = early_end or error
     outcome.interrupted = isinstance(early_end, Interrupted)
-    # With the connection closed, no receipt is still on its way to the outcome.
+    # After the connection is closed, no callback adds a receipt to the outcome any more.
     if outcome.published or outcome.interrupted or early_end is None:
         outcome.tell(out)
     if early_end is not None:
@@ -202,7 +206,7 @@ def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> i
 def _publish_all(
     bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Interrupts, outcome: PublishResult
 ) -> BaseException | None:
-    """Publish everything as it comes, many messages at a time; returns what ended it early."""
+    """Publish messages as they arrive, many at a time; returns the error or signal that ended it early."""
     producer = bus.producer(
         given.topic, durability=given.durability, compression=given.compression, after_ack=[outcome.add]
     )
@@ -213,7 +217,7 @@ def _publish_all(
             for portion in _portions(given, interrupts):
                 under_way.append(producer.send_many(**msgspec.structs.asdict(portion), partition=given.partition))
                 while under_way and under_way[0].done:
-                    under_way.popleft().result()  # or it would go on for long with what fails
+                    under_way.popleft().result()  # otherwise it would continue although publishing fails
                 progress(outcome.published)
     except (HeadraceError, OSError, Interrupted) as error:
         early_end = error
@@ -224,7 +228,7 @@ def _publish_all(
 
 
 def _finish(producer: "Producer", out: Output) -> HeadraceError | None:
-    """Wait until everything is acknowledged; returns what went wrong."""
+    """Wait until all messages are acknowledged; returns the error, if there was one."""
     from headrace.client.producer.producer_errors import Undelivered
 
     try:
@@ -241,7 +245,7 @@ def _finish(producer: "Producer", out: Output) -> HeadraceError | None:
 def _publish_expected(
     bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
 ) -> BaseException | None:
-    """Publish one message after the other, each only if it gets the offset that it should have."""
+    """Publish one message after the other, each only if it gets the expected offset."""
     offset = given.expected_offset
     try:
         for portion in _portions(given, interrupts):
@@ -262,12 +266,12 @@ def _publish_expected(
 
 
 def _typed(given: argparse.Namespace) -> bool:
-    """Whether a person types the messages, who would be disturbed."""
+    """Return whether a person types the messages, whom progress output would disturb."""
     return not given.values and not given.files and sys.stdin is not None and sys.stdin.isatty()
 
 
 def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[InputPortion]:
-    """The messages as they come."""
+    """Iterate over the messages as they arrive."""
     if given.json_lines:
         for messages in json_messages(interrupts, by_broker=True):
             first, *columns = zip(*map(msgspec.structs.astuple, messages), strict=True)
@@ -285,7 +289,7 @@ def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[Inp
 
 
 def _divided(given: list[bytes], separator: str) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """The keys and the values of messages that are given as both in one."""
+    """Split messages at the separator into keys and values."""
     sign = os.fsencode(separator)
     parts = [text.partition(sign) for text in given]
     good = list(takewhile(lambda part: part[1], parts))

@@ -1,4 +1,4 @@
-"""`headrace python`: the Python that Headrace is installed for."""
+"""`headrace python`: runs the Python interpreter in which Headrace is installed."""
 
 import argparse
 import os
@@ -13,16 +13,16 @@ examples:
   headrace python -c 'import headrace; print(headrace.__version__)'
   headrace python -m pip install ipython
 
-Runs the Python interpreter in which Headrace is installed, with all that follows
-as it is, and ends with its exit code. What follows is Python's, --help included.
+Runs the Python interpreter in which Headrace is installed, and returns its exit
+code. All following arguments, --help included, are passed to Python unchanged.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace python`."""
+    """Add the arguments to the parser of `headrace python`."""
     parser.epilog = _EPILOG
     parser.usage = "headrace python [ARGUMENT ...]"
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="what Python is to do: as `python` takes it")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="arguments of `python`")
     parser.set_defaults(run=python, json=False)
 
 

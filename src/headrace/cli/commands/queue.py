@@ -1,4 +1,4 @@
-"""`headrace queue`: leased subscriptions, whose messages are handed out one by one."""
+"""`headrace queue`: manage leased subscriptions (work queues)."""
 
 import argparse
 from collections.abc import Iterator
@@ -51,9 +51,9 @@ examples:
   headrace queue create jobs --deliveries-max 5 --retry linear --retry-seconds 10s
   headrace queue create jobs from-now-on --start latest
 
---start takes earliest, latest, an offset, or a time: ISO 8601, UTC unless it
-says otherwise, or '5m ago'. Whoever leases from a subscription that is not there
-makes it, too, with the defaults.
+--start takes earliest, latest, an offset, or a time: ISO 8601 (UTC if it names no
+zone), or '5m ago'. Leasing from a subscription that does not exist also creates
+it, with the defaults.
 
 {_VALUES}
 """
@@ -64,7 +64,7 @@ examples:
   headrace queue alter jobs urgent-first --lease-seconds 10m --no-ordered-by-key
 
 {_VALUES}
-What is not given stays as it is.
+Settings that are not given do not change.
 """
 
 _RESET = """\
@@ -72,18 +72,18 @@ examples:
   headrace queue reset jobs
   headrace queue reset jobs default --start earliest
 
-Opens a subscription anew: one that could not be opened, as `headrace queue list`
-tells, or one that is to begin elsewhere. All leases are over. What is settled
-stays so, and all else is found anew in the log; with --start that is forgotten
-too, and the subscription begins as a new one does.
+Rebuilds a subscription from the log: one that could not be opened, as `headrace
+queue list` shows, or one that is to begin elsewhere. All leases end. Settled
+messages stay settled; with --start that is discarded too, and the subscription
+begins at that position like a new one.
 """
 
 _DELETE = """\
 example:
   headrace queue delete jobs urgent-first --yes
 
-Forgets the subscription and what it has settled; no message is deleted from the
-topic. Asks first when there is a terminal to ask on; otherwise it needs --yes.
+Deletes the subscription and its record of settled messages, but no messages of the
+topic. Asks for confirmation on a terminal; otherwise it needs --yes.
 """
 
 _STATS = """\
@@ -91,9 +91,8 @@ examples:
   headrace queue stats jobs
   headrace queue stats jobs urgent-first --json
 
-Tells how many messages wait for their time, are ready, are leased and are dead,
-what was done since the broker was started, and how late messages with a due
-time were handed over.
+Prints how many messages are waiting, ready, leased and dead, what was done since
+the broker was started, and how late messages with a due time were delivered.
 """
 
 _PEEK = f"""\
@@ -102,12 +101,12 @@ examples:
   headrace queue peek jobs --status dead -n 100 --json
   headrace queue peek jobs --status waiting --to 'in 1h' --header lang=en
 
-Shows messages that are not settled, without leasing them: partition and offset,
-status, time, key, value and headers, with tabs between them. The time is when
-the message is ready, until when it is leased, or when it died. Those that wait
-come in the order of their time, others in the order of their offsets. Without
---status, all but the dead are shown; with --json, dead ones have headers that
-tell all about their death.
+Prints unsettled messages without leasing them: partition and offset, status, time,
+key, value and headers, separated by tabs. The time is when the message becomes
+ready, when its lease expires, or when it became a dead letter. Waiting messages are
+in the order of their time, others in the order of their offsets. Without --status,
+all but dead messages are printed; with --json, the headers of dead messages tell
+why and when they became dead letters.
 
 {FUTURE}
 """
@@ -118,11 +117,10 @@ examples:
   headrace queue drain jobs --max 100 --json | ./process
   headrace queue drain jobs --quiet
 
-Leases what is ready until nothing is, prints it as `headrace tail` does, and
-acknowledges each message once it is handed to stdout. With --quiet nothing is
-printed but how many there were. End early with --max or Ctrl-C, not with
-`| head`. A topic that was never leased is drained from its first message, and has
-the subscription `default` from then on.
+Leases all ready messages, prints them as `headrace tail` does, and acknowledges
+each message after it is written to stdout. With --quiet it prints only their
+number. End early with --max or Ctrl-C, not with `| head`. A topic without a leased
+subscription is drained from its first message, by the new subscription `default`.
 """
 
 _REDRIVE = f"""\
@@ -131,8 +129,8 @@ examples:
   headrace queue redrive jobs --key 17 --max 10
   headrace queue redrive jobs --header lang=en
 
-Puts dead messages back where they died, to be handed out anew. --from and --to
-are about when they were published.
+Makes dead messages of the subscription ready again. --from and --to select them by
+the time at which they were published.
 
 {FUTURE}
 """
@@ -141,8 +139,8 @@ _PAUSE = """\
 example:
   headrace queue pause jobs
 
-Nothing is handed out until `headrace queue resume`; what is leased can be
-settled.
+The broker delivers no messages until `headrace queue resume`; leased messages can
+be settled.
 """
 
 _RESUME = """\
@@ -153,7 +151,7 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace queue`."""
-    parser.epilog = "`headrace queue COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace queue COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
 
     def command(name: str, run: Command, summary: str, epilog: str) -> argparse.ArgumentParser:
@@ -162,45 +160,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_subscription(made, "subscription")
         return made
 
-    listing = make("list", list_queues, "list leased subscriptions and how much they have to do", _LIST)
-    topic = listing.add_argument("topic", metavar="TOPIC", nargs="?", default="", help="only those of this topic")
+    listing = make("list", list_queues, "list leased subscriptions and their message counts", _LIST)
+    topic = listing.add_argument(
+        "topic", metavar="TOPIC", nargs="?", default="", help="only subscriptions of this topic"
+    )
     completes(topic, "topic")
     listing.add_argument("--names", action="store_true", help="print only the names")
-    creating = command("create", create, "make a leased subscription of a topic", _CREATE)
-    creating.add_argument("--start", metavar="WHERE", type=start, default="earliest", help="where it begins, see below")
-    creating.add_argument("--exist-ok", action="store_true", help="it is no error if it is there already")
+    creating = command("create", create, "create a leased subscription of a topic", _CREATE)
+    creating.add_argument(
+        "--start", metavar="WHERE", type=start, default="earliest", help="the first message, see below"
+    )
+    creating.add_argument("--exist-ok", action="store_true", help="succeed if the subscription already exists")
     altering = command("alter", alter, "change the settings of a subscription", _ALTER)
     altering.set_defaults(check=_check_alter)
     for each in (creating, altering):
         add_settings(each, SubscriptionSettings, "the subscription")
-    resetting = command("reset", reset, "open a subscription anew that could not be opened", _RESET)
-    resetting.add_argument("--start", metavar="WHERE", type=start, help="forget all, and begin there")
+    resetting = command("reset", reset, "rebuild a subscription from the log", _RESET)
+    resetting.add_argument("--start", metavar="WHERE", type=start, help="discard all state, and begin there")
     add_yes(resetting)
     deleting = command("delete", delete, "forget a subscription", _DELETE)
     add_yes(deleting)
-    counting = command("stats", stats, "count what a subscription has to do, and tell how late it was", _STATS)
-    peeking = command("peek", peek, "show messages without leasing them", _PEEK)
+    counting = command("stats", stats, "print message counts and delivery delays of a subscription", _STATS)
+    peeking = command("peek", peek, "print messages without leasing them", _PEEK)
     peeking.add_argument("-n", "--limit", metavar="N", type=count, default=10, help="how many (default: 10)")
     peeking.add_argument("--status", choices=STATUSES, help="only such messages")
     add_selection(peeking)
-    add_draining(command("drain", drain, "lease, print and acknowledge all that is ready", _DRAIN))
-    driving = command("redrive", redrive, "put dead messages back", _REDRIVE)
-    driving.add_argument("--max", metavar="N", type=count, help="no more than so many")
+    add_draining(command("drain", drain, "lease, print and acknowledge all ready messages", _DRAIN))
+    driving = command("redrive", redrive, "make dead messages ready again", _REDRIVE)
+    driving.add_argument("--max", metavar="N", type=count, help="the maximum number of messages")
     add_selection(driving)
-    pausing = command("pause", pause, "hand out nothing for a while", _PAUSE)
-    resuming = command("resume", resume, "hand out messages again", _RESUME)
+    pausing = command("pause", pause, "stop deliveries", _PAUSE)
+    resuming = command("resume", resume, "resume deliveries", _RESUME)
     add_watch(listing, counting, peeking)
     for each in (listing, creating, altering, resetting, deleting, counting, peeking, driving, pausing, resuming):
         add_connection(each)
 
 
 def _check_alter(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments are incomplete, if they are."""
     return None if given_settings(given) else "give at least one setting to change"
 
 
 def list_queues(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print subscriptions, one a line."""
+    """Print subscriptions, one per line."""
     with connected(given, out) as bus:
         infos = sorted(bus.subscriptions(given.topic or None), key=lambda each: (each.topic, each.subscription))
     if out.json:
@@ -226,7 +228,7 @@ def list_queues(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Make a subscription."""
     with connected(given, out) as bus:
-        bus.describe_topic(given.topic)  # or a slip of the pen might make a topic
+        bus.describe_topic(given.topic)  # otherwise a misspelt name could create a topic
         info = bus.create_subscription(
             given.topic, given.subscription, exist_ok=given.exist_ok, start=given.start, **given_settings(given)
         )
@@ -245,24 +247,24 @@ def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def reset(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Open a subscription anew, if the user is sure."""
+    """Rebuild a subscription, if the user confirms."""
     with connected(given, out) as bus:
         info = bus.describe_subscription(given.topic, given.subscription)
         lost = "all it knows" if given.start is not None else "all leases"
-        if not confirmed(given, f"Open {_name(info)} anew and forget {lost}?"):
+        if not confirmed(given, f"Rebuild {_name(info)} and discard {lost}?"):
             out.note("nothing was reset")
             return EXIT_ERROR
         info = bus.reset_subscription(given.topic, given.subscription, start=given.start)
-    out.tell(whole(info), f"{_name(info)} was reset: {counted(sum(_counts(info)[:3]), 'message')} to hand out")
+    out.tell(whole(info), f"{_name(info)} was reset: {counted(sum(_counts(info)[:3]), 'message')} to deliver")
     return 0
 
 
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Forget a subscription, if the user is sure."""
+    """Delete a subscription, if the user confirms."""
     with connected(given, out) as bus:
         info = bus.describe_subscription(given.topic, given.subscription)
         open_ones = counted(sum(_counts(info)[:3]), "message")
-        if not confirmed(given, f"Forget {_name(info)}, which has {open_ones} to hand out or in hand?"):
+        if not confirmed(given, f"Delete {_name(info)}, which has {open_ones} to deliver or leased?"):
             out.note("nothing was deleted")
             return EXIT_ERROR
         bus.delete_subscription(given.topic, given.subscription)
@@ -272,7 +274,7 @@ def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def stats(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print how much a subscription has to do, and how it has done so far."""
+    """Print message counts, totals and delivery delays of a subscription."""
     with connected(given, out) as bus:
         info = bus.describe_subscription(given.topic, given.subscription)
         now_us = bus.clock.now_us()
@@ -281,7 +283,7 @@ def stats(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def peek(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print messages that are not settled."""
+    """Print unsettled messages."""
     form = pending_json if out.json else pending_text
     with connected(given, out) as bus:
         queue = bus.queue(given.topic, given.subscription)
@@ -294,7 +296,7 @@ def peek(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def redrive(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Put dead messages back where they died."""
+    """Make dead messages ready again."""
     chosen = selection(given)
     with connected(given, out) as bus:
         queue = bus.queue(given.topic, given.subscription)
@@ -305,24 +307,24 @@ def redrive(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def pause(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Let a subscription hand out nothing."""
+    """Stop the deliveries of a subscription."""
     return _set_paused(given, out, True)
 
 
 def resume(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Let a subscription hand out messages again."""
+    """Resume the deliveries of a subscription."""
     return _set_paused(given, out, False)
 
 
 def _set_paused(given: argparse.Namespace, out: Output, paused: bool) -> int:
     with connected(given, out) as bus:
         info = bus.alter_subscription(given.topic, given.subscription, paused=paused)
-    out.tell(whole(info), f"{_name(info)} {'is paused' if paused else 'hands out messages'}")
+    out.tell(whole(info), f"{_name(info)} {'is paused' if paused else 'delivers messages'}")
     return 0
 
 
 def whole(words: WireStruct) -> dict[str, Any]:
-    """An answer for programs; nothing is left out for being empty."""
+    """Return an answer for JSON output, empty fields included."""
     return {
         name: whole(it) if isinstance(it := getattr(words, name), WireStruct) else msgspec.to_builtins(it)
         for name in words.__struct_fields__
@@ -355,7 +357,7 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
     if info.error:
         yield f"not opened    {info.error}"
     yield ""
-    # What is dead wants to be looked at, if there is any.
+    # Dead messages need attention, if there are any.
     rows = [
         (paint_state(status) if status == "dead" and number else status, number, remarks[status] or "")
         for status, number in zip(STATUSES, _counts(info), strict=True)
@@ -366,12 +368,12 @@ def _statistics(info: SubscriptionInfo, now_us: int) -> Iterator[str]:
     yield from table(("since the broker was started", "messages"), *done)
     if any(info.timing.counts) or info.timing.early:
         yield ""
-        yield "how late messages with a due time were handed over:"
+        yield "delay of messages with a due time:"
         yield from bars(_timing_rows(info.timing))
 
 
 def _timing_rows(timing: Timing) -> list[tuple[str, int]]:
-    """Labels and numbers, from the first that counts to the last."""
+    """Return labels and numbers, from the first non-zero number to the last."""
     bounds = [f"up to {span_text(bound_us)}" for bound_us in timing.bounds_us]
     labels = [*bounds, f"over {span_text(timing.bounds_us[-1])}" if bounds else "at all"]
     rows = list(zip(labels, timing.counts, strict=False))

@@ -1,4 +1,4 @@
-"""`headrace repair`: a broker's data directory made usable again."""
+"""`headrace repair`: repairs a broker's data directory."""
 
 import argparse
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ example:
   headrace repair ./data
 
 For a data directory that a broker refuses, or in which `headrace verify` found
-damage. No broker may be at work in it. Topics, their settings and partitions
-come from the good parts of the journal and from what each partition says of
-itself; groups, leased subscriptions and schedules from the journal alone, as
-of its last good part. Every message that can be read keeps its offset.
+damage. No broker may be running on it. Topics, their settings and partitions are
+restored from the intact parts of the journal and from the partitions' own metadata;
+groups, leased subscriptions and schedules from the journal alone, as of its last
+intact part. Every readable message keeps its offset.
 
-Nothing is removed: what is damaged, another broker's or not understood is moved
-or copied to the folder set-aside, damaged messages to the folder quarantine of
-their log. What could not be restored is told. May be ended and run again.
+Nothing is deleted: damaged, foreign and unknown files are moved or copied to the
+directory set-aside, damaged messages to the directory quarantine of their log. The
+command reports what it could not restore. It may be interrupted and run again.
 
 Exit code: 0 repaired, or nothing to repair; 1 could not be repaired.
 """
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Put a data directory in order and tell what was done."""
+    """Repair a data directory and print what was done."""
     with ProgressLine("repairing", data_bytes(given.data)) as progress:
         done = repair_data(given.data, progress)
     content = {

@@ -1,4 +1,4 @@
-"""`headrace serve`: a broker as a process."""
+"""`headrace serve`: runs a broker."""
 
 import argparse
 import asyncio
@@ -22,9 +22,9 @@ logger = logging.getLogger("headrace.server")
 
 _DEST = "serve_"
 _FILES_SPARE = 512
-"""File descriptors for segments, listening sockets and whatever else is no connection."""
+"""File descriptors reserved for segments, listening sockets and everything else that is not a connection."""
 _YOUNG_OBJECTS_MAX = 10_000
-"""The threshold of Python's garbage collector: more new objects than the requests of many clients at a time need."""
+"""The threshold of Python's garbage collector: more objects than concurrent requests of many clients allocate."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _EPILOG = """\
@@ -35,19 +35,19 @@ examples:
   headrace serve --host 0.0.0.0 --topic partitions=4 --topic retain_seconds=7d
   HEADRACE_PORT=7391 headrace serve --config headrace.toml --print-config
 
-Each setting is looked for in these places, and the first that has it counts:
+Each setting is read from these sources, and the first that sets it wins:
   1. flags                      --heartbeat-ms 1000    --topic partitions=4
   2. environment                HEADRACE_HEARTBEAT_MS  HEADRACE_TOPIC_PARTITIONS
   3. a TOML file                heartbeat_ms = 1000    [topic] partitions = 4
   4. the defaults shown above
 The file is --config, else $HEADRACE_CONFIG, else headrace/headrace.toml in
-$XDG_CONFIG_HOME (~/.config) if it exists. --print-config prints what counts and
-where it comes from, in the form of such a file. Sizes may be written like
-256MiB, times like 30s or 7d. Relative paths in a file count from the file.
+$XDG_CONFIG_HOME (~/.config) if it exists. --print-config prints the settings in
+effect and their sources, as such a file. Sizes may be written like 256MiB, times
+like 30s or 7d. Relative paths in a file are relative to the file.
 
-One line on stdout tells that the broker is ready and where it listens; the log
-goes to stderr. SIGTERM and Ctrl-C drain: clients are told, finish and commit;
-then everything is synced and closed. A second signal ends the waiting.
+When the broker is ready it prints one line with its addresses to stdout; the log
+goes to stderr. SIGTERM and Ctrl-C drain: the broker tells its clients, which finish
+and commit; then it syncs and closes everything. A second signal ends the wait.
 
 exit codes: 0 drained; 1 an error; 2 wrong usage; 130 or 143 ended by Ctrl-C or
 SIGTERM before clients had finished.
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=serve, check=_check)
     add = parser.add_argument
     completes(add("--config", metavar="FILE", help="read settings from this TOML file"), "file")
-    add("--print-config", action="store_true", help="print the settings in effect and where they come from, and end")
+    add("--print-config", action="store_true", help="print the settings in effect and their sources, and exit")
     add_json(parser)
     group = parser.add_argument_group("settings")
     explanations = field_explanations(ServerSettings)
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=_metavar(name),
             default=argparse.SUPPRESS,
             action="append" if name == "listen" else "store",
-            help=f"{text}; may be given several times" if name == "listen" else text,
+            help=f"{text}; may be repeated" if name == "listen" else text,
         )
         if name in ("data", "unix_socket"):
             completes(action, "directory" if name == "data" else "file")
@@ -87,12 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=topic_flag,
         action="append",
         default=[],
-        help="a default setting of topics, for what their creator leaves out; see `headrace topic create --help`",
+        help="the default of a topic setting; see `headrace topic create --help`",
     )
 
 
 def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:  # noqa: ARG001 it has its own
-    """Run the broker until a signal comes."""
+    """Run the broker until a signal arrives."""
     configuration = configure(*_flags(given), given.config, os.environ)
     if given.print_config:
         out.tell(configuration.as_dict(), *configuration.as_toml().splitlines())
@@ -117,7 +117,7 @@ async def _serve(configuration: Configuration, out: Output) -> int:
 
 
 class _Signals:
-    """The first signal starts draining, the second ends it."""
+    """Install signal handlers: the first signal starts draining, the second ends it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first = asyncio.Event()
@@ -164,11 +164,11 @@ def _make_room_for_connections(connections_max: int) -> None:
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """Check the flags; the text of the error, if there is one."""
+    """Check the flags; returns the text of the error, if there is one."""
     try:
         flags, topic_flags = _flags(given)
         from_flags(flags, topic_flags)
-        # Without the environment and the file, which may name a socket.
+        # Checks the flags without the environment and the file, which may name a socket.
         configure({"unix_socket": "any", **flags}, topic_flags, os.devnull, {})
     except InvalidArgument as error:
         return str(error)

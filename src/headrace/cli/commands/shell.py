@@ -1,4 +1,4 @@
-"""`headrace shell`: a Python prompt with a broker at hand."""
+"""`headrace shell`: a Python prompt connected to a broker."""
 
 import argparse
 import code
@@ -22,13 +22,13 @@ examples:
   headrace shell --connect headrace://queue.example.com:7390
 
 A Python prompt in which headrace is imported and, if a broker answers, bus is
-connected to it. It is IPython's if that is installed (headrace python -m pip
-install ipython), else Python's own. Ctrl-D ends it.
+connected to it. Uses IPython if that is installed (headrace python -m pip install
+ipython), otherwise Python's own prompt. Ctrl-D ends it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace shell`."""
+    """Add the arguments to the parser of `headrace shell`."""
     parser.epilog = _EPILOG
     add_connection(parser)
     parser.set_defaults(run=shell)
@@ -38,7 +38,7 @@ def shell(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Run a prompt until the user ends it."""
     headrace = sys.modules["headrace"]
     out.flush()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends what was typed, not the shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C interrupts the current input, not the shell
     names: dict[str, Any] = {"__name__": "__console__", "__doc__": None, "headrace": headrace}
     with ExitStack() as stack:
         where, bus = _connection(given)
@@ -49,7 +49,7 @@ def shell(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def _connection(given: argparse.Namespace) -> tuple[str, "Bus | None"]:
-    """The broker that the user means, and a bus if it answers; who named a broker must have it."""
+    """Return the broker's address, and a bus if it answers; fails if the user named a broker that does not answer."""
     from headrace.client._sync.bus import connect
 
     found = broker_url(given)
@@ -82,7 +82,7 @@ def _prompt(names: dict[str, Any], banner: str) -> None:
         print(banner, file=sys.stderr)
         start_ipython(argv=["--no-banner"], user_ns=names)
         return
-    with suppress(ImportError):  # without it there is no editing, and all else works
+    with suppress(ImportError):  # without readline only line editing is missing
         import readline
         import rlcompleter
 

@@ -1,4 +1,4 @@
-"""`headrace sql`: queries over topics, once or as they grow, run by Spark."""
+"""`headrace sql`: runs SQL queries over topics on Spark, once or continuously."""
 
 import argparse
 import logging
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from headrace.spark.sql.statements import Frame, Session
 
 _TABLE_ROWS = 1000
-"""So many rows a table has unless more are asked for."""
+"""The default limit of rows in a table."""
 _LOOK_EVERY_S = 0.25
 _TRIGGER_S = 1.0
 _CORRUPT = "_corrupt"
-"""A column that goes with the value."""
+"""The column with values that do not match the schema; read together with the value."""
 _CHEAPEST = "offset"
-"""The column that is read if it does not matter which."""
+"""The column to read if the query needs none."""
 _FORMATS = ("auto", "string", "json", "bytes")
 _NO_TABLE = re.compile(r"^The table or view (`.*`) cannot be found")
 _OF_TOPIC = re.compile(r"""([^=,:<'"()]+)=(.*)""", re.DOTALL)
-"""What stands before the first `=`, unless it is a part of fields with their types and comments."""
+"""The topic before the first `=`, unless the text before it is part of a schema."""
 
 _EPILOG = """\
 examples:
@@ -50,90 +50,93 @@ examples:
   headrace sql "select value.level, count(*) from logs group by 1" --follow
 
 Every topic is a table with the columns topic, partition, offset, timestamp, key
-and value. Names with other characters than letters, digits and _ stand in
+and value. Write names with characters other than letters, digits and _ in
 `backquotes`.
 
-Keys are text. Values are JSON if those that are looked at, the oldest and the
-newest, are all JSON objects: then value.NAME is a field, and what does not fit
-is in the column _corrupt. Otherwise values are text. --format says it instead,
-for all topics or with TOPIC= for one, and --schema which fields there are:
+Keys are text. Values are JSON if all sampled values, the oldest and the newest,
+are JSON objects: then value.NAME is a field, and values that do not match are in
+the column _corrupt. Otherwise values are text. --format overrides this, for all
+topics or with TOPIC= for one, and --schema defines the fields:
   --format logs=string --schema 'orders=id bigint, total decimal(10,2)'
 
-With --follow the query goes on, and rows are printed as they come: those of
-messages published from now on, or from --from on. A query that groups tells
-rows again when they change; one that sorts as well, all rows again. Ends with
-Ctrl-C, SIGTERM, --limit, and when nobody reads its output any more.
+With --follow the query runs continuously and prints rows as they arrive: those of
+messages published from now on, or since --from. A query with GROUP BY prints rows
+again when they change; with ORDER BY as well, it prints all rows again. Ends with
+Ctrl-C, SIGTERM, --limit, and when its output is closed.
 
-A table has 1,000 rows at most unless --limit says otherwise. In CSV, NULL is an
-empty field and empty text is "". In JSON, a column whose name is there already
-has a number behind it: key, key_2. Results that are too large to be sorted in
-1 GB need --conf spark.driver.memory=4g.
+A table has at most 1,000 rows; --limit changes that. In CSV, NULL is an empty field
+and empty text is "". In JSON, a repeated column name gets a number: key, key_2.
+Results that are too large to be sorted in 1 GB need
+--conf spark.driver.memory=4g.
 
 Needs Spark and Java: see `bin/setup spark`. Times are UTC.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace sql`."""
+    """Add the arguments to the parser of `headrace sql`."""
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("statement", metavar="SQL", nargs="?", help="the query; - reads it from stdin")
-    completes(
-        add("-f", "--file", metavar="FILE", help="read it from a file, which may have several; ; ends each"), "file"
-    )
+    completes(add("-f", "--file", metavar="FILE", help="read statements from a file; ; ends each"), "file")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print CSV, with a line of names first")
+    form.add_argument("--csv", action="store_true", help="print CSV with a heading")
     completes(form.add_argument("--parquet", metavar="OUT", help="write Parquet files to this directory"), "directory")
-    add("--overwrite", action="store_true", help="with --parquet: replace what is there")
-    add("-n", "--limit", metavar="N", type=count, help="end after so many rows")
+    add("--overwrite", action="store_true", help="with --parquet: replace existing files")
+    add("-n", "--limit", metavar="N", type=count, help="end after this many rows")
     add(
         "--from",
         dest="start",
         metavar="WHERE",
         type=_start,
-        help="only messages from here on: earliest, latest, a time",
+        help="the first message: earliest, latest or a time",
     )
-    add("--follow", action="store_true", help="go on, and print rows as they come")
-    add("--trigger", metavar="TIME", type=duration, help="with --follow: look so often (default: 1s)")
+    add("--follow", action="store_true", help="run continuously, and print rows as they arrive")
+    add("--trigger", metavar="TIME", type=duration, help="with --follow: the time between batches (default: 1s)")
     values = parser.add_argument_group("values")
     values.add_argument(
         "--format", dest="formats", metavar="[TOPIC=]FORMAT", action="append", default=[], help=", ".join(_FORMATS)
     )
     values.add_argument(
-        "--schema", dest="schemas", metavar="[TOPIC=]FIELDS", action="append", default=[], help="the fields of JSON"
+        "--schema",
+        dest="schemas",
+        metavar="[TOPIC=]FIELDS",
+        action="append",
+        default=[],
+        help="the fields of JSON values",
     )
     add_connection(parser, json_in=form)
     where = parser.add_argument_group("Spark")
     completes(where.add_argument("--data", metavar="PATH", help="read a data directory, without a broker"), "directory")
-    where.add_argument("--master", default="local[*]", help="where Spark runs (default: local[*])")
+    where.add_argument("--master", default="local[*]", help="the Spark master (default: local[*])")
     where.add_argument(
-        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a setting of Spark; may be given again"
+        "--conf", metavar="NAME=VALUE", action="append", default=[], help="a Spark setting; may be repeated"
     )
     parser.set_defaults(run=sql, check=_check)
 
 
 def _start(text: str) -> int | str | datetime:
-    """Parse where all partitions begin; `_check` refuses an offset, which is of one partition."""
+    """Parse the start of all partitions; `_check` refuses an offset, which applies to one partition."""
     try:
         return start(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no place in a topic; give earliest, latest, a time like 2026-01-31, or '5m ago'"
+            f"{text!r} is no position in a topic; give earliest, latest, a time like 2026-01-31, or '5m ago'"
         ) from None
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if (given.statement is None) == (given.file is None):
         return "give SQL, or -f FILE"
     if given.parquet and not given.overwrite and os.path.exists(given.parquet):
         return _in_use(given.parquet)
     if given.overwrite and not given.parquet:
-        return "--overwrite goes with --parquet"
+        return "--overwrite needs --parquet"
     if given.trigger is not None and not given.follow:
-        return "--trigger goes with --follow"
+        return "--trigger needs --follow"
     if given.follow and given.parquet:
-        return "--follow prints rows; to write them to files as they come, use headrace pipeline"
+        return "--follow prints rows; to write them to files continuously, use headrace pipeline"
     if given.data is not None and given.connect is not None:
         return "give --connect or --data, not both"
     if isinstance(given.start, int):
@@ -147,7 +150,7 @@ def _check(given: argparse.Namespace) -> str | None:
 
 
 def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Run a query, and print what comes out."""
+    """Run a query, and print its result."""
     from headrace.spark.errors import SparkMissing
     from headrace.spark.pipelines.sessions import need_spark
 
@@ -184,7 +187,7 @@ class _Sql:
         self._topics: list[str] = []
 
     def run(self) -> int:
-        """Begin Spark, run the statements, and end it."""
+        """Start Spark, run the statements, and stop it."""
         with ProgressLine("starting Spark") as progress, self._session() as spark:
             *before, last = self._statements
             frame: Frame | None = None
@@ -204,12 +207,12 @@ class _Sql:
 
     @contextmanager
     def _session(self) -> Iterator["Session"]:
-        """Spark, with the topics as tables that are named; these are looked at while Java starts."""
+        """Start Spark with the named topics as tables; samples their values while Java starts."""
         from headrace.spark.ephemeral_session import EphemeralSession
 
         conf = dict(setting.split("=", 1) for setting in self._given.conf)
         if self._given.parquet and _is_url(self._given.parquet):
-            # Hadoop's file systems for object stores want this one for what they buffer on the disk.
+            # Hadoop's file systems for object stores buffer data in this directory.
             conf.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
         quick = EphemeralSession(self._given.master, conf)
         starting = _Aside(quick.begin)
@@ -230,7 +233,7 @@ class _Sql:
         for name in named_topics(text, topics):
             own: dict[str, str] = {}
             if columns is not None:
-                # Spark would have all of them read and decoded, and then drop what the query does not need.
+                # Spark would read and decode all columns, and then drop those that the query does not need.
                 own["columns"] = ",".join(columns).replace(_CORRUPT, "value") or _CHEAPEST
             for option, given in (("value.format", self._given.formats), ("value.schema", self._given.schemas)):
                 for topic, said in map(_own, given):
@@ -271,7 +274,7 @@ class _Sql:
             raise InvalidStatement(f"{error}; {hint}") from error
 
     def _hint(self, statement: str, problem: str) -> str:
-        """What may have been meant."""
+        """Suggest a topic that the user may have meant."""
         unquoted = in_need_of_quotes(statement, self._topics)
         if unquoted:
             return f"write the topic's name as `{unquoted[0]}`"
@@ -279,7 +282,7 @@ class _Sql:
         if missing is None:
             return ""
         near = get_close_matches(missing[1].replace("`", ""), self._topics, 1)
-        return f"is the topic {near[0]} meant?" if near else "headrace topic list shows the topics there are"
+        return f"is the topic {near[0]} meant?" if near else "headrace topic list shows the topics"
 
     def _print(self, frame: "Frame", progress: ProgressLine) -> None:
         from headrace.spark.sql.statements import rows_of
@@ -288,7 +291,7 @@ class _Sql:
         limit = self._given.limit
         if limit is None and isinstance(printer, TableRows):
             limit = _TABLE_ROWS
-        # One more tells whether there are more.
+        # One more row shows whether there are more.
         names, rows = rows_of(frame, None if limit is None else limit + 1)
         first = list(islice(rows, min(limit, 1) if limit is not None else 1))
         progress.clear()
@@ -324,12 +327,12 @@ class _Sql:
             progress.clear()
             try:
                 printer.print(found.names, islice(found.rows, left), whole)
-            except BrokenPipeError:  # who reads our output has seen enough
+            except BrokenPipeError:  # the reader of our output has closed the pipe
                 done.set()
             if self._given.limit is not None and printer.count >= self._given.limit:
                 done.set()
 
-        # Not cut short in the middle of a word with Java, which could not be gone on with afterwards.
+        # A signal must not interrupt a call to Java: the connection would be unusable afterwards.
         with (
             self._interrupts.held(once=True),
             tempfile.TemporaryDirectory(prefix="headrace-sql-", ignore_cleanup_errors=True) as checkpoint,
@@ -360,18 +363,18 @@ def _in_use(path: str) -> str:
 
 
 class _Aside:
-    """Something that is done meanwhile, in a thread of its own."""
+    """A call that runs in a thread of its own."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
         self._found: Any = None
         self._error: BaseException | None = None
-        # In a thread PySpark leaves our handlers of signals alone; and nobody waits for it if the command is to end.
+        # PySpark replaces signal handlers only in the main thread; a daemon thread does not delay the exit.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def result(self) -> Any:
-        """What came of it."""
+        """Return the result of the call, or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -385,7 +388,7 @@ class _Aside:
 
 
 class _Notes(logging.Handler):
-    """Tells the user what is logged."""
+    """Prints log messages to stderr."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
@@ -407,7 +410,7 @@ def _notes(out: Output) -> Iterator[None]:
 
 
 def _own(text: str) -> tuple[str | None, str]:
-    """A setting of one topic, or of all: (None, ...)."""
+    """Parse a setting of one topic, or of all: (None, ...)."""
     found = _OF_TOPIC.fullmatch(text)
     return (found[1], found[2]) if found else (None, text)
 

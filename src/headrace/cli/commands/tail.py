@@ -1,4 +1,4 @@
-"""`headrace tail`: messages of topics, as they come or to the end."""
+"""`headrace tail`: prints messages of topics, as they arrive or up to the end."""
 
 import argparse
 import heapq
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from headrace.client.results import DamagedRange, Received, ReceivedBatch
 
 _FETCH_BYTES = 16 << 20
-"""How much is asked for at once, of all partitions together."""
+"""The maximum bytes of a fetch, of all partitions together."""
 _LOOK_EVERY_S = 0.25
-"""How often a tail that waits looks for signals, and for a reader of its output that has gone."""
+"""How often a waiting tail checks for signals and for a closed output, in seconds."""
 _LEAVE_AFTER_S = 2.0
-"""How long a member of a group that is to end at the end waits for partitions, and for what may not come."""
+"""With --group and --no-follow: how long to wait for partitions, and for messages that may never arrive."""
 
 _EPILOG = """\
 examples:
@@ -35,30 +35,29 @@ examples:
   headrace tail orders refunds --group audit --values | ./audit
   headrace tail --pattern 'orders.*' -n 10
 
-Prints partition and offset, time, key, value and headers, with tabs between
-them, and "-" where there is no key; the topic too if there may be several.
+Prints partition and offset, time, key, value and headers, separated by tabs, and
+"-" for a missing key; the topic too if there may be several.
 
---from takes earliest, latest, an offset, a time (ISO 8601, UTC unless it says
-otherwise), or '5m ago'. It is latest, with --no-follow earliest.
+--from takes earliest, latest, an offset, a time (ISO 8601, UTC if it names no
+zone), or '5m ago'. The default is latest, with --no-follow earliest.
 
-With --group the command goes on where the group stands, and commits what was
-handed to stdout; several that name the same group share the partitions. Then
---from only says where a new group begins, by default with the oldest message.
-End early with -n, not with `| head`.
+With --group the command continues at the group's positions, and commits messages
+after they are written to stdout; several commands with the same group share the
+partitions. Then --from only sets where a new group begins, by default with the
+oldest message. End early with -n, not with `| head`.
 
-Ends with Ctrl-C, SIGTERM, -n, --no-follow or --wait, and when nobody reads its
-output any more.
+Ends with Ctrl-C, SIGTERM, -n, --no-follow or --wait, and when its output is closed.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Fill the parser of `headrace tail`."""
+    """Add the arguments to the parser of `headrace tail`."""
     parser.epilog = _EPILOG
     add = parser.add_argument
     completes(add("topics", metavar="TOPIC", nargs="*", help="the topics' names"), "topic")
-    add("--pattern", help="topics with such names, also new ones: * stands for any characters, ? for one")
+    add("--pattern", help="topics whose names match, also new ones: * matches any characters, ? one")
     add("--from", dest="start", metavar="WHERE", type=start, help="where to begin, see below")
-    add("--last", metavar="N", type=count, help="begin so many messages before the end of each partition")
+    add("--last", metavar="N", type=count, help="begin this many messages before the end of each partition")
     add(
         "-p",
         "--partition",
@@ -66,26 +65,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=count,
         action="append",
-        help="only this partition; may be given again",
+        help="only this partition; may be repeated",
     )
     completes(add("-g", "--group", help="read as a member of this group, and commit"), "group")
-    add("-n", "--limit", metavar="N", type=count, help="end after so many messages")
-    add("--no-follow", dest="follow", action="store_false", help="end at the end, as it is now")
-    add("--skip-corrupt", action="store_true", help="pass over damaged messages, and say so, instead of failing")
-    add("--wait", metavar="TIME", type=duration, help="end after so long without a message")
+    add("-n", "--limit", metavar="N", type=count, help="end after this many messages")
+    add("--no-follow", dest="follow", action="store_false", help="end at the current end of the topics")
+    add("--skip-corrupt", action="store_true", help="skip damaged messages, with a note on stderr, instead of failing")
+    add("--wait", metavar="TIME", type=duration, help="end after this time without a message")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--values", action="store_true", help="print only the values as they are, with a newline each")
+    form.add_argument(
+        "--values", action="store_true", help="print only the values, unchanged, each followed by a newline"
+    )
     add_connection(parser, json_in=form)
-    add("-0", "--null", dest="null_separated", action="store_true", help="with --values: zero bytes, not newlines")
+    add(
+        "-0", "--null", dest="null_separated", action="store_true", help="with --values: zero bytes instead of newlines"
+    )
     parser.set_defaults(run=tail, check=_check)
 
 
 def _check(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments contradict each other, if they do."""
     if not given.topics and given.pattern is None:
         return "give a TOPIC, or --pattern"
     if given.null_separated and not given.values:
-        return "-0 goes with --values"
+        return "-0 needs --values"
     if given.group is not None and (given.partitions or given.last is not None):
         return "--group finds its own partitions and positions: give neither --partition nor --last"
     if given.last is not None and given.start is not None:
@@ -99,7 +102,7 @@ def _check(given: argparse.Namespace) -> str | None:
 
 
 class _Printer:
-    """Prints messages, up to as many as were asked for."""
+    """Prints messages, up to the limit."""
 
     def __init__(self, given: argparse.Namespace, out: Output) -> None:
         self._out = out
@@ -108,11 +111,11 @@ class _Printer:
 
     @property
     def enough(self) -> bool:
-        """Whether as many as were asked for have been printed."""
+        """Whether the limit is reached."""
         return self._left == 0
 
     def print(self, messages: Iterator["Received"]) -> "Received | None":
-        """Print messages while more are wanted; returns the last one of them."""
+        """Print messages up to the limit; returns the last printed one."""
         last: Received | None = None
         for last in messages if self._left is None else islice(messages, self._left):
             self._out.add(self._form(last))
@@ -125,7 +128,7 @@ class _Printer:
 
 
 def tail(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Print messages as they come, or to the end."""
+    """Print messages as they arrive, or up to the end."""
     with connected(given, out) as bus:
         if given.follow or given.group is not None:
             _follow(bus, given, out, interrupts)
@@ -135,12 +138,12 @@ def tail(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def _follow(bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Interrupts) -> None:
-    """Print messages as they come."""
+    """Print messages as they arrive."""
     begin: Any = given.start or ("latest" if given.group is None else "earliest")
     if given.group is None and (given.last is not None or isinstance(given.start, int)):
         begin = {partition: offset for _, partition, offset, _ in _spans(bus, given)}
     for topic in given.topics:
-        bus.describe_topic(topic)  # subscribing might make it, and a slip of the pen is no topic
+        bus.describe_topic(topic)  # subscribing could create a topic from a misspelt name
     ends = None if given.follow else {(span[0], span[1]): span[3] for span in _spans(bus, given)}
     subscription = bus.subscribe(
         *given.topics,
@@ -161,13 +164,13 @@ def _follow(bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Inte
 
 
 def _tell_skipped(out: Output, damaged: "DamagedRange") -> None:
-    """Say on stderr which messages are not printed because they are damaged."""
+    """Print a note on stderr about skipped damaged messages."""
     offsets = offsets_text(damaged.first_offset, damaged.next_offset)
     out.note(f"skipped damaged messages of {damaged.topic}[{damaged.partition}], {offsets}: {damaged.reason}")
 
 
 class _Following:
-    """A subscription whose messages are printed; what was printed, and only that, counts as processed."""
+    """Prints the messages of a subscription, and commits exactly the printed ones."""
 
     def __init__(self, subscription: "Subscription", printer: _Printer, given: argparse.Namespace, out: Output) -> None:
         self._subscription = subscription
@@ -178,7 +181,7 @@ class _Following:
         self._busy_s = time.monotonic()
 
     def more(self, ends: dict[tuple[str, int], int] | None) -> bool:
-        """Print what is there, or wait a moment for it; whether to go on."""
+        """Print available messages, or wait briefly for some; returns whether to continue."""
         for batch in self._subscription.batches():
             self._printed = None
             last = self._printer.print(batch.messages())
@@ -191,21 +194,21 @@ class _Following:
         return ends is None or not self._at_end(ends, idle_s)
 
     def _at_end(self, ends: dict[tuple[str, int], int], idle_s: float) -> bool:
-        """Whether all that there was at the beginning has been printed, as far as it is for this member."""
-        # Of the last messages of a partition none may come, if they have expired or were compacted.
+        """Return whether this member has printed all messages that its partitions held at the start."""
+        # The last messages of a partition may never arrive, if they have expired or were compacted.
         assigned = self._subscription.assigned
         caught_up = all(offset >= ends.get(place, 0) for place, offset in assigned.items())
         return idle_s >= _LEAVE_AFTER_S or (bool(assigned) and caught_up)
 
     def close(self) -> None:
-        """Commit what was printed, and leave the group."""
+        """Commit the printed messages, and leave the group."""
         if self._given.group is not None and self._printed is not None:
             self._subscription.commit(self._printed)
         self._subscription.close()
 
 
 def _read_to_end(bus: "Bus", given: argparse.Namespace, out: Output) -> None:
-    """Print what there is now; what is in several partitions in the order of its times."""
+    """Print the current messages; those of several partitions are ordered by time."""
     printer = _Printer(given, out)
     spans = list(_spans(bus, given))
     bytes_max = max(_FETCH_BYTES // max(len(spans), 1), 64 << 10)
@@ -214,12 +217,12 @@ def _read_to_end(bus: "Bus", given: argparse.Namespace, out: Output) -> None:
     try:
         printer.print(messages)
     except HeadraceError:
-        out.flush()  # what could be read
+        out.flush()  # print the messages before the error
         raise
 
 
 def _spans(bus: "Bus", given: argparse.Namespace) -> Iterator[tuple[str, int, int, int]]:
-    """What is to be read: topic, partition, and the offsets from which and up to which."""
+    """Return the ranges to read: topic, partition, first offset and end offset."""
     names = list(given.topics)
     if given.pattern is not None:
         names += sorted(info.topic for info in bus.topics(given.pattern) if info.topic not in names)
@@ -251,7 +254,7 @@ def _no_such_offset(
 def _fetched(
     bus: "Bus", topic: str, partition: int, offset: int, end: int, bytes_max: int, told_to: Output | None
 ) -> Iterator["Received"]:
-    """The messages of a partition from one offset up to another; damaged ones are skipped if somebody is told of it."""
+    """Iterate over the messages of a range; with a callback for damaged messages, skips them."""
     from headrace.client.results import DamagedRange, ReceivedBatch
 
     while offset < end:

@@ -1,4 +1,4 @@
-"""`headrace timeline`: messages that come due, which can still be changed until then."""
+"""`headrace timeline`: list, add, change and cancel messages that are due in the future."""
 
 import argparse
 import os
@@ -43,8 +43,8 @@ examples:
   headrace timeline list reminders --to 'tomorrow 09:00' --json
   headrace timeline list reminders --key ann -n 1000
 
-Prints messages whose time has not come: time, id, key, value and headers, with
-tabs between them, in the order of their time.
+Prints messages that are not due yet, ordered by due time: time, id, key, value and
+headers, separated by tabs.
 
 {FUTURE}
 """
@@ -54,8 +54,8 @@ example:
   headrace timeline show reminders/0/17@3
 
 ID is topic, partition, offset and the topic's id, as `timeline add` and `timeline
-list` print it. Without @ and the topic's id it is the message at that place of
-whichever topic has that name now.
+list` print it. Without @ and the topic's id it is the message at that partition
+and offset of the current topic with that name.
 """
 
 _ADD = f"""\
@@ -64,10 +64,10 @@ examples:
   headrace timeline add reminders "call bob" --at 2030-01-31T09:00 --key bob
   headrace timeline add reminders "pay" --at 'tomorrow 09:00' --owner billing
 
-The message is stored at once, and handed out when its time has come, by a leased
-subscription of the topic; one is made, called default, if there is none. What is
-printed is the message's id, by which it can be shown, moved and cancelled until
-then; with --owner, only by who names the same owner.
+The broker stores the message at once, and the topic's leased subscriptions deliver
+it when it is due; if the topic has none, the subscription default is created. The
+command prints the message's id, by which it can be shown, moved and cancelled until
+then; with --owner, only by commands with the same owner.
 
 {FUTURE}
 """
@@ -77,8 +77,7 @@ examples:
   headrace timeline move reminders/0/17 --in 30m
   headrace timeline move reminders/0/17 --at 2030-01-31T10:00 --version 2
 
-With --version the message is moved only if nobody has changed it since it had
-that version.
+With --version the message is moved only if it still has that version.
 
 {FUTURE}
 """
@@ -88,7 +87,7 @@ examples:
   headrace timeline cancel reminders/0/17
   headrace timeline cancel reminders/0/17 reminders/0/18 --owner billing
 
-Each that cannot be cancelled is told on stderr, and the exit code is then 1.
+Reports each message that cannot be cancelled on stderr; the exit code is then 1.
 """
 
 _FORECAST = f"""\
@@ -97,9 +96,9 @@ examples:
   headrace timeline forecast reminders --bucket 1d --buckets 30
   headrace timeline forecast reminders --from 'tomorrow 00:00' --bucket 15m --json
 
-Counts messages that come due in each bucket of time; what is ready counts as
-due now. Unless --from says otherwise the first bucket begins at the last full
-hour, or whatever a bucket is.
+Counts the messages that become due in each time bucket; ready messages count as
+due now. By default the first bucket begins at the last multiple of the bucket's
+length, such as the last full hour.
 
 {FUTURE}
 """
@@ -107,30 +106,36 @@ hour, or whatever a bucket is.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace timeline`."""
-    parser.epilog = "`headrace timeline COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace timeline COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
-    listing = make("list", list_messages, "list what comes due, by time", _LIST)
+    listing = make("list", list_messages, "list scheduled messages by due time", _LIST)
     add_topic(listing)
     listing.add_argument("-n", "--limit", metavar="N", type=count, default=100, help="how many (default: 100)")
     add_selection(listing)
-    showing = make("show", show, "print what there is to know about a message", _SHOW)
+    showing = make("show", show, "describe a message", _SHOW)
     _add_id(showing)
-    adding = make("add", add, "publish a message for later", _ADD)
+    adding = make("add", add, "schedule a message", _ADD)
     _add_message(adding)
-    moving = make("move", move, "let a message come due at another time", _MOVE)
+    moving = make("move", move, "change the due time of a message", _MOVE)
     _add_id(moving)
     moving.add_argument("--version", metavar="N", type=count, help="only if it has this version")
     for each in (adding, moving):
         when = each.add_mutually_exclusive_group(required=True)
-        when.add_argument("--at", metavar="TIME", type=relative_moment, help="when it comes due")
-        when.add_argument("--in", dest="in_", metavar="SPAN", type=duration, help="after how long, as 90s, 2h or 7d")
+        when.add_argument("--at", metavar="TIME", type=relative_moment, help="the due time")
+        when.add_argument(
+            "--in",
+            dest="in_",
+            metavar="SPAN",
+            type=duration,
+            help="the time from now until it is due, such as 90s, 2h or 7d",
+        )
     cancelling = make("cancel", cancel, "take messages back", _CANCEL)
     cancelling.add_argument(
         "ids", metavar="ID", type=_identity, nargs="+", help="a message: TOPIC/PARTITION/OFFSET@TOPIC-ID"
     )
     for each in (adding, moving, cancelling):
-        each.add_argument("--owner", default="", help="the producer group in whose name")
-    forecasting = make("forecast", forecast, "count what comes due when", _FORECAST)
+        each.add_argument("--owner", default="", help="the producer group that owns the message")
+    forecasting = make("forecast", forecast, "count messages by due time", _FORECAST)
     add_topic(forecasting)
     _add_buckets(forecasting)
     for each in (listing, showing, forecasting):
@@ -149,17 +154,17 @@ def _add_message(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("value", metavar="VALUE", help="the message")
     add("-k", "--key", help="its key")
-    text = "a header; may be given again"
+    text = "a header; may be repeated"
     add("--header", dest="headers", metavar="NAME=VALUE", action="append", type=header, help=text)
-    add("-p", "--partition", metavar="N", type=count, help="the partition, instead of one by key")
-    add("--expires", metavar="TIME", type=relative_moment, help="when it is not to be delivered any more")
-    add("--priority", metavar="N", type=int, help="its priority, for subscriptions that heed it")
+    add("-p", "--partition", metavar="N", type=count, help="the partition (default: chosen by key)")
+    add("--expires", metavar="TIME", type=relative_moment, help="when the message expires")
+    add("--priority", metavar="N", type=int, help="its priority, for subscriptions with the discipline priority")
 
 
 def _add_buckets(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--from", dest="begin", metavar="TIME", type=relative_moment, help="where the first bucket begins")
-    add("--bucket", metavar="SPAN", type=duration, default=3600.0, help="how long each is (default: 1h)")
+    add("--from", dest="begin", metavar="TIME", type=relative_moment, help="the start of the first bucket")
+    add("--bucket", metavar="SPAN", type=duration, default=3600.0, help="the length of a bucket (default: 1h)")
     add("--buckets", metavar="N", type=more_than_zero(int), default=24, help="how many (default: 24)")
 
 
@@ -171,7 +176,7 @@ def _identity(text: str) -> MessageName:
 
 
 def list_messages(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print messages that wait for their time."""
+    """Print messages that are not due yet."""
     form = pending_json if out.json else timeline_text
     with connected(given, out) as bus:
         queue = bus.queue(given.topic, given.subscription)
@@ -184,7 +189,7 @@ def list_messages(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print all that is known of a message."""
+    """Describe a message."""
     with connected(given, out) as bus:
         message = bus.scheduled(str(given.id)).look(given.subscription)
     if out.json:
@@ -196,7 +201,7 @@ def show(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Publish a message for later."""
+    """Schedule a message."""
     with connected(given, out) as bus:
         due_us = _due_us(bus, given)
         message = bus.schedule(
@@ -211,13 +216,13 @@ def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             at=due_us,
         )
         if not bus.subscriptions(given.topic):
-            bus.create_subscription(given.topic, exist_ok=True)  # or nobody could see it before somebody leases
+            bus.create_subscription(given.topic, exist_ok=True)  # the message can be listed only then
     _tell_due(message, due_us, out)
     return 0
 
 
 def move(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Let a message come due at another time."""
+    """Change the due time of a message."""
     with connected(given, out) as bus:
         due_us = _due_us(bus, given)
         message = bus.scheduled(str(given.id), version=given.version, owner=given.owner)
@@ -227,7 +232,7 @@ def move(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def cancel(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Take messages back; those that can be, if others cannot."""
+    """Cancel messages; an error for one does not stop the others."""
     left = 0
     with connected(given, out) as bus:
         for identity in given.ids:
@@ -247,7 +252,7 @@ def cancel(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def forecast(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Count what comes due in buckets of time."""
+    """Count messages by due time, in buckets."""
     bucket_us = round(given.bucket * 1e6)
     with connected(given, out) as bus:
         begin_us = given.begin
@@ -269,7 +274,7 @@ def _histogram(counts: Forecasted, begin_us: int, bucket_us: int) -> list[str]:
 
 
 def _due_us(bus: "Bus", given: argparse.Namespace) -> int:
-    """The time that the user means; a span counts by the broker's clock."""
+    """Return the due time from the options; a span is added to the broker's time."""
     return int(given.at) if given.in_ is None else bus.clock.now_us() + round(given.in_ * 1e6)
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _VALUES = """\
 SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
-seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. What can be left open can
-be set to none."""
+seconds, or one with a unit: 250ms, 30s, 15m, 12h, 7d. Optional settings can be set
+to none."""
 
 _CREATE = f"""\
 examples:
@@ -33,8 +33,8 @@ examples:
   headrace topic create chat --storage memory --memory-bytes 64MiB
 
 {_VALUES}
-What is not given is as in the brackets, unless the broker's configuration says
-otherwise. Other tenants' topics: --tenant acme.
+The defaults are in the brackets; the broker's configuration can change them. For
+another tenant's topics, give --tenant NAME.
 """
 
 _LIST = """\
@@ -43,7 +43,7 @@ examples:
   headrace topic list 'orders.*' --json
   headrace topic list --names | xargs -n 1 headrace topic describe
 
-In PATTERN, * stands for any characters and ? for one.
+In PATTERN, * matches any characters and ? matches one.
 """
 
 _DESCRIBE = """\
@@ -57,7 +57,7 @@ examples:
   headrace topic alter orders --retain-bytes none --partitions 8
 
 {_VALUES}
-Works while the topic is in use. What is not given stays as it is.
+Works while the topic is in use. Settings that are not given do not change.
 """
 
 _TRIM = """\
@@ -65,33 +65,32 @@ examples:
   headrace topic trim orders --before-time '30d ago'
   headrace topic trim orders --before-offset 1000 --partition 0 --yes
 
-Removes the oldest messages. Those that a group or a leased subscription has
-still to read stay, unless --unread is given. A time is ISO 8601, UTC unless it
-says otherwise, or '30d ago'. Asks first when there is a terminal to ask on;
-otherwise it needs --yes.
+Removes the oldest messages. Messages that a group or a leased subscription has not
+read yet stay, unless --unread is given. A time is ISO 8601 (UTC if it names no
+zone), or '30d ago'. Asks for confirmation on a terminal; otherwise it needs --yes.
 """
 
 _DELETE = """\
 example:
   headrace topic delete orders --yes
 
-Deletes the topic with all its messages. Asks first when there is a terminal to
-ask on; otherwise it needs --yes.
+Deletes the topic with all its messages. Asks for confirmation on a terminal;
+otherwise it needs --yes.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace topic`."""
-    parser.epilog = "`headrace topic COMMAND --help` tells more, with examples."
+    parser.epilog = "`headrace topic COMMAND --help` explains a command, with examples."
     make = command_maker(parser)
     creating = make("create", create, "make a topic", _CREATE)
     _add_topic(creating)
-    creating.add_argument("--exist-ok", action="store_true", help="it is no error if the topic is there already")
+    creating.add_argument("--exist-ok", action="store_true", help="succeed if the topic already exists")
     add_settings(creating)
-    listing = make("list", list_topics, "list topics and how they are kept", _LIST)
-    listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics with such names")
+    listing = make("list", list_topics, "list topics and their retention", _LIST)
+    listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics whose names match")
     listing.add_argument("--names", action="store_true", help="print only the names")
-    describing = make("describe", describe, "print what there is to know about a topic", _DESCRIBE)
+    describing = make("describe", describe, "describe a topic", _DESCRIBE)
     _add_topic(describing, "topic")
     altering = make("alter", alter, "change the settings of a topic", _ALTER)
     _add_topic(altering, "topic")
@@ -116,7 +115,10 @@ def _add_trim(parser: argparse.ArgumentParser) -> None:
     bound = parser.add_mutually_exclusive_group(required=True)
     bound.add_argument("--before-offset", metavar="N", type=count, help="remove messages before this offset")
     bound.add_argument(
-        "--before-time", metavar="TIME", type=relative_moment, help="remove messages before the first of this time"
+        "--before-time",
+        metavar="TIME",
+        type=relative_moment,
+        help="remove messages before the first one of this time or later",
     )
     parser.add_argument(
         "--partition",
@@ -124,14 +126,14 @@ def _add_trim(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=count,
         action="append",
-        help="only in this partition; may be given again",
+        help="only in this partition; may be repeated",
     )
-    parser.add_argument("--unread", action="store_true", help="also messages that are still to be read")
+    parser.add_argument("--unread", action="store_true", help="also remove messages that are not read yet")
     add_yes(parser)
 
 
 def _check_alter(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments are incomplete, if they are."""
     return None if given_settings(given) else "give at least one setting to change"
 
 
@@ -144,13 +146,13 @@ def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print topics, one a line."""
+    """Print topics, one per line."""
     with connected(given, out) as bus:
         topics = sorted(bus.topics(given.pattern), key=lambda info: info.topic)
     if out.json:
         for info in topics:
             content = topic_content(info)
-            del content["partitions"], content["groups"]  # a list does not tell them
+            del content["partitions"], content["groups"]  # a list does not contain them
             out.tell(content)
         return 0
     if given.names:
@@ -185,7 +187,7 @@ def alter(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def trim(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Remove old messages of a topic, if the user is sure."""
+    """Remove old messages of a topic, if the user confirms."""
     with connected(given, out) as bus:
         info = bus.describe_topic(given.topic)
         offsets = _trim_offsets(given, info, bus)
@@ -196,7 +198,7 @@ def trim(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             return EXIT_ERROR
         first = bus.trim_topic(given.topic, offsets, unread=given.unread)
     if any(first[number] < min(offset, _end(info, number)) for number, offset in offsets.items()):
-        out.note("messages that are still to be read were kept; --unread removes them too")
+        out.note("messages that are not read yet were kept; --unread removes them too")
     gone = sum(max(offset - before[number], 0) for number, offset in first.items())
     content = {"topic": info.topic, "removed": gone, "first_offsets": {str(at): first[at] for at in sorted(first)}}
     out.tell(content, f"removed {counted(gone, 'message')} of topic {info.topic}")
@@ -204,7 +206,7 @@ def trim(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dict[int, int]:
-    """Partitions to the offsets before which messages go."""
+    """Return the partitions to trim, mapped to the first offset that stays."""
     if given.before_time is not None:
         return bus.offsets(given.topic, given.before_time, partitions=given.partitions)
     if given.partitions is None and len(info.partitions) > 1:
@@ -217,7 +219,7 @@ def _end(info: TopicInfo, number: int) -> int:
 
 
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Delete a topic, if the user is sure."""
+    """Delete a topic, if the user confirms."""
     with connected(given, out) as bus:
         info = bus.describe_topic(given.topic)
         messages = sum(partition.next_offset - partition.first_offset for partition in info.partitions)
@@ -230,7 +232,7 @@ def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def topic_content(info: TopicInfo) -> dict[str, Any]:
-    """A topic for programs; nothing is left out for being empty."""
+    """Return a topic for JSON output, empty fields included."""
     return {field: msgspec.to_builtins(getattr(info, field)) for field in info.__struct_fields__}
 
 
@@ -246,7 +248,7 @@ def _row(info: TopicInfo) -> tuple[str, int, str, str, str]:
 
 
 def _kept(chosen: dict[str, Any]) -> str:
-    """How long messages are kept, in a few words."""
+    """Format the retention of a topic."""
     words = []
     if chosen["validity"] == "ttl":
         words.append(f"for {duration_text(chosen['ttl_seconds'])}")

@@ -1,4 +1,4 @@
-"""`headrace upgrade`: a data directory of an earlier Headrace made one of this Headrace."""
+"""`headrace upgrade`: converts the data directory of an earlier Headrace to the current format."""
 
 import argparse
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ example:
   headrace upgrade ./data
 
 For a data directory that a broker refuses because an earlier Headrace wrote it,
-and for a log without a broker, given its directory. No broker and no writer may
-be at work in it. Every message keeps its offset; groups, leased subscriptions,
-schedules and transactions are as they were. Each file is written anew beside
-itself, so the disk needs room for one more of them: 512 MiB, or what the topic's
-segment_bytes says. May be ended, or killed, and run again; a directory that is
-of the present format is left as it is.
+and for the directory of a log without a broker. No broker and no writer may be
+running on it. Every message keeps its offset; groups, leased subscriptions,
+schedules and transactions do not change. The command rewrites one file after the
+other, so the disk needs space for one more file: 512 MiB, or the topic's
+segment_bytes. It may be interrupted or killed and run again, and does not change
+a directory that already has the current format.
 
-There is no way back: make a copy before, if the earlier Headrace may be needed.
-Damaged messages stay damaged, and `headrace verify` tells of them afterwards.
+An upgrade cannot be undone: make a copy first if you may need the earlier Headrace.
+Damaged messages stay damaged, and `headrace verify` reports them afterwards.
 
 Exit code: 0 done, or nothing to do; 1 could not be done.
 """
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def upgrade(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Bring a data directory over and tell what was done."""
+    """Upgrade a data directory and print what was done."""
     with ProgressLine("upgrading", data_bytes(given.data)) as progress:
         done = upgrade_data(given.data, progress)
     content = {
@@ -58,4 +58,4 @@ def _lines(done: Upgraded) -> Iterator[str]:
         yield f"{done.path} has format {done.format} already: nothing to do"
         return
     logs, files = counted(done.logs, "log"), counted(done.segments, "file")
-    yield f"{done.path}: {logs}, {files} brought over from format {done.from_format} to {done.format}"
+    yield f"{done.path}: {logs}, {files} upgraded from format {done.from_format} to {done.format}"

@@ -1,4 +1,4 @@
-"""`headrace verify`: the health of a broker's data directory."""
+"""`headrace verify`: checks a broker's data directory for damage."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ example:
 
 Checks that the format file, the journal and the partitions of all topics fit
 together, and every byte of every log. Changes nothing, and may run while a
-broker is at work. What was set aside earlier is listed, but is no damage.
+broker is running. Files that were set aside earlier are listed, but are not damage.
 
 Exit code: 0 sound, 3 damaged, 1 could not be checked.
 """
@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """Let the user name a data directory."""
+    """Add the argument for the data directory."""
     data = parser.add_argument("data", metavar="DATA", type=os.path.abspath, help="the broker's data directory")
     completes(data, "directory")
 
 
 def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Check a data directory and tell what is wrong with it."""
+    """Check a data directory and print the damage."""
     with ProgressLine("verifying", data_bytes(given.data)) as progress:
         found = verify_data(given.data, progress)
     content = {
@@ -73,13 +73,11 @@ def _lines(found: "Verified") -> Iterator[str]:
         yield from log_lines(log)
     yield from (f"note: {one.path}: {one.problem}" for one in found.notes)
     yield from (f"set aside earlier: {one.path}: {one.problem}" for one in found.aside)
-    yield paint_state(
-        "sound" if found.sound else f"DAMAGED; with the broker stopped, `headrace repair {found.path}` puts it in order"
-    )
+    yield paint_state("sound" if found.sound else f"DAMAGED; stop the broker and run `headrace repair {found.path}`")
 
 
 def log_content(log: "CheckedLog") -> dict[str, Any]:
-    """What was found in a log, for programs."""
+    """Return the findings of a log for JSON output."""
     return {
         "path": log.path,
         "error": log.error,
@@ -90,7 +88,7 @@ def log_content(log: "CheckedLog") -> dict[str, Any]:
 
 
 def log_lines(log: "CheckedLog") -> Iterator[str]:
-    """What was found in a log, for people; nothing if it is sound."""
+    """Return the findings of a log as lines for people; none if it is sound."""
     if log.error:
         yield f"problem: {log.path}: {log.error}"
     yield from (f"damaged: {lost_text(lost)}" for lost in log.findings.lost if not lost.repaired)

@@ -1,1 +1,1 @@
-"""The parts of `headrace log`."""
+"""The implementation of `headrace log`."""

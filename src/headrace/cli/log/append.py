@@ -1,4 +1,4 @@
-"""`headrace log append`: messages from arguments, files or stdin into a log."""
+"""`headrace log append`: appends messages from arguments, files or stdin to a log."""
 
 import argparse
 import os
@@ -17,19 +17,19 @@ from headrace.model.headers import headers_from_pairs
 
 
 class AppendResult(msgspec.Struct, kw_only=True):
-    """What came of an append."""
+    """The result of an append."""
 
     appended: int
     first_offset: int
     next_offset: int
     synced: bool
-    """Whether all of it is on the disk."""
+    """Whether all appended messages are synced to the disk."""
     interrupted: bool
 
 
 def append(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Append messages, sync them, and tell their offsets, also when an error or a signal ends it early."""
-    with interrupts.held():  # only waiting for input is cut short
+    """Append messages, sync them, and print their offsets, also when an error or a signal ends the command early."""
+    with interrupts.held():  # a signal interrupts only the wait for input
         log = Log(given.directory, sync_every=given.sync_every, compression=given.compression)
         _tell_recovery(log, out)
         first = log.next_offset
@@ -70,7 +70,7 @@ def _text(outcome: AppendResult) -> str:
 
 
 def _append_all(log: Log, given: argparse.Namespace, interrupts: Interrupts) -> BaseException | None:
-    """Append everything; returns what ended it early."""
+    """Append all messages; returns the error or signal that ended it early."""
     try:
         for messages in _given_messages(given, interrupts):
             if isinstance(messages[0], bytes):
@@ -85,20 +85,20 @@ def _append_all(log: Log, given: argparse.Namespace, interrupts: Interrupts) -> 
 
 
 def _close(log: Log) -> tuple[int, HeadraceError | None]:
-    """Sync and close; returns the offset behind what is in the log now, and what went wrong."""
+    """Sync and close the log; returns its end offset, and the error if there was one."""
     try:
         log.flush()
         following = log.next_offset
         log.close()
     except HeadraceError as error:
-        process_shared.closed(log)  # or the end of the process would try once more
+        process_shared.closed(log)  # otherwise the log would be closed again when the process ends
         with Log(log.path, readonly=True) as written:
             return written.next_offset, error
     return following, None
 
 
 def _given_messages(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[list[bytes] | list[GivenMessage]]:
-    """The messages in lists as they come, none of them empty."""
+    """Iterate over the messages in non-empty lists, as they arrive."""
     if given.json_lines:
         yield from json_messages(interrupts)
         return

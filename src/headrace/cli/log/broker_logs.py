@@ -1,4 +1,4 @@
-"""Logs that are a broker's, which `headrace log` leaves alone."""
+"""Protection of a broker's logs from `headrace log`."""
 
 import argparse
 import functools
@@ -12,7 +12,7 @@ from headrace.storage.ownership import data_directory
 
 
 def outside_brokers(run: Command) -> Command:
-    """The command, which refuses a data directory of a broker and all that is in it."""
+    """Wrap a command so that it refuses a broker's data directory and the logs in it."""
 
     @functools.wraps(run)
     def checked(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:

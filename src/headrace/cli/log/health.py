@@ -1,4 +1,4 @@
-"""`headrace log info`, `verify`, `repair` and `bench`: the state of a log, and its health."""
+"""`headrace log info`, `verify`, `repair` and `bench`: describe, check, repair and measure a log."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ EXIT_DAMAGED = 3
 
 
 def info(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print what there is to know about a log."""
+    """Print offsets, size, times, writer and cursors of a log."""
     with Log(given.directory, readonly=True) as log:
         content = log.info()
         oldest, newest = next(log.messages(skip_corrupt=True), None), _newest(log)
@@ -58,7 +58,7 @@ def _info_lines(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _newest(log: Log) -> Message | None:
-    """The last message there is; messages before the end may be damaged or removed."""
+    """Return the last readable message; messages before the end may be damaged or removed."""
     back = 1
     while True:
         start = max(log.next_offset - back, log.first_offset)
@@ -71,7 +71,7 @@ def _newest(log: Log) -> Message | None:
 
 
 def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Check every byte of a log and tell what is damaged."""
+    """Check every byte of a log and print the damage."""
     with Log(given.directory, readonly=True) as log, ProgressLine("verifying", _segment_bytes(log.path)) as progress:
         path, findings = log.path, log.verify(progress)
     earlier = [lost for lost in findings.lost if lost.repaired]
@@ -98,13 +98,13 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
             f"torn: {counted(findings.torn_bytes, 'byte')} of an unfinished write at offset {findings.torn_at}"
         )
     lines += [f"lost earlier: {offsets_text(lost.first_offset, lost.next_offset)}" for lost in earlier]
-    lines.append(paint_state("sound" if sound else "DAMAGED; `headrace log repair` makes the log whole again"))
+    lines.append(paint_state("sound" if sound else "DAMAGED; `headrace log repair` repairs the log"))
     out.tell(content, *lines)
     return 0 if sound else EXIT_DAMAGED
 
 
 def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Set damage aside, make the log whole, and tell what was done."""
+    """Quarantine damage, repair the log, and print what was done."""
     path = os.path.abspath(given.directory)
     with ProgressLine("repairing", _segment_bytes(path) if os.path.isdir(path) else None) as progress:
         findings = repair_log(path, progress)
@@ -135,14 +135,14 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def lost_content(lost: LostRange) -> dict[str, Any]:
-    """Lost messages, for programs."""
+    """Return lost messages for JSON output."""
     content: dict[str, Any] = msgspec.to_builtins(lost)
     del content["kept_in"], content["repaired"]
     return {**content, "messages": lost.next_offset - lost.first_offset}
 
 
 def lost_text(lost: LostRange) -> str:
-    """Lost messages, for people."""
+    """Format lost messages for people."""
     return f"{offsets_text(lost.first_offset, lost.next_offset)} ({lost.path} at byte {lost.position}: {lost.reason})"
 
 
@@ -152,7 +152,7 @@ def _segment_bytes(path: str) -> int:
 
 
 def bench(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Measure how fast a log is here."""
+    """Measure the performance of a log in a directory."""
     from headrace.bench.run import run
 
     return measure(run, given, out)

@@ -1,4 +1,4 @@
-"""`headrace log read` and `headrace log tail`: messages of a log, to the end or as they come."""
+"""`headrace log read` and `headrace log tail`: print messages of a log, to the end or as they arrive."""
 
 import argparse
 import time
@@ -16,23 +16,23 @@ from headrace.model.message import Message
 
 _COMMIT_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.25
-"""How often a tail that waits looks for signals, and for a reader of its output that has gone."""
+"""How often a waiting tail checks for signals and for a closed output, in seconds."""
 
 
 class MessagePrinter:
-    """Prints messages, and moves the cursor, if there is one, behind what has been printed."""
+    """Prints messages, and moves the cursor, if there is one, past the printed ones."""
 
     def __init__(self, out: Output, form: Form, cursor: Cursor | None, start: int) -> None:
         self._out = out
         self._form = form
         self._cursor = cursor
         self.offset = start
-        """Where reading goes on: all before it has been added, or is damaged or removed."""
+        """The next offset to read: every message before it was added, or is damaged or removed."""
         self._printed = start
         self._commit_s = time.monotonic() + _COMMIT_EVERY_S
 
     def add(self, message: Message) -> None:
-        """Print a message, at the latest with the next `flush`."""
+        """Queue a message for output; the next `flush` prints it at the latest."""
         self._out.add(self._form(message))
         self.offset = message.offset + 1
         if self._out.full:
@@ -41,19 +41,19 @@ class MessagePrinter:
                 self.commit()
 
     def flush(self) -> None:
-        """Print all that waits."""
+        """Print all queued messages."""
         self._out.flush()
         self._printed = self.offset
 
     def commit(self) -> None:
-        """Keep the cursor's place durably."""
+        """Store the cursor's position durably."""
         if self._cursor is not None and self._printed != self._cursor.committed:
             self._cursor.commit(self._printed)
         self._commit_s = time.monotonic() + _COMMIT_EVERY_S
 
 
 def read(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print messages to the end of the log as it is now."""
+    """Print messages up to the current end of the log."""
     with (
         Log(given.directory, readonly=True) as log,
         _cursor(log, given.cursor) as cursor,
@@ -67,7 +67,7 @@ def read(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def tail(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Print messages as they come."""
+    """Print messages as they arrive."""
     with (
         Log(given.directory, readonly=True) as log,
         _cursor(log, given.cursor) as cursor,
@@ -95,7 +95,7 @@ def tail(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def _deliver(messages: Iterator[Message], limit: int | None, delivery: MessagePrinter) -> int:
-    """Print up to so many messages; returns how many there were."""
+    """Print messages up to a limit; returns how many were printed."""
     count = 0
     for message in islice(messages, limit):
         delivery.add(message)
@@ -104,14 +104,14 @@ def _deliver(messages: Iterator[Message], limit: int | None, delivery: MessagePr
 
 
 def _pass_over(log: Log, delivery: MessagePrinter, out: Output) -> None:
-    """Go on at the first message that retention, quicker than we, has left."""
+    """Continue at the first remaining message after retention removed unread ones."""
     first = log.first_offset
     out.note(f"{offsets_text(delivery.offset, first)} removed from the log before being read")
     delivery.offset = first
 
 
 def _wait(log: Log, offset: int, timeout_s: float | None, out: Output, interrupts: Interrupts) -> bool:
-    """Wait for a message; returns False when time is up or nobody reads the output any more."""
+    """Wait for a message; returns False after the timeout or when the output is closed."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = _LOOK_EVERY_S if deadline is None else min(deadline - time.monotonic(), _LOOK_EVERY_S)
@@ -150,7 +150,7 @@ def _cursor(log: Log, name: str | None) -> Iterator[Cursor | None]:
 
 @contextmanager
 def _delivery(given: argparse.Namespace, out: Output, cursor: Cursor | None, start: int) -> Iterator[MessagePrinter]:
-    """A delivery that ends well: whatever happens, what was printed is committed."""
+    """Yield a delivery, and commit what was printed at the end of the block, also after an error."""
     form: Form = as_json if given.json else as_text
     if given.values:
         form = as_value(b"\0" if given.null_separated else b"\n")

@@ -1,1 +1,1 @@
-"""The parts of the commands that run on Spark."""
+"""The implementation of the commands that use Spark."""

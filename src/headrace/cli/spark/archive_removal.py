@@ -1,4 +1,4 @@
-"""`headrace archive expire` and `delete`: remove archived messages that nobody needs any more."""
+"""`headrace archive expire` and `delete`: remove archived messages."""
 
 import argparse
 import importlib.util
@@ -22,11 +22,11 @@ examples:
 
 Removes archived files, the oldest of each partition first: those that have only
 messages older than --older-than, and then more until what is left is not larger
-than --keep-bytes. Reads of the topic through Spark begin behind them from then
-on. A read that was planned before fails and says so, or has finished with them.
+than --keep-bytes. From then on, reads of the topic through Spark begin after them.
+A read that was planned before fails with an error if it still needs them.
 
-First the manifest says that the files do not count any more, then they are
-removed: a command that is interrupted is simply given again. Needs no Java.
+The command first removes the files from the manifest, then deletes them: after an
+interruption, run it again. Needs no Java.
 """
 
 _DELETE = """\
@@ -34,27 +34,29 @@ examples:
   headrace archive delete orders --dry-run
   headrace archive delete orders --yes
 
-Removes all that is archived of a topic. Messages that were dropped from the log
-when they were archived are gone for good; the topic and its log stay as they
-are. --archive names that of another topic that has had the name.
+Deletes the archive of a topic. Messages that were dropped from the log when they
+were archived are lost; the topic and its log do not change. --archive selects the
+archive of an earlier topic with the same name.
 
-First the manifest says that nothing is archived, then the files are removed: a
-command that is interrupted is simply given again. Needs no Java.
+The command first empties the manifest, then deletes the files: after an
+interruption, run it again. Needs no Java.
 """
 
 
 def add_commands(make: Callable[[str, Command, str, str], CommandParser]) -> None:
-    """Add the commands to those of `headrace archive`."""
-    parser = make("expire", expire, "remove archived files that are old or too many", _EXPIRE)
+    """Add `expire` and `delete` to the commands of `headrace archive`."""
+    parser = make("expire", expire, "remove archived files by age or total size", _EXPIRE)
     completes(parser.add_argument("topics", metavar="TOPIC", nargs="+", help="whose archive"), "topic")
     add = parser.add_argument
-    add("--older-than", metavar="TIME", type=duration_from_zero, help="files with only messages that are older")
-    add("--keep-bytes", metavar="SIZE", type=size, help="the oldest files until the rest is not larger")
+    add("--older-than", metavar="TIME", type=duration_from_zero, help="remove files whose messages are all older")
+    add("--keep-bytes", metavar="SIZE", type=size, help="remove the oldest files until the rest is not larger")
     _add_common(parser)
     parser.set_defaults(check=_check_expire)
-    parser = make("delete", delete, "remove all that is archived of a topic", _DELETE)
+    parser = make("delete", delete, "delete the archive of a topic", _DELETE)
     completes(parser.add_argument("topic", metavar="TOPIC", help="whose archive"), "topic")
-    parser.add_argument("--archive", metavar="ID", default="", help="which of several topics that have had the name")
+    parser.add_argument(
+        "--archive", metavar="ID", default="", help="the id of the topic, if several topics had this name"
+    )
     add_yes(parser)
     _add_common(parser)
 
@@ -65,14 +67,14 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_expire(given: argparse.Namespace) -> str | None:
-    """What is wrong with the arguments together."""
+    """Return why the arguments are incomplete, if they are."""
     if given.older_than is None and given.keep_bytes is None:
         return "give --older-than, --keep-bytes, or both"
     return None
 
 
 def expire(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Remove archived files that are old or too many."""
+    """Remove archived files by age or total size."""
     from headrace.spark.archive.bounds import bound_us
 
     before_us = None if given.older_than is None else bound_us(given.older_than)
@@ -90,7 +92,7 @@ def expire(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
 
 
 def delete(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Remove all that is archived of a topic."""
+    """Delete the archive of a topic."""
     done = True
 
     def work(expirer: "Expirer", progress: ProgressLine) -> None:

@@ -1,4 +1,4 @@
-"""Pipelines that a supervisor looks after: start, stop, restart and remove them."""
+"""Supervised pipelines: start, stop, restart and remove them, and run the supervisor."""
 
 import argparse
 import hashlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.2
 _JAVA_S = 30.0
 _BROKER_S = 3.0
-"""How long a supervisor waits for an answer before it looks after its drivers again."""
+"""How long a supervisor waits for the broker's answer before it checks its drivers again."""
 _SUPERVISE = ("-P", "-m", "headrace", "pipeline", "supervise")
 _ENVIRONMENT = (
     "HADOOP_CONF_DIR",
@@ -49,7 +49,7 @@ _ENVIRONMENT = (
 
 
 def start(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Have a pipeline run from now on."""
+    """Start a supervised pipeline."""
     return with_spark(out, _start, given, out, interrupts)
 
 
@@ -77,7 +77,7 @@ def _start(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
 def _reset(
     given: argparse.Namespace, out: Output, bus: "Bus", registry: "Registry", name: str, wanted: "Wanted"
 ) -> bool:
-    """Set the checkpoints of a pipeline that is stopped aside, if the user is sure."""
+    """Rename the checkpoints of a stopped pipeline, if the user confirms."""
     from headrace.spark.errors import PipelineInUse
     from headrace.spark.pipelines.paths import Folder
     from headrace.spark.pipelines.supervisor import host_name
@@ -95,13 +95,13 @@ def _reset(
 
 
 def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Have a pipeline run no more."""
+    """Stop a pipeline."""
     from headrace.spark.pipelines.records import FAILED, STOPPED
 
     def change(record: "PipelineRecord | None") -> "PipelineRecord | None":
         if record is None or (record.wanted == STOPPED and record.state != FAILED):
             return None
-        # What has failed for good has no driver that could end: it is stopped as soon as it is said so.
+        # A pipeline that failed permanently has no driver: it is stopped as soon as the broker stores that.
         over = record.state == FAILED and record.settled
         return _with(record, wanted=STOPPED, state=STOPPED if over else record.state)
 
@@ -110,12 +110,12 @@ def stop(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
         record = registry.change(given.name, change)
         assert record is not None
         if not record.settled:
-            _see_to_supervisor(given, out, bus, record)  # or nobody would do it
+            _see_to_supervisor(given, out, bus, record)  # otherwise no supervisor would stop it
         return wait_until(has_ended, given, out, interrupts, bus, registry, given.name)
 
 
 def restart(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """End a pipeline's driver and start another."""
+    """Stop a pipeline's driver and start a new one."""
     return with_spark(out, _restart, given, out, interrupts)
 
 
@@ -131,7 +131,7 @@ def _restart(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> 
 
 
 def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Forget a pipeline, if the user is sure."""
+    """Remove a pipeline, if the user confirms."""
     from headrace.spark.errors import PipelineInUse
 
     with connected(given, out) as bus:
@@ -154,7 +154,7 @@ def remove(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def _is_free(folder: "Folder", out: Output) -> bool:
-    """Whether nothing of a driver is left, or soon will be: Java takes a moment to end."""
+    """Return whether the driver's processes have ended, after waiting a while for Java to exit."""
     end = time.monotonic() + _JAVA_S
     if not folder.locked():
         return True
@@ -167,7 +167,7 @@ def _is_free(folder: "Folder", out: Output) -> bool:
 
 
 def supervise(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Keep the pipelines of this host as they are wanted."""
+    """Run the supervisor of this host."""
     from headrace.client._sync.bus import connect
     from headrace.spark.pipelines.supervisor import Supervisor
 
@@ -178,12 +178,12 @@ def supervise(given: argparse.Namespace, out: Output, interrupts: Interrupts) ->
             bus, home(given, bus), broker_url(given), stay=given.stay, asked=lambda: _is_asked(interrupts)
         )
         if not supervisor.run():
-            out.note("another supervisor is at work here")
+            out.note("another supervisor runs on this host")
     return 0
 
 
 def _patient_bus(given: argparse.Namespace, interrupts: Interrupts, connect: Callable[..., "Bus"]) -> "Bus":
-    """A connection, as soon as there is a broker."""
+    """Connect as soon as the broker is reachable."""
     from headrace.model.errors import ConnectionFailed
 
     while True:
@@ -211,13 +211,13 @@ def _registry(bus: "Bus") -> "Registry":
 
 
 def _checked(file: str, master: str) -> str:
-    """The hash of a file whose pipelines are in order."""
+    """Check the pipelines of a file, and return its hash."""
     from headrace.spark.errors import SessionNeeded
     from headrace.spark.pipelines.loader import load, settings_of
     from headrace.spark.pipelines.sessions import checked_master, need_spark
 
     need_spark(checked_master(master))
-    with suppress(SessionNeeded):  # then only the driver can tell
+    with suppress(SessionNeeded):  # then only the driver can check it
         settings_of(load(file))
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
@@ -246,7 +246,7 @@ def _definition(given: argparse.Namespace, file: str, place: str) -> "Wanted":
 
 
 def _as_before(given: argparse.Namespace, before: "Wanted") -> "Wanted":
-    """A pipeline as it was, but for what is given anew."""
+    """Return the stored definition of a pipeline, with the options that were given."""
     changes: dict[str, Any] = {"conf": {**before.conf, **dict(given.conf)}}
     for name, value in (("master", given.master), ("restart", given.restart), ("restarts_max", given.max_restarts)):
         if value is not None:
@@ -263,7 +263,7 @@ def _place(checkpoints: str) -> str:
 
 
 def _started(name: str, before: "PipelineRecord | None", definition: "Wanted", out: Output) -> "PipelineRecord | None":
-    """What becomes of a record when somebody wants its pipeline to run."""
+    """Return a pipeline's record after a request to run it."""
     from headrace.spark.errors import PipelineInUse
     from headrace.spark.pipelines.records import RUNNING, PipelineRecord
 
@@ -285,7 +285,7 @@ def _started(name: str, before: "PipelineRecord | None", definition: "Wanted", o
 
 
 def _is_abandoned(record: "PipelineRecord") -> bool:
-    """Whether neither a driver nor a supervisor of this host is there, as after the machine was restarted."""
+    """Return whether this host runs neither the driver nor a supervisor, as after a reboot."""
     from headrace.spark.pipelines.processes import is_alive
     from headrace.spark.pipelines.supervisor import host_name, supervised
 
@@ -309,7 +309,7 @@ def _now_us() -> int:
 
 
 def _see_to_supervisor(given: argparse.Namespace, out: Output, bus: "Bus", record: "PipelineRecord") -> None:
-    """Start a supervisor if this host has none; what it is to do is known to the broker by now."""
+    """Start a supervisor if this host has none; it reads its pipelines from the broker."""
     from headrace.spark.pipelines.supervisor import host_name, supervised
 
     if record.definition.host != host_name():
@@ -323,7 +323,7 @@ def _see_to_supervisor(given: argparse.Namespace, out: Output, bus: "Bus", recor
         return
     place.mkdir(parents=True, exist_ok=True)
     with (place / "supervisor.log").open("ab") as log:
-        # The shell ends at once: the supervisor is nobody's child, and outlives whoever has asked for it.
+        # The shell exits at once: the supervisor is reparented, and outlives this command.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, *_SUPERVISE, "--connect", broker_url(given)],
             cwd="/",

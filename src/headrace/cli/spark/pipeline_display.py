@@ -1,4 +1,4 @@
-"""How `headrace pipeline run` shows what its queries do: lines that are redrawn on a terminal, or plain ones."""
+"""Progress display of `headrace pipeline run`: lines redrawn on a terminal, or plain lines."""
 
 import shutil
 import sys
@@ -21,7 +21,7 @@ _CLEAR = "\x1b[K"
 
 
 class Display:
-    """Shows progress; Spark tells it on threads of its own."""
+    """Shows the progress of queries; Spark calls it on its own threads."""
 
     def __init__(self, out: Output, *, every_s: float, redrawn: bool) -> None:
         self._out = out
@@ -34,7 +34,7 @@ class Display:
         self._next_s = 0.0
 
     def show(self, progress: "QueryProgress") -> None:
-        """Show the news of a query."""
+        """Show the progress of a query."""
         with self._lock:
             before = self._last.get(progress.query)
             self._last[progress.query] = progress
@@ -46,7 +46,7 @@ class Display:
                 self._print(progress)
 
     def close(self) -> None:
-        """Leave the last lines as they are."""
+        """Leave the last lines on the screen."""
         with self._lock:
             if self._redrawn and self._last:
                 self._next_s = 0.0
@@ -71,7 +71,7 @@ class Display:
 
 
 def row_of(progress: "QueryProgress") -> tuple[object, ...]:
-    """A query's news as cells below `COLUMNS`."""
+    """Return a query's progress as cells below `COLUMNS`."""
     return (
         progress.query,
         progress.batch,
@@ -85,7 +85,7 @@ def row_of(progress: "QueryProgress") -> tuple[object, ...]:
 
 
 def line_of(progress: "QueryProgress") -> str:
-    """A query's news as a line."""
+    """Return a query's progress as a line."""
     if progress.idle:
         parts = ["nothing to do"]
     else:
@@ -102,7 +102,7 @@ def line_of(progress: "QueryProgress") -> str:
 
 
 def bytes_text(length: int) -> str:
-    """A size for people, in round figures.
+    """Format a size for people, rounded.
 
     >>> bytes_text(0), bytes_text(1536), bytes_text(20 << 20)
     ('0 B', '1.5 KiB', '20 MiB')

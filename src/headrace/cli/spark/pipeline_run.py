@@ -1,4 +1,4 @@
-"""`headrace pipeline run`: the queries of a file in the foreground, or as a supervisor's child."""
+"""`headrace pipeline run`: runs the queries of a file in the foreground, or as a supervisor's child."""
 
 import argparse
 import os
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 _PLAIN_EVERY_S = 1.0
 _LOGGED_EVERY_S = 10.0
 _BROKER_S = 30.0
-"""How long a supervised driver waits for the broker."""
+"""How long a supervised driver waits for the broker, in seconds."""
 
 
 def run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Run a pipeline until it ends, or is asked to."""
+    """Run a pipeline until it ends or a signal stops it."""
     with interrupts.held(once=True):
         return with_spark(out, _supervised if given.supervised else _in_foreground, given, out, interrupts)
 
 
 def with_spark(out: Output, work: Callable[..., int], *arguments: object) -> int:
-    """Do what needs Spark; if that is not installed, say what to do, as of any wrong usage."""
+    """Call a function that needs Spark; if Spark is not installed, report wrong usage and how to install it."""
     from headrace.spark.errors import SparkMissing
 
     try:
@@ -45,7 +45,7 @@ def with_spark(out: Output, work: Callable[..., int], *arguments: object) -> int
 
 
 def name_of(given: argparse.Namespace, file: str) -> str:
-    """A pipeline's name: as it is given, or as its file is called."""
+    """Return a pipeline's name: the given one, or its file's."""
     from headrace.model.topic import checked_plain_name
 
     stem = os.path.splitext(os.path.basename(file))[0]
@@ -65,7 +65,7 @@ def _in_foreground(given: argparse.Namespace, out: Output, interrupts: Interrupt
 
 
 def _supervised(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """As a supervisor's child: whatever goes wrong is written where the supervisor looks."""
+    """Run as a supervisor's child: write every error to the file that the supervisor reads."""
     from headrace.spark.pipelines.driver import Post
     from headrace.spark.pipelines.paths import Folder
 
@@ -77,14 +77,14 @@ def _supervised(given: argparse.Namespace, out: Output, interrupts: Interrupts) 
 
 
 def reset_checkpoints(given: argparse.Namespace, out: Output, folder: "Folder", file: str, checkpoints: str) -> bool:
-    """Set the checkpoints of a file's queries aside, if the user is sure; the caller has the pipeline's lock."""
+    """Rename the checkpoints of a file's queries, if the user confirms; the caller holds the pipeline's lock."""
     from headrace.spark.errors import SessionNeeded
     from headrace.spark.pipelines.checkpoints import set_aside
     from headrace.spark.pipelines.loader import load
 
     try:
         queries = [definition.name for definition in load(file)]
-    except SessionNeeded:  # what ran last knows them
+    except SessionNeeded:  # the last run recorded them
         driver = folder.driver()
         queries = [] if driver is None else driver.queries
     what = (
@@ -165,7 +165,7 @@ def _drive(
 
 
 class _Asked:
-    """Whether a signal has asked for the end."""
+    """Return whether a signal has arrived."""
 
     def __init__(self, interrupts: Interrupts, out: Output) -> None:
         self._interrupts = interrupts
@@ -177,7 +177,7 @@ class _Asked:
             self._interrupts.check()
         except Interrupted:
             if not self._told:
-                self._out.note("each query finishes the batch that it is at")
+                self._out.note("each query finishes its current batch")
             self._told = True
             return True
         return False
@@ -201,7 +201,7 @@ def _order(given: argparse.Namespace) -> "Order":
 
 @contextmanager
 def _java_log(post: "Post", wanted: bool) -> Iterator[int | None]:
-    """Where Java's log goes so that it does not disturb what is redrawn on the terminal."""
+    """Open the file for Java's log, so that the log does not disturb the redrawn lines."""
     from headrace.spark.pipelines.logs import rotate
 
     if not wanted:

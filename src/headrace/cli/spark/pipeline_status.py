@@ -1,4 +1,4 @@
-"""What there is to see of pipelines: which there are, how each does, and what its driver says."""
+"""`headrace pipeline list`, `status` and `logs`: pipelines, their states and their drivers' logs."""
 
 import argparse
 import hashlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def found(bus: "Bus", name: str = "") -> "Registry":
-    """What the broker knows of pipelines, of this one at least."""
+    """Return the broker's records of pipelines, including the named one."""
     from headrace.spark.pipelines.registry import Registry
 
     registry = Registry(bus)
@@ -40,7 +40,7 @@ def found(bus: "Bus", name: str = "") -> "Registry":
 
 
 def list_pipelines(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print pipelines, one a line."""
+    """Print pipelines, one per line."""
     with connected(given, out) as bus:
         registry = found(bus)
         records = [registry.records[name] for name in sorted(registry.records)]
@@ -60,7 +60,7 @@ def list_pipelines(given: argparse.Namespace, out: Output, _: Interrupts) -> int
 
 
 def status(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
-    """Print all about a pipeline."""
+    """Print the status of a pipeline."""
     with connected(given, out) as bus:
         registry = found(bus, given.name)
         record, latest = registry.get(given.name), registry.progress(given.name)[given.name]
@@ -71,7 +71,7 @@ def status(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def logs(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Print what a driver says."""
+    """Print a driver's log."""
     from headrace.spark.pipelines.logs import follow, last_lines
     from headrace.spark.pipelines.supervisor import host_name
 
@@ -94,7 +94,7 @@ def logs(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
 
 
 def state_text(record: "PipelineRecord") -> str:
-    """How a pipeline is, in words."""
+    """Format the state of a pipeline for people."""
     from headrace.spark.pipelines.records import FAILED, RUNNING, WAITING
 
     text = record.state
@@ -104,7 +104,7 @@ def state_text(record: "PipelineRecord") -> str:
         text += f", next attempt at {time_text(record.next_start_us)[:19]}Z"
     if record.wanted != RUNNING and record.state == RUNNING:
         text += ", to be stopped"
-    if record.error and record.state in (FAILED, WAITING):  # anywhere else it is an old one
+    if record.error and record.state in (FAILED, WAITING):  # in other states the error is an old one
         text += f": {record.error}"
     return text
 
@@ -119,14 +119,14 @@ def _print_log(out: Output, text: bytes) -> None:
 
 
 def home(given: argparse.Namespace, bus: "Bus") -> Path:
-    """Where pipelines that are started here have their files."""
+    """Return the base directory of pipelines started on this host."""
     from headrace.spark.pipelines.paths import home_of
 
     return home_of(bus.info(), broker_url(given), os.environ)
 
 
 def folder_of(given: argparse.Namespace, bus: "Bus", record: "PipelineRecord") -> "Folder":
-    """Where a pipeline has its files, on its host."""
+    """Return the directory of a pipeline, on its host."""
     from headrace.spark.pipelines.paths import Folder
 
     return Folder(Path(record.definition.home or home(given, bus)) / record.name)
@@ -151,7 +151,7 @@ def _row(record: "PipelineRecord", latest: "dict[str, QueryProgress]") -> tuple[
 
 
 def _whereabouts(given: argparse.Namespace, bus: "Bus", record: "PipelineRecord") -> dict[str, Any]:
-    """What only the host of a pipeline knows; nothing elsewhere."""
+    """Return the details known only on the host of a pipeline; empty elsewhere."""
     from headrace.spark.pipelines.supervisor import host_name, supervised
 
     if record.definition.host != host_name():
@@ -168,7 +168,7 @@ def _whereabouts(given: argparse.Namespace, bus: "Bus", record: "PipelineRecord"
 
 
 def _has_changed(record: "PipelineRecord") -> bool:
-    """Whether the file is another one than that which was started."""
+    """Return whether the file has changed since the pipeline was started."""
     try:
         content = Path(record.definition.file).read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Waiting until a pipeline is as somebody wants it, and showing meanwhile what goes on."""
+"""Waits until a pipeline has started or stopped, and shows its state meanwhile."""
 
 import argparse
 import time
@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def has_begun(record: "PipelineRecord") -> bool:
-    """Whether a pipeline runs, or has shown that it does not."""
+    """Return whether a pipeline runs, or has failed to start."""
     from headrace.spark.pipelines.processes import is_alive
     from headrace.spark.pipelines.records import FAILED, FINISHED, RUNNING, WAITING
     from headrace.spark.pipelines.supervisor import host_name
@@ -28,13 +28,13 @@ def has_begun(record: "PipelineRecord") -> bool:
     if record.state_generation != record.generation:
         return False
     if record.state == RUNNING:
-        # After the machine was restarted the broker still has what a supervisor wrote before.
+        # After a reboot the broker still has the state that a supervisor wrote before.
         return record.definition.host != host_name() or is_alive(record.pid, record.started)
     return record.state in (FINISHED, FAILED) or (record.state == WAITING and bool(record.error))
 
 
 def has_ended(record: "PipelineRecord") -> bool:
-    """Whether nothing is left to be done about a pipeline."""
+    """Return whether a pipeline has stopped completely."""
     return record.settled
 
 
@@ -47,7 +47,7 @@ def wait_until(
     registry: "Registry",
     name: str,
 ) -> int:
-    """Wait until a pipeline is as it should be, or --wait is over, and say how it is."""
+    """Wait until a pipeline reaches the state, or --wait expires, and print its state."""
     from headrace.spark.pipelines.records import FAILED, RUNNING, WAITING
 
     begun_s = time.monotonic()
@@ -67,7 +67,7 @@ def wait_until(
         what = "start" if record.wanted == RUNNING else "end"
         out.note(
             f"{name} did not {what} within {span_text(round(given.wait * 1e6))}: {_doing(record, folder)}. "
-            f"The supervisor goes on with it; headrace pipeline status {name} and headrace pipeline logs {name} tell "
+            f"The supervisor keeps trying; headrace pipeline status {name} and headrace pipeline logs {name} show "
             "more, and --wait TIME waits longer"
         )
         return EXIT_ERROR
@@ -75,7 +75,7 @@ def wait_until(
 
 
 def _doing(record: "PipelineRecord", folder: "Folder") -> str:
-    """What a pipeline is at: its driver says more than the broker knows, if it is on this host."""
+    """Return a pipeline's current activity: from its driver if that runs on this host, else from the broker."""
     driver = folder.driver()
     if driver is not None and driver.pid == record.pid and driver.doing:
         return driver.doing

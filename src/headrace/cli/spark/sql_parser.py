@@ -1,4 +1,4 @@
-"""SQL as far as it has to be understood here: where statements end, and which topics and columns they name."""
+"""A partial SQL parser: finds the ends of statements, and the topics and columns that they name."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ALL_COLUMNS = frozenset(("natural", "pivot", "unpivot", "table"))
-"""Where one of these words is, columns may matter that nobody names."""
+"""Keywords with which a statement may read columns that it does not name."""
 _SHOW = re.compile(r"show\s+(tables|views)\b", re.IGNORECASE)
 
 
@@ -26,7 +26,7 @@ class _Token(NamedTuple):
 
 
 def statements(text: str) -> list[str]:
-    """The statements of a text, without the semicolons between them.
+    """Split a text into statements, without the semicolons between them.
 
     >>> statements("select ';'; -- a; b\\nselect 2;")
     ["select ';'", '-- a; b\\nselect 2']
@@ -41,7 +41,7 @@ def statements(text: str) -> list[str]:
 
 
 def named_topics(text: str, topics: Iterable[str]) -> list[str]:
-    """The topics that a text names; SQL does not tell upper from lower case, but an exact name counts more.
+    """Return the topics that a text names; SQL ignores case, but an exact match takes precedence.
 
     >>> named_topics("select 'c' from A join `b-1` on true", ["a", "b-1", "c"])
     ['a', 'b-1']
@@ -56,7 +56,7 @@ def named_topics(text: str, topics: Iterable[str]) -> list[str]:
 
 
 def named_columns(text: str, columns: Iterable[str]) -> list[str] | None:
-    """The columns that a text names, and perhaps some more; None if it may mean all that there are.
+    """Return the columns that a text names, perhaps with others; None if it may read all columns.
 
     >>> named_columns("select count(*) from orders where partition = 1", ["partition", "offset"])
     ['partition']
@@ -79,7 +79,7 @@ def named_columns(text: str, columns: Iterable[str]) -> list[str] | None:
 
 
 def in_need_of_quotes(text: str, topics: Iterable[str]) -> list[str]:
-    """Topics that a text names, if it had put their names in backquotes.
+    """Return the topics that a text would name if it put their names in backquotes.
 
     >>> in_need_of_quotes("select * from eu.orders", ["eu.orders", "orders"])
     ['eu.orders']

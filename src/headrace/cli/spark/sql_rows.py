@@ -1,4 +1,4 @@
-"""Rows of a query as they are printed: a table for people, JSON and CSV for programs."""
+"""Output formats of query rows: a table for people, JSON and CSV for programs."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from headrace.cli.message_formats import printable
 from headrace.cli.terminal.output import Output, counted
 
 _LOOKED_AT = 1000
-"""Rows that decide how wide columns are."""
+"""How many rows determine the column widths."""
 _COLUMN_MIN = 6
 _GAP = "  "
 _NULL = "NULL"
@@ -36,7 +36,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_other, decimal_format="number")
 
 
 class JsonRows:
-    """An object a line."""
+    """Prints each row as one JSON object per line."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -58,7 +58,7 @@ class JsonRows:
 
 
 def _unique(names: Sequence[str]) -> Sequence[str]:
-    """The names of the fields of an object, each of which is there once."""
+    """Return unique field names for an object."""
     if len(set(names)) == len(names):
         return names
     from headrace.spark.sql.column_names import unique_names
@@ -67,7 +67,7 @@ def _unique(names: Sequence[str]) -> Sequence[str]:
 
 
 class CsvRows:
-    """Fields with commas between them, after a line with their names; "" is empty text, nothing is NULL."""
+    """Prints CSV with a heading; "" is empty text, an empty field is NULL."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -95,7 +95,7 @@ class CsvRows:
 
 
 class TableRows:
-    """Columns for people, cut to fit the terminal if there is one, and how many rows there are."""
+    """Prints a table for people, cut to the terminal's width if there is one, and the number of rows."""
 
     def __init__(self, out: Output, width: int | None = None) -> None:
         self._out = out
@@ -105,7 +105,7 @@ class TableRows:
         self.count = 0
 
     def print(self, names: Sequence[str], rows: Iterable[Row], whole: bool = False) -> None:
-        """Print rows, below their names if these are the first or if they are all there are."""
+        """Print rows, with a heading above the first ones and above each complete result."""
         rows = iter(rows)
         first = list(islice(rows, _LOOKED_AT))
         texts = [[cell_text(value) for value in row] for row in first]
@@ -124,7 +124,7 @@ class TableRows:
         self._out.flush()
 
     def close(self, more: bool = False) -> None:
-        """Tell how many rows there were."""
+        """Print the number of rows."""
         self._line(f"({'first ' if more else ''}{counted(self.count, 'row')})")
         self._out.flush()
 
@@ -148,12 +148,12 @@ class TableRows:
 
 
 def terminal_width() -> int:
-    """How many columns there are for a line; 0: it may be as long as it likes."""
+    """Return the width of the terminal; 0 if lines may have any length."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
 
 
 def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """The widths of columns, the widest made smaller until a line fits, if that can be.
+    """Shrink the widest columns until a line fits, if possible; returns the widths.
 
     >>> fitted([3, 50, 30], 60), fitted([3, 50], 0)
     ([3, 26, 27], [3, 50])
@@ -168,7 +168,7 @@ def fitted(widths: Sequence[int], room: int) -> list[int]:
 
 
 def padded_to(text: str, width: int, *, right: bool) -> str:
-    """The text in so many columns of a terminal, without its end if it is too long."""
+    """Pad or cut a text to a width on the terminal."""
     taken = _columns(text)
     if taken > width:
         text = _cut(text, width)
@@ -177,7 +177,7 @@ def padded_to(text: str, width: int, *, right: bool) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """A value for people.
+    """Format a value for people.
 
     >>> cell_text(None), cell_text(True), cell_text(b"a"), cell_text([1, None]), cell_text(1.5)
     ('NULL', 'true', 'a', '[1,null]', '1.5')
@@ -190,7 +190,7 @@ def cell_text(value: Any) -> str:
 
 
 def _csv_field(text: str) -> str:
-    """A text as a field of CSV.
+    """Encode a text as a CSV field.
 
     >>> _csv_field("a b"), _csv_field(""), _csv_field("a, b")
     ('a b', '""', '"a, b"')
@@ -217,7 +217,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _columns(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """Return the width of a text on the terminal."""
     if text.isascii():
         return len(text)
     return sum(_sign_columns(sign) for sign in text)

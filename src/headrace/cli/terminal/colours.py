@@ -1,4 +1,4 @@
-"""Colours for terminals: what is in which colour, and whether there are any."""
+"""Terminal colours: the palette, and the decision whether a stream is coloured."""
 
 import os
 import re
@@ -25,13 +25,13 @@ _coloured = {"stdout": False, "stderr": False}
 
 
 def choose(environ: Mapping[str, str], *, off: bool = False) -> None:
-    """Decide for both streams whether what is printed there has colours."""
+    """Decide for stdout and stderr whether output is coloured."""
     for name in _coloured:
         _coloured[name] = not off and wanted(environ, getattr(sys, name))
 
 
 def wanted(environ: Mapping[str, str], stream: Any) -> bool:
-    """Whether colours are wanted on a stream, in the order that Python itself looks."""
+    """Return whether a stream is coloured; checks the same variables in the same order as Python."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
@@ -45,18 +45,18 @@ def wanted(environ: Mapping[str, str], stream: Any) -> bool:
 
 
 def paint(text: str, meaning: str, *, stream: str = "stdout") -> str:
-    """The text in the colour of its meaning, if the stream has colours."""
+    """Return the text in the colour of its meaning, if the stream is coloured."""
     return f"\x1b[{_CODES[meaning]}m{text}\x1b[0m" if text and _coloured[stream] else text
 
 
 def paint_state(text: str) -> str:
-    """The text, in the colour of the state that its first word names if it does."""
+    """Return the text, coloured by the state that its first word names, if any."""
     meaning = _STATES.get(re.split(r"[\s,;:]", text, maxsplit=1)[0])
     return paint(text, meaning) if meaning else text
 
 
 def width(text: str) -> int:
-    """How many characters of a text are seen.
+    """Count the visible characters of a text.
 
     >>> width("\\x1b[1mtopic\\x1b[0m")
     5

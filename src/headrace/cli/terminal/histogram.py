@@ -1,4 +1,4 @@
-"""Bars in the terminal: how many there are of each."""
+"""Bar charts for the terminal."""
 
 import shutil
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _BAR_COLUMNS_MIN = 10
 
 
 def bars(rows: Sequence[tuple[str, int]], columns: int | None = None) -> list[str]:
-    """A line for each label and its number, with a bar; as wide as the terminal unless it is said.
+    """Return a line with a bar for each label and number, as wide as the terminal by default.
 
     >>> bars([("a", 4), ("bb", 1), ("c", 0)], 16)
     ['a   4  ██████████', 'bb  1  ██▌', 'c   0']
@@ -30,12 +30,12 @@ def bars(rows: Sequence[tuple[str, int]], columns: int | None = None) -> list[st
 
 
 def _bar(eighths: int, number: int) -> str:
-    eighths = max(eighths, 1) if number else 0  # what there is, is seen
+    eighths = max(eighths, 1) if number else 0  # a number above 0 shows at least a sliver
     return _FULL * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def short_time_text(time_us: int, step_us: int) -> str:
-    """A time for people, in UTC, as exact as steps of that length need it.
+    """Format a time for people, in UTC, as precisely as steps of that length need.
 
     >>> short_time_text(1_700_000_000_000_000, 3_600_000_000), short_time_text(1_700_000_000_000_000, 500_000)
     ('2023-11-14T22:13Z', '2023-11-14T22:13:20.000000Z')
@@ -47,7 +47,7 @@ def short_time_text(time_us: int, step_us: int) -> str:
 
 
 def span_text(span_us: int) -> str:
-    """How long something takes or is ago, for people, in its two largest units.
+    """Format a time span for people, in its two largest units.
 
     >>> span_text(250), span_text(1_500_000), span_text(7_500_000_000), span_text(90_000_000_000)
     ('250µs', '1.5s', '2h 5m', '1d 1h')

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end, turned into an exception where that does no harm."""
+"""Turns SIGINT and SIGTERM into an exception, and defers it in blocks that must not be interrupted."""
 
 import signal
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asks the command to end."""
+    """SIGINT or SIGTERM arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
-        """What a shell says of a process that died of the signal."""
+        """The exit code by which shells report that signal."""
 
 
 class Interrupts:
-    """Raises Interrupted when a signal comes; while held, it only notes the signal."""
+    """Raises Interrupted when a signal arrives; while held, only records the signal."""
 
     def __init__(self) -> None:
         self._noted: int | None = None
@@ -39,9 +39,9 @@ class Interrupts:
 
     @contextmanager
     def held(self, *, once: bool = False) -> Iterator[None]:
-        """Note signals only: nothing in the block is cut short. `check` afterwards, or the signal has no effect.
+        """Only record signals in the block. Call `check` afterwards, or the signal has no effect.
 
-        With `once` only the first is held back: who asks again cannot wait.
+        With `once`, only the first signal is held back; the second interrupts the block.
         """
         before = self._held, self._impatient
         try:
@@ -52,7 +52,7 @@ class Interrupts:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Inside a held block: a part that may be cut short, for it may wait forever."""
+        """Inside a held block: allow signals to interrupt a part that may wait forever."""
         before = self._held
         try:
             self._held = False
@@ -62,7 +62,7 @@ class Interrupts:
             self._held = before
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has been noted."""
+        """Raise Interrupted if a signal has been recorded."""
         if self._noted is not None:
             raise Interrupted(self._noted)
 

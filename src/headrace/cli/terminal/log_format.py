@@ -1,4 +1,4 @@
-"""What a server logs, as lines for people or as JSON for programs; both keep the fields of an event apart."""
+"""Log formatters of the server: lines for people or JSON for programs, both with separate fields."""
 
 import json
 import logging
@@ -13,17 +13,17 @@ class TextLines(logging.Formatter):
     """`2026-01-31T12:00:00.000Z info headrace.server ready port=7390`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it if there is one."""
+        """Return one line, followed by the traceback if there is one."""
         fields = "".join(f" {name}={_quoted(content)}" for name, content in _fields(record).items())
         line = f"{_time(record)} {record.levelname.lower()} {record.name} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonLines(logging.Formatter):
-    """An object a line."""
+    """Formats each record as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever there is to tell."""
+        """Return one line, tracebacks included."""
         content = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -37,7 +37,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: str) -> None:
-    """Log what Headrace, and the libraries below it, have to say."""
+    """Configure logging of Headrace and its libraries to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

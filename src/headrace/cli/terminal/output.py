@@ -1,4 +1,4 @@
-"""Where a command's words go: results to stdout, errors, notes and progress to stderr."""
+"""Output of the commands: results to stdout; errors, notes and progress to stderr."""
 
 import json
 import os
@@ -19,22 +19,22 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Output:
-    """Prints to stdout in pieces of whole lines, as text or as JSON."""
+    """Buffers whole lines and prints them to stdout, as text or as JSON."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.json = as_json
-        """Whether programs read along: one JSON object a line."""
+        """Whether to print JSON, one object per line."""
         self._fd = _fd_of_stdout()
         self._waiting = bytearray()
 
     @property
     def full(self) -> bool:
-        """Whether enough waits to be printed."""
+        """Whether the buffer is large enough to be printed."""
         return len(self._waiting) >= _FULL_BYTES
 
     @property
     def closed(self) -> bool:
-        """Whether whoever read our output has gone, as `head` does."""
+        """Whether the reader of stdout has closed the pipe, as `head` does."""
         if self._fd is None:
             return False
         poll = select.poll()
@@ -42,11 +42,11 @@ class Output:
         return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
 
     def add(self, line: bytes) -> None:
-        """Print bytes, with the next `flush`."""
+        """Buffer bytes for the next `flush`."""
         self._waiting += line
 
     def tell(self, content: dict[str, Any], *lines: str) -> None:
-        """Print a result, as JSON or as lines of text, at once."""
+        """Print a result immediately, as JSON or as lines of text."""
         for line in [_json(content)] if self.json else lines:
             self.add(
                 line.encode("utf-8", "surrogateescape") + b"\n"
@@ -54,24 +54,24 @@ class Output:
         self.flush()
 
     def flush(self) -> None:
-        """Hand over everything that waits."""
-        # Not through sys.stdout: what it could not write it would try again when Python ends, with a traceback.
+        """Write the buffer to stdout."""
+        # Not through sys.stdout: it would retry a failed write when Python exits, and print a traceback.
         waiting, self._waiting = self._waiting, bytearray()
         with memoryview(waiting) as left:
             done = 0
             while done < len(left) and self._fd is not None:
                 try:
                     done += os.write(self._fd, left[done:])
-                except BlockingIOError:  # a terminal that another program has set so
+                except BlockingIOError:  # another program has made the terminal non-blocking
                     select.select([], [self._fd], [])
 
     def note(self, text: str) -> None:
-        """Say something by the way on stderr."""
+        """Print a note on stderr."""
         say({"note": text}, f"{paint('headrace:', 'warning', stream='stderr')} {text}", as_json=self.json)
 
 
 class ProgressLine:
-    """One line on stderr that tells how far long work has come; nothing unless a person sees it."""
+    """A progress line on stderr for long operations; silent if stderr is not a terminal."""
 
     def __init__(self, what: str, total: int | None = None, *, shown: bool = True) -> None:
         self._what = what
@@ -87,7 +87,7 @@ class ProgressLine:
         self._show("")
 
     def __call__(self, done: int) -> None:
-        """Tell how much is done."""
+        """Show how much is done."""
         now_s = time.monotonic()
         if self._shown and now_s >= self._next_s:
             self._next_s = now_s + _PROGRESS_EVERY_S
@@ -95,7 +95,7 @@ class ProgressLine:
             self._show(f"{self._what}{share}")
 
     def say(self, what: str) -> None:
-        """Tell what is being done now."""
+        """Show the current activity."""
         self._what = what
         self(0)
 
@@ -104,13 +104,13 @@ class ProgressLine:
             print(_CLEAR_LINE + text, end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Make way for a line on stdout."""
+        """Clear the progress line before a line on stdout."""
         self._show("")
         self._next_s = 0.0
 
 
 def say(content: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print to stderr, as JSON or as text; when nobody can see that, nothing is to be done."""
+    """Print an error to stderr, as JSON or as text; ignores a closed stderr."""
     if sys.stderr is None:
         return
     try:
@@ -121,7 +121,7 @@ def say(content: dict[str, Any], text: str, *, as_json: bool) -> None:
 
 
 def let_go_of_stdout() -> None:
-    """Flush what argparse has printed, now: when Python ends it is too late to deal with a closed pipe."""
+    """Flush the output of argparse now: when Python exits it is too late to handle a closed pipe."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -130,7 +130,7 @@ def let_go_of_stdout() -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and its noun.
+    """Format a number and its noun.
 
     >>> counted(1, "message"), counted(1234, "message")
     ('1 message', '1,234 messages')
@@ -139,7 +139,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def table(*rows: Sequence[object]) -> list[str]:
-    """Rows as lines, in columns; numbers stand right, and the first row is the heading.
+    """Format rows as lines with aligned columns, numbers to the right; the first row is the heading.
 
     >>> table(("topic", "lag"), ("orders", 1234), ("a", 5))
     ['topic     lag', 'orders  1,234', 'a           5']
@@ -158,7 +158,7 @@ def table(*rows: Sequence[object]) -> list[str]:
 
 
 def offsets_text(first: int, following: int) -> str:
-    """A range of offsets.
+    """Format a range of offsets.
 
     >>> offsets_text(3, 4), offsets_text(3, 6)
     ('offset 3', 'offsets 3 to 5')

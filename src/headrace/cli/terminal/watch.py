@@ -1,4 +1,4 @@
-"""`--watch`: a command that describes something, again and again."""
+"""`--watch`: runs a command repeatedly and redraws its output."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ _CLEAR_REST_OF_LINE, _CLEAR_BELOW = b"\x1b[K", b"\x1b[J"
 
 
 def add_watch(*parsers: argparse.ArgumentParser) -> None:
-    """Let the user ask for it again and again."""
+    """Add the option --watch."""
     for parser in parsers:
         parser.add_argument(
             "--watch",
@@ -28,7 +28,7 @@ def add_watch(*parsers: argparse.ArgumentParser) -> None:
             nargs="?",
             type=_interval,
             const=_EVERY_S,
-            help="print it again and again, every 2 seconds or as often as you say, until Ctrl-C",
+            help="repeat every SECONDS (default: 2) until Ctrl-C",
         )
 
 
@@ -40,7 +40,7 @@ def _interval(text: str) -> float:
 
 
 def watch(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    """Run a command again and again, until it fails for good or a signal comes."""
+    """Run a command repeatedly, until it fails permanently or a signal arrives."""
     screen = _Screen(out, given.watch) if _on_terminal(os.environ) and not out.json else None
     shown = 0
     try:
@@ -74,35 +74,35 @@ def _on_terminal(environ: Mapping[str, str]) -> bool:
 
 
 class _Frame(Output):
-    """Keeps what one run prints, notes included."""
+    """Collects the output of one run, notes included."""
 
     def flush(self) -> None:
         """Keep it."""
 
     def note(self, text: str) -> None:
-        """Keep it with the rest."""
+        """Collect a note."""
         self.add(f"{paint('headrace:', 'warning')} {text}\n".encode("utf-8", "surrogateescape"))
 
     def content(self) -> bytes:
-        """All that was printed."""
+        """Return the collected output."""
         return bytes(self._waiting)
 
 
 class _Screen:
-    """Draws over what it drew before, and leaves the last of it standing."""
+    """Redraws the frame in place, and leaves the last frame on the screen."""
 
     def __init__(self, out: Output, every_s: float) -> None:
         self._out = out
         self._every_s = every_s
         self._drawn = 0
-        """Lines of the last frame."""
+        """The number of lines in the last frame."""
 
     def draw(self, content: bytes) -> None:
-        """Show a frame in the place of the last one, as far as it fits."""
+        """Replace the last frame by this one, cut to the height of the terminal."""
         lines = content.splitlines()
         rows = max(shutil.get_terminal_size().lines - 2, 1)
         if len(lines) > rows:
-            lines = [*lines[: rows - 1], f"({len(lines) - rows + 1} more lines: there is no room for them)".encode()]
+            lines = [*lines[: rows - 1], f"({len(lines) - rows + 1} more lines do not fit)".encode()]
         now = time_text(time.time_ns() // 1_000_000 * 1000)[:19].replace("T", " ")
         lines.insert(0, paint(f"every {self._every_s:g} s, last at {now} UTC; Ctrl-C ends", "aside").encode())
         back = b"\x1b[%dF" % self._drawn if self._drawn else b""
@@ -111,6 +111,6 @@ class _Screen:
         self._drawn = len(lines)
 
     def leave(self) -> None:
-        """Let long lines be wrapped again, and stand where a shell begins, without the terminal's ^C."""
+        """Restore line wrapping, and move the cursor to the start of a line, over the terminal's ^C."""
         self._out.add(_WRAP_ON + b"\r" + _CLEAR_REST_OF_LINE)
         self._out.flush()

@@ -1,4 +1,4 @@
-"""Waiting, waking and doing things later, with asyncio. `_sync/concurrency.py` has the same names for threads."""
+"""Futures, conditions, timers and background work, on asyncio. `_sync/concurrency` has the same names for threads."""
 
 import asyncio
 import contextlib
@@ -17,23 +17,23 @@ from headrace.model.errors import HeadraceError, Timeout
 T = TypeVar("T")
 
 _TIMER_ERROR_S = 0.0015
-"""Loops count time in milliseconds."""
+"""The resolution of an event loop's timers, in seconds."""
 
 now = time.monotonic
 
 Lock = asyncio.Lock
-"""Lets one do something that takes a while; others wait."""
+"""A mutual exclusion lock for sections that may wait."""
 
 ENDS_TASKS = (asyncio.CancelledError,)
-"""Errors that end a task, and must not be taken for one of its work's."""
+"""Errors that end a task, as opposed to errors of its work."""
 
 
 FORK_REFUSED = True
-"""A bus cannot go on in a forked child: its event loop stays with the parent."""
+"""A bus cannot be used in a forked child: its event loop belongs to the parent."""
 
 
 class Guard:
-    """Keeps threads apart, where there are some: all of this happens on the loop's."""
+    """The asyncio counterpart of a thread lock: does nothing, as all callers run on the loop's thread."""
 
     __slots__ = ()
 
@@ -43,12 +43,12 @@ class Guard:
 
 
 class PendingResult:
-    """Something whose result can be awaited."""
+    """An operation whose result can be awaited."""
 
     __slots__ = ()
 
     async def result(self, timeout: float | None = None) -> Any:
-        """Its result, when there is one."""
+        """Wait for the result and return it."""
         raise NotImplementedError
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -56,7 +56,7 @@ class PendingResult:
 
 
 class ResultCell(Generic[T]):
-    """A result that is there sooner or later, or an error; any number may wait for it."""
+    """A future: a result or an error that becomes available later; any number of tasks may wait for it."""
 
     __slots__ = ("_waiters", "done", "error", "value")
 
@@ -75,7 +75,7 @@ class ResultCell(Generic[T]):
                 self._wake()
 
     def fail(self, error: HeadraceError) -> None:
-        """There will be none, and this is why."""
+        """Resolve it with an error."""
         if not self.done:
             self.error = error
             self.done = True
@@ -83,7 +83,7 @@ class ResultCell(Generic[T]):
                 self._wake()
 
     async def wait(self, timeout: float | None = None) -> T:
-        """The result; raises the error, or Timeout when it is not there in time."""
+        """Wait for the result and return it; raises the error, or Timeout if it is not resolved in time."""
         if not self.done:
             waiter: asyncio.Future[None] = asyncio.Future()
             if self._waiters is None:
@@ -112,14 +112,14 @@ class ResultCell(Generic[T]):
 
 
 class Monitor:
-    """A guard under which one can wait until somebody says that something has changed."""
+    """A condition variable: a guard, and waiting under it for a notification."""
 
     def __init__(self) -> None:
         self.guard = Guard()
         self._waiters: list[asyncio.Future[None]] = []
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a notice, with the guard held; returns whether one came in time."""
+        """Wait for a notification, with the guard held; returns whether one arrived in time."""
         if timeout is not None and timeout <= 0:
             return False
         loop = asyncio.get_running_loop()
@@ -137,9 +137,9 @@ class Monitor:
         return noticed
 
     async def wait_finely(self, seconds: float) -> None:
-        """Wait for a notice or, with more precision than a loop's timers have, for so long: call it until it is time.
+        """Wait for a notification or for a time, more precisely than a loop's timers: call it until the time is over.
 
-        It returns early, for others may need a turn of the loop in the meantime.
+        It returns early, so that other tasks get turns of the loop.
         """
         if seconds > 2 * _TIMER_ERROR_S:
             await self.wait(seconds - _TIMER_ERROR_S)
@@ -147,7 +147,7 @@ class Monitor:
             await asyncio.sleep(0)
 
     def notify(self, count: int | None = None) -> None:
-        """Something has changed: wake all who wait, or only so many of them. Call it with the guard held."""
+        """Wake all waiting tasks, or only some of them. Call it with the guard held."""
         if self._waiters:
             waiters = self._waiters[:count]
             self._waiters = self._waiters[len(waiters) :]
@@ -156,7 +156,7 @@ class Monitor:
 
 
 class Timer:
-    """Something that will be called."""
+    """A scheduled callback, which can be cancelled."""
 
     __slots__ = ("_handle",)
 
@@ -164,65 +164,65 @@ class Timer:
         self._handle = handle
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Cancel the callback."""
         self._handle.cancel()
 
 
 class Timers:
-    """Calls things later; they must not block."""
+    """Schedules callbacks on the event loop; they must not block."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
 
     def later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Call this after so many seconds."""
+        """Call a function after a delay in seconds."""
         return Timer(self._loop.call_later(seconds, call))
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call this after what is going on now, so that what others do at the same time can be done in one go."""
+        """Call a function at the end of the current loop turn, so that it can batch the work of that turn."""
         self._loop.call_soon(call)
 
     def aside(self, call: Callable[[], None]) -> None:
-        """Call this soon, but not now: for finalizers, which may come at any moment, on any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that is on it with it
+        """Call a function soon on the loop's thread: for finalizers, which run at any moment on any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all its work with it
             self._loop.call_soon_threadsafe(call)
 
     def disown(self) -> None:
-        """In a forked child: the loop stays with the parent."""
+        """In a forked child: do nothing, as the loop belongs to the parent."""
 
     def close(self) -> None:
-        """Call nothing any more; the loop's timers that are left find nothing to do."""
+        """Cancel all callbacks; the loop's remaining timers do nothing."""
 
 
 class Task:
-    """Work that goes on beside."""
+    """A background task."""
 
     def __init__(self, task: "asyncio.Task[None]") -> None:
         self._task = task
 
     async def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; returns whether it came in time."""
+        """Wait for its end; returns whether it ended in time."""
         done, _ = await asyncio.wait([self._task], timeout=timeout)
         return bool(done)
 
 
 def spawn(name: str, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> Task:
-    """Do this work beside."""
+    """Start a background task."""
     return Task(asyncio.get_running_loop().create_task(work(*args), name=name))
 
 
 async def breathe() -> None:
-    """Let others have their turn."""
+    """Yield to other tasks."""
     await asyncio.sleep(0)
 
 
 def run_detached(call: Callable[[], None]) -> None:
-    """Do something that takes a while and that nobody waits for; on the loop's thread."""
+    """Start a slow call without waiting for it; runs on the loop's thread."""
     asyncio.get_running_loop().run_in_executor(None, call)
 
 
 async def run_blocking(call: Callable[[], None]) -> None:
-    """Do something that takes a while and knows nothing of loops; it is done also if who waits for it is cancelled."""
+    """Run a blocking call in a thread; it completes even if the waiting task is cancelled."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, call))
 
 
@@ -234,7 +234,7 @@ class HandlerExecutor:
         self._threads: ThreadPoolExecutor | None = None
 
     async def call(self, handler: Handler, message: Any) -> None:
-        """Call a handler and wait for its end; raises what it raises."""
+        """Call a handler and wait for its end; raises the handler's error."""
         returned = handler(message) if is_coroutine_function(handler) else await self._call_in_thread(handler, message)
         if isinstance(returned, Awaitable):
             await returned
@@ -242,7 +242,7 @@ class HandlerExecutor:
             check_returned(returned)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Shut down the threads."""
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
@@ -259,7 +259,7 @@ class HandlerExecutor:
 
 
 def _call_and_catch(handler: Handler, message: Any) -> tuple[Any, BaseException | None]:
-    """Call a handler; errors are returned, because a future does not take all of them."""
+    """Call a handler; returns its error, because a future cannot hold every kind of error."""
     try:
         return handler(message), None
     except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
@@ -267,20 +267,20 @@ def _call_and_catch(handler: Handler, message: Any) -> tuple[Any, BaseException 
 
 
 def survives(error: BaseException) -> bool:
-    """Whether work goes on after an error of this kind: what was cancelled was something inside of it."""
+    """Return whether work continues after this error: a cancellation inside the work, not of the task."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT call this while the block lasts, and the second of them end the process."""
+    """In the block, call a function at the first SIGTERM or SIGINT, and end the process at the second."""
     loop = asyncio.get_running_loop()
-    handler = StopSignalHandler(lambda: None)  # the loop calls `stop`, at a moment when it may be called
+    handler = StopSignalHandler(lambda: None)  # the loop calls `stop` between two callbacks
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)  # this wakes the loop
-        signal.signal(number, handler)  # this is called also when a handler blocks the loop
+        signal.signal(number, handler)  # Python calls this one even when a handler blocks the loop
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Waiting, waking and doing things later, with threads. `_async/concurrency.py` has the same names for asyncio."""
+"""Futures, conditions, timers and background work, on threads. `_async/concurrency` has the same names for asyncio."""
 
 import contextlib
 import heapq
@@ -24,26 +24,26 @@ now = time.monotonic
 logger = logging.getLogger("headrace.client")
 
 Guard = threading.RLock
-"""Keeps threads apart, for an instant."""
+"""A lock that is held only for an instant."""
 
 Lock = threading.Lock
-"""Lets one do something that takes a while; others wait."""
+"""A mutual exclusion lock for sections that may wait."""
 
 ENDS_TASKS = (KeyboardInterrupt, SystemExit)
-"""Errors that end a program, and must not be taken for one of its work's."""
+"""Errors that end a program, as opposed to errors of its work."""
 
 _SIGNALS_S = 0.5
-"""How long the main thread sleeps: Python hears of a signal when it goes on, and is not woken if another took it."""
+"""The longest sleep of the main thread, which must wake up to run signal handlers if another thread got the signal."""
 
 FORK_REFUSED = False
-"""A bus goes on in a forked child, with connections and threads of its own."""
+"""A bus can be used in a forked child, with connections and threads of its own."""
 
 _outcomes = threading.Lock()
-"""Held for an instant when an outcome is settled or begun to be waited for; one for all, so that each is small."""
+"""Held for an instant when a future is resolved or waited for; shared by all, so that each future is small."""
 
 
 def _free_outcomes() -> None:
-    """In a forked child: another thread may have held it."""
+    """In a forked child: replace the lock, as another thread of the parent may have held it."""
     global _outcomes
     _outcomes = threading.Lock()
 
@@ -52,17 +52,17 @@ os.register_at_fork(after_in_child=_free_outcomes)
 
 
 class PendingResult:
-    """Something whose result can be waited for."""
+    """An operation whose result can be waited for."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Its result, when there is one."""
+        """Wait for the result and return it."""
         raise NotImplementedError
 
 
 class ResultCell(Generic[T]):
-    """A result that is there sooner or later, or an error; any number may wait for it."""
+    """A future: a result or an error that becomes available later; any number of threads may wait for it."""
 
     __slots__ = ("_waiters", "done", "error", "value")
 
@@ -77,11 +77,11 @@ class ResultCell(Generic[T]):
         self._finish(value, None)
 
     def fail(self, error: HeadraceError) -> None:
-        """There will be none, and this is why."""
+        """Resolve it with an error."""
         self._finish(None, error)
 
     def wait(self, timeout: float | None = None) -> T:
-        """The result; raises the error, or Timeout when it is not there in time."""
+        """Wait for the result and return it; raises the error, or Timeout if it is not resolved in time."""
         if not self.done:
             self._sleep(timeout)
         if not self.done:
@@ -113,7 +113,7 @@ class ResultCell(Generic[T]):
 
 
 class Monitor:
-    """A guard under which one can wait until somebody says that something has changed."""
+    """A condition variable: a guard, and waiting under it for a notification."""
 
     def __init__(self) -> None:
         self.guard = Guard()
@@ -121,30 +121,30 @@ class Monitor:
         self._sleepers = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a notice, with the guard held; returns whether one came in time."""
+        """Wait for a notification, with the guard held; returns whether one arrived in time."""
         if timeout is not None and timeout <= 0:
             return False
         self._sleepers += 1
         try:
             if timeout is None and threading.current_thread() is threading.main_thread():
                 self._condition.wait(_SIGNALS_S)
-                return True  # whoever waits for ever looks again anyway
+                return True  # a caller that waits forever checks again anyway
             return self._condition.wait(timeout)
         finally:
             self._sleepers -= 1
 
     def wait_finely(self, seconds: float) -> None:
-        """Wait for a notice, or precisely for so long; it may return early."""
+        """Wait for a notification or precisely for a time; it may return early."""
         self.wait(seconds)
 
     def notify(self, count: int | None = None) -> None:
-        """Something has changed: wake all who wait, or only so many of them. Call it with the guard held."""
+        """Wake all waiting threads, or only some of them. Call it with the guard held."""
         if self._sleepers:
             self._condition.notify(self._sleepers if count is None else count)
 
 
 class Timer:
-    """Something that will be called."""
+    """A scheduled callback, which can be cancelled."""
 
     __slots__ = ("call",)
 
@@ -152,12 +152,12 @@ class Timer:
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Do not call it."""
+        """Cancel the callback."""
         self.call = None
 
 
 class Timers:
-    """Calls things later, on a thread of its own; they must not block."""
+    """Runs scheduled callbacks on a thread of its own; they must not block."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -167,7 +167,7 @@ class Timers:
         self._closed = False
 
     def later(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Call this after so many seconds."""
+        """Call a function after a delay in seconds."""
         timer = Timer(call)
         with self._changed:
             entry = (now() + seconds, next(self._numbers), timer)
@@ -180,11 +180,11 @@ class Timers:
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call this now: threads have nothing to gain by waiting."""
+        """Call a function now: with threads there is no loop turn whose work could be batched."""
         call()
 
     def close(self) -> None:
-        """Call nothing any more."""
+        """Cancel all callbacks."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -193,14 +193,14 @@ class Timers:
             self._thread.join()
 
     def aside(self, call: Callable[[], None]) -> None:
-        """Call this soon, but not now: for finalizers, which may come at any moment, whatever their thread holds."""
+        """Call a function soon on another thread: for finalizers, which run at any moment, whichever locks are held."""
         if is_finalizing():
-            return  # the program ends, and a thread that is started now never runs
-        with contextlib.suppress(RuntimeError):  # the program is about to end
+            return  # the program is exiting, and a thread that is started now never runs
+        with contextlib.suppress(RuntimeError):  # the program is exiting
             threading.Thread(target=call, name="headrace-finalizer", daemon=True).start()
 
     def disown(self) -> None:
-        """In a forked child: what was to be called is called in the parent."""
+        """In a forked child: drop all callbacks; the parent calls them."""
         self._changed = threading.Condition()
         self._heap = []
         self._thread = None
@@ -208,7 +208,7 @@ class Timers:
     def _run(self) -> None:
         while True:
             with self._changed:
-                ours = self._thread is threading.current_thread()  # not so in a child that a callback has forked
+                ours = self._thread is threading.current_thread()  # false in a child that a callback has forked
                 while ours and not self._closed and (not self._heap or self._heap[0][0] > now()):
                     self._changed.wait(self._heap[0][0] - now() if self._heap else None)
                 if self._closed or not ours:
@@ -219,17 +219,17 @@ class Timers:
                 try:
                     call()
                 except Exception:
-                    logger.exception("something that was to be done later failed")
+                    logger.exception("scheduled callback failed")
 
 
 class Task:
-    """Work that goes on beside."""
+    """A background thread."""
 
     def __init__(self, thread: threading.Thread) -> None:
         self._thread = thread
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; returns whether it came in time."""
+        """Wait for its end; returns whether it ended in time."""
         if self._thread is threading.current_thread():
             return False
         if timeout is None and threading.current_thread() is threading.main_thread():
@@ -241,14 +241,14 @@ class Task:
 
 
 def spawn(name: str, work: Callable[..., None], *args: Any) -> Task:
-    """Do this work beside."""
+    """Start background work in a thread."""
     thread = threading.Thread(target=work, args=args, name=f"headrace-{name}", daemon=True)
     thread.start()
     return Task(thread)
 
 
 def breathe() -> None:
-    """Let others have their turn: threads have it anyway."""
+    """Do nothing: the system schedules threads."""
 
 
 def run_detached(call: Callable[[], None]) -> None:
@@ -265,12 +265,12 @@ class HandlerExecutor:
     """Calls handlers: plain functions in the caller's thread, coroutines on one event loop in a thread of its own."""
 
     def __init__(self, threads_max: int) -> None:
-        del threads_max  # the callers' threads are all it needs
+        del threads_max  # plain functions run in the callers' threads
         self._guard = threading.Lock()
         self._loop: _LoopThread | None = None
 
     def call(self, handler: Handler, message: Any) -> None:
-        """Call a handler and wait for its end; raises what it raises."""
+        """Call a handler and wait for its end; raises the handler's error."""
         returned = handler(message)
         if isinstance(returned, Awaitable):
             self._started_loop().wait_for(returned)
@@ -278,7 +278,7 @@ class HandlerExecutor:
             check_returned(returned)
 
     def close(self) -> None:
-        """End the event loop, and what handlers have left running on it."""
+        """Stop the event loop, and cancel the tasks that handlers have left running on it."""
         if self._loop is not None:
             self._loop.close()
 
@@ -299,7 +299,7 @@ class _LoopThread:
         self._started.wait()
 
     def wait_for(self, awaitable: Awaitable[Any]) -> None:
-        """Run something on the loop, and wait for its end; raises what it raises."""
+        """Run a coroutine on the loop, and wait for its end; raises its error."""
         import asyncio
 
         error = asyncio.run_coroutine_threadsafe(_await_and_catch(awaitable), self._loop).result()
@@ -307,13 +307,13 @@ class _LoopThread:
             raise error
 
     def close(self) -> None:
-        """Cancel what runs on the loop, and end it."""
+        """Cancel the loop's tasks, and stop it."""
         self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
-        import asyncio  # most programs with threads never need it
+        import asyncio  # imported here: most programs with threads never need asyncio
 
         with asyncio.Runner() as runner:
             self._loop, self._closing = runner.get_loop(), asyncio.Event()
@@ -325,7 +325,7 @@ class _LoopThread:
 
 
 async def _await_and_catch(awaitable: Awaitable[Any]) -> BaseException | None:
-    """Await a handler; its error is returned, because some would end the loop."""
+    """Await a handler; returns its error, because some errors would end the loop."""
     try:
         await awaitable
     except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
@@ -334,14 +334,14 @@ async def _await_and_catch(awaitable: Awaitable[Any]) -> BaseException | None:
 
 
 def survives(error: BaseException) -> bool:
-    """Whether work goes on after an error of this kind, which is no Exception: something inside was cancelled."""
+    """Return whether work continues after this error, which is not an Exception: a cancellation inside the work."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGINT call this while the block lasts, and the second end the process; main thread only."""
+    """In the block, call a function at the first SIGTERM or SIGINT, and exit at the second; main thread only."""
     handler = StopSignalHandler(stop)
     before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:

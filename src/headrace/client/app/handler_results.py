@@ -1,4 +1,4 @@
-"""What a handler can raise to say what is to become of its message."""
+"""Exceptions by which a handler decides the result of its message."""
 
 from headrace.client.times import Moment
 from headrace.model.arguments import shown
@@ -7,7 +7,7 @@ from headrace.model.limits import STATE_BYTES_MAX
 
 
 class Verdict(Exception):
-    """What is to become of the message that is being handled."""
+    """Base class of exceptions that decide the result of a message."""
 
 
 class Reject(Verdict):

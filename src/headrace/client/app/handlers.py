@@ -1,4 +1,4 @@
-"""Checks of handlers: a handler is a function or a coroutine function that takes a message, or nothing."""
+"""Validation of handlers: a handler is a function or a coroutine function that takes a message, or nothing."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Handler = Callable[[Any], Any]
 
 
 def checked_handler(given: Any) -> Handler:
-    """Return the handler as a callable of one message; refuse what would not run, and say what is expected.
+    """Return the handler as a callable of one message; refuse objects that cannot handle a message.
 
     >>> checked_handler(lambda job: job)("message")
     'message'
@@ -25,7 +25,7 @@ def checked_handler(given: Any) -> Handler:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return handler  # some callables written in C do not tell
+        return handler  # some callables written in C have no signature
     if _accepts(signature, 1):
         return handler
     if _accepts(signature, 0):
@@ -36,7 +36,7 @@ def checked_handler(given: Any) -> Handler:
 
 
 def is_coroutine_function(handler: Callable[..., Any]) -> bool:
-    """Return whether calling it does nothing but make a coroutine."""
+    """Return whether a call only creates a coroutine."""
     return _has_code(handler, inspect.iscoroutinefunction)
 
 

@@ -1,4 +1,4 @@
-"""What an app has been told to do with messages."""
+"""The registration of an app's handlers."""
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -21,7 +21,7 @@ from headrace.model.subscription import (
 from headrace.model.topic import parse_topic
 
 EVERY = "every."
-"""What the names of topics begin with on which schedules of apps are."""
+"""The prefix of the topics to which the schedules of apps publish."""
 _EXAMPLES = {
     "when": "such as '*/5 * * * *', '@daily' or 'every 60s'",
     "zone": "such as 'Europe/Berlin'",
@@ -30,7 +30,7 @@ _EXAMPLES = {
 
 
 class Registered(NamedTuple):
-    """A handler, and what it is for."""
+    """A handler, its topic and subscription, and its settings."""
 
     topic: str
     subscription: str
@@ -55,7 +55,7 @@ def registered(
     deserializer: str | Deserializer | None = None,
     definition: ScheduleDefinition | None = None,
 ) -> Registered:
-    """A handler, and what it is for; says what is wrong with that."""
+    """Create the registration of a handler; raises InvalidArgument if an argument is wrong."""
     if not isinstance(topic, str):
         raise InvalidArgument(f'a handler needs a topic: write @app.on("jobs"), not @app.on with {shown(topic)}')
     parse_topic(topic)
@@ -89,14 +89,14 @@ def registered_schedule(
     retry: SubscriptionSettings | Mapping[str, Any] | None,
     lease: float | timedelta | None,
 ) -> Registered:
-    """A handler that is called at certain times; says what is wrong with that."""
-    from headrace.model.schedule import checked_schedule, schedule_of  # only for apps that have schedules
+    """Create the registration of a handler that runs by a schedule; raises InvalidArgument if an argument is wrong."""
+    from headrace.model.schedule import checked_schedule, schedule_of  # imported here: only apps with schedules need it
 
     called: Any = name or getattr(handler, "__name__", "")
     given: dict[str, Any] = {"when": when, "zone": zone, "name": called}
     for argument, text in given.items():
         if not isinstance(text, str):
-            raise InvalidArgument(f"{argument} is a text, {_EXAMPLES[argument]}, not {shown(text)}")
+            raise InvalidArgument(f"{argument} is a string, {_EXAMPLES[argument]}, not {shown(text)}")
     if not name and not called.isidentifier():
         raise InvalidArgument(f"{called or 'the handler'} is not the name of a function: give the schedule a name=")
     rule = checked_schedule(ScheduleDefinition(called, EVERY + called, when, zone=zone, missed=missed, overlap=overlap))

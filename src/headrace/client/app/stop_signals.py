@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for workers: the first lets them finish what they have begun, the second ends the process."""
+"""SIGTERM and SIGINT for workers: the first signal drains them, the second ends the process."""
 
 import _thread
 import logging
@@ -15,8 +15,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignalHandler:
     """Calls `stop` at the first signal and ends the process at the second, whatever a handler is stuck in.
 
-    The second ends it with the exit code that shells give to a process that died of the signal. Leases of messages
-    that were being handled expire, and others get them then.
+    The exit code is the one that shells report for a process killed by the signal. The leases of messages in progress
+    expire, and the broker delivers them again.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -25,9 +25,9 @@ class StopSignalHandler:
 
     def __call__(self, number: int, _frame: FrameType | None = None) -> None:
         if self._draining:
-            os._exit(128 + number)  # not sys.exit: that would wait for the threads that are stuck
+            os._exit(128 + number)  # not sys.exit, which would wait for stuck threads
         self._draining = True
-        # On a bare thread: this may have interrupted a log handler, or the start of a thread, that holds a lock.
+        # Logs on a bare thread: the signal may have interrupted a log handler or a thread start that holds a lock.
         _thread.start_new_thread(_report, (number,))
         self._stop()
 

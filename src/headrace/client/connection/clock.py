@@ -1,4 +1,4 @@
-"""The broker's clock, as far as a client can know it."""
+"""An estimate of the broker's clock, from the times in its answers."""
 
 import logging
 import time
@@ -11,27 +11,27 @@ from headrace.model.representation import described, state_of
 logger = logging.getLogger("headrace.client")
 
 SAMPLES_MAX = 8
-"""How many of the last measurements count."""
+"""How many of the last measurements are used."""
 DRIFT_PPM = 20
-"""How much faster or slower the broker's clock may go than ours, in millionths."""
+"""The assumed maximum drift between the broker's clock and ours, in parts per million."""
 FAR_US = 1_000_000
-"""A difference that somebody should look at."""
+"""The difference of the clocks from which a warning is logged."""
 UNKNOWN_ERROR_US = 1_000_000
-"""The bound of the error before anything was measured."""
+"""The error bound before the first measurement."""
 
 
 def monotonic_us() -> int:
-    """A clock that is never set, in microseconds."""
+    """Return the monotonic time, in microseconds."""
     return time.monotonic_ns() // 1000
 
 
 def wall_us() -> int:
-    """This machine's time, in microseconds since 1970."""
+    """Return this machine's time, in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 class _Sample(NamedTuple):
-    """Between what the broker's clock was ahead of our monotonic one, and when that was measured."""
+    """Bounds of the broker's clock minus our monotonic clock, and the time of the measurement."""
 
     low_us: int
     high_us: int
@@ -55,12 +55,12 @@ class Clock:
         self, monotonic: Callable[[], int] = monotonic_us, wall: Callable[[], int] = wall_us, in_use: bool = False
     ) -> None:
         self.in_use = in_use
-        """Somebody goes by it: it should be measured often."""
+        """Whether callers rely on the estimate, so that it should be measured often."""
         self.monotonic = monotonic
         self._wall = wall
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
         self._ahead_us = wall() - monotonic()
-        """By how much the broker's time is ahead of our monotonic clock."""
+        """The broker's time minus our monotonic time."""
         self._error_us = UNKNOWN_ERROR_US
         self._measured_us = monotonic()
         self._far = False
@@ -74,17 +74,17 @@ class Clock:
 
     @property
     def offset_us(self) -> int:
-        """By how much the broker's clock is ahead of this machine's."""
+        """The broker's time minus this machine's time, in microseconds."""
         return self.now_us() - self._wall()
 
     @property
     def error_us(self) -> int:
-        """What `now_us` and `offset_us` are wrong by at most. It grows until the clocks are compared again."""
+        """The maximum error of `now_us` and `offset_us`. It grows until the clocks are compared again."""
         return self._error_us + (self.monotonic() - self._measured_us) * DRIFT_PPM // 1_000_000
 
     @property
     def age_s(self) -> float:
-        """How many seconds ago the clocks were compared."""
+        """Seconds since the clocks were last compared."""
         return (self.monotonic() - self._measured_us) / 1e6
 
     def now_us(self) -> int:
@@ -96,18 +96,18 @@ class Clock:
         return self.monotonic() + self._ahead_us
 
     def surely_us(self) -> int:
-        """The time that the broker's clock has reached for sure."""
+        """Return a lower bound of the broker's time."""
         now_us = self.monotonic()
         drift_us = (now_us - self._measured_us) * DRIFT_PPM // 1_000_000
         return now_us + self._ahead_us - self._error_us - drift_us
 
     def sample(self, asked_us: int, told_us: int, heard_us: int) -> None:
-        """The broker told its time between these two readings of our monotonic clock."""
+        """Add a measurement: the broker read its clock between these two readings of our monotonic clock."""
         newest = _Sample(told_us - heard_us, told_us - asked_us, heard_us)
         before_us, known = self._ahead_us, bool(self._samples)
         self._samples.append(newest)
         low_us, high_us = self._bounds(heard_us)
-        if low_us > high_us:  # they contradict each other: one of the clocks was set
+        if low_us > high_us:  # the bounds contradict each other: one of the clocks was set
             self._samples.clear()
             self._samples.append(newest)
             low_us, high_us = newest.low_us, newest.high_us
@@ -119,7 +119,7 @@ class Clock:
         self._report_distance()
 
     def _bounds(self, now_us: int) -> tuple[int, int]:
-        """Between what all measurements together say the difference is."""
+        """Return the bounds of the difference that all measurements have in common."""
         low_us, high_us = self._samples[-1][:2]
         for sample in self._samples:
             drift_us = (now_us - sample.at_us) * DRIFT_PPM // 1_000_000

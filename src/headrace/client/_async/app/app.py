@@ -1,4 +1,4 @@
-"""Handlers: functions that are called with messages, and at times."""
+"""The app: runs handlers for messages and for schedules."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettin
 logger = logging.getLogger("headrace.client")
 
 _CONNECT_TURN_S = 0.5
-"""How long to try to connect before looking whether the app was stopped."""
+"""How long to try to connect before checking whether the app was stopped, in seconds."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -241,7 +241,7 @@ class AsyncApp:
                 await self._work(bus)
 
     async def _connected(self) -> AsyncBus | None:
-        """A connection, waited for in short turns; None when the app was stopped before there was one."""
+        """Connect, in short attempts; returns None if the app is stopped before."""
         deadline = now() + self._wait
         while not self._stopped:
             try:
@@ -271,13 +271,13 @@ class AsyncApp:
 
     def _register(self, wanted: Registered) -> None:
         if self._running:
-            raise InvalidArgument("the app is running: handlers are registered before")
+            raise InvalidArgument("the app is running; register handlers before run()")
         if any((each.topic, each.subscription) == (wanted.topic, wanted.subscription) for each in self._registered):
             raise InvalidArgument(f"{wanted.topic} has a handler: use another subscription for a second one")
         self._registered.append(wanted)
 
     def _failed(self, error: BaseException) -> None:
-        """Something that is no message's fault ends the app."""
+        """End the app because of an error that no message caused."""
         self._fatal = self._fatal or error
-        logger.error("the app ends: %r", error)
+        logger.error("app stopped by an error  error=%r", error)
         self.stop()

@@ -1,4 +1,4 @@
-"""A handler at work: several of its messages at once, and what becomes of each."""
+"""The workers of a handler: process several messages concurrently, and settle each."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.client")
 
 _AHEAD_MAX = 1000
-"""Messages that are leased ahead for handlers that are quick."""
+"""Upper bound of the prefetch for fast handlers."""
 
 
 class AsyncHandlerWorkers:
@@ -61,23 +61,23 @@ class AsyncHandlerWorkers:
         self._workers: list[Task] = []
 
     async def begin(self) -> None:
-        """Set up what the handler needs and start its workers; they wait for a topic that does not exist."""
+        """Set up the handler and start its workers; they wait for a topic that does not exist."""
         try:
             await set_up(self._bus, self._wanted)
         except TopicNotFound as error:
             self._report_missing(error)
-        except TopicFailed as error:  # others are handled meanwhile
+        except TopicFailed as error:  # the other handlers run meanwhile
             logger.warning("handler setup failed; retrying  topic=%s error=%s", self._wanted.topic, error)
         await self._prefetch.begin()
         for number in range(self._wanted.concurrency):
             self._workers.append(spawn(f"{self._wanted.topic}-{number}", self._work))
 
     def stop(self) -> None:
-        """Begin with no other message."""
+        """Start no further messages."""
         self._prefetch.stop()
 
     async def close(self) -> None:
-        """Wait until what was begun is finished, and give back what was not."""
+        """Wait until the messages in progress are finished, and release all others."""
         self.stop()
         await self._prefetch.give_back()
         for worker in self._workers:
@@ -86,7 +86,7 @@ class AsyncHandlerWorkers:
         await self._said.answered(self._acknowledger.timeout)
 
     async def _recover(self, error: HeadraceError) -> None:
-        """Set up the handler anew after a refused lease, as its topic may have been deleted, made again or mended."""
+        """Set up the handler again after a refused lease, as its topic may have been deleted, recreated or repaired."""
         topic = self._wanted.topic
         try:
             await set_up(self._bus, self._wanted)
@@ -102,7 +102,7 @@ class AsyncHandlerWorkers:
                 logger.info("topic exists; handler starts  topic=%s", topic)
 
     def _report_missing(self, error: TopicNotFound) -> None:
-        """Log, once for each time that the topic is missing, that the handler waits for it."""
+        """Log that the handler waits for its topic, once for each time that the topic is missing."""
         if self._wanted.topic not in self._missing:
             self._missing.add(self._wanted.topic)
             logger.warning("handler waits for its topic: %s  topic=%s", error, self._wanted.topic)
@@ -112,14 +112,14 @@ class AsyncHandlerWorkers:
             try:
                 job = await self._prefetch.take()
             except HeadraceError as error:
-                logger.warning("nothing can be taken from %s: %s", self._wanted.topic, error)
+                logger.warning("lease failed; retrying  topic=%s error=%s", self._wanted.topic, error)
                 continue
             if job is None:
                 return
             await self._handle(job)
 
     async def _handle(self, job: Job) -> None:
-        """Let the handler have a message, and see what becomes of it. Whatever Exception it raises, the app goes on."""
+        """Call the handler with a message, and settle the message by the result. No Exception ends the app."""
         opened = self._unpacking.opened(job)
         if not isinstance(opened, Job):
             self._release(job, reason=opened)
@@ -127,15 +127,15 @@ class AsyncHandlerWorkers:
         try:
             await self._executor.call(self._wanted.handler, opened)
             if self._prefetch.disowned:
-                return  # in a child that the handler forked off: the parent says what became of the message
+                return  # in a child that the handler forked: the parent settles the message
         except Reject as verdict:
             words = RejectWords(job.topic, holdings_of([job]), cut_reason(verdict.reason), job.subscription)
             self._said.add(self._acknowledger.send(words, watched=False))
         except Retry as verdict:
             self._retry(job, verdict)
-        except Exception as error:  # noqa: BLE001  # a message must not end the app
+        except Exception as error:  # noqa: BLE001  # a message must not stop the app
             self._failed(job, error)
-        except BaseException as error:  # noqa: BLE001  # `run` raises it when all else has ended
+        except BaseException as error:  # noqa: BLE001  # `run` raises it after everything else has ended
             if survives(error):
                 self._failed(job, error)
             else:
@@ -146,7 +146,7 @@ class AsyncHandlerWorkers:
 
     def _failed(self, job: Job, error: BaseException) -> None:
         logger.warning(
-            "message %s of %s[%s] was not handled, delivery %s",
+            "handler failed  offset=%s topic=%s partition=%s delivery=%s",
             job.offset,
             job.topic,
             job.partition,

@@ -1,4 +1,4 @@
-"""Saying what became of leased messages: acknowledgements that come together go together, and leases are extended."""
+"""Settles the leased messages of a subscription: batches acknowledgements, and extends leases until then."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ from headrace.model.request import Request
 logger = logging.getLogger("headrace.client")
 
 _UNDER_WAY_MAX = 2
-"""With so many acknowledgements under way the next ones wait for company: the broker syncs them together anyway."""
+"""With this many acknowledgements in flight, further ones are batched: the broker syncs them together anyway."""
 _GATHERED_MAX = 1000
 _LATE_MAX = 10_000
 _RENEW_S_MIN = 0.02
@@ -30,14 +30,14 @@ _DONE_BEFORE: dict[type, set[str]] = {
     Release: {"message_gone", "not_lease_holder"},
     Reject: {"message_gone", "not_lease_holder"},
 }
-"""What is answered about messages when a request is repeated that had been carried out."""
+"""The errors with which the broker answers a repeated request that it had already carried out."""
 
 Settled = ResultCell[list[Refusal]]
-"""What became of a request: the messages for which it was not done."""
+"""The result of a settlement request: the refused messages."""
 
 
 class AsyncAckBatch:
-    """Acknowledgements that go together."""
+    """A batch of acknowledgements."""
 
     __slots__ = ("count", "offsets", "outcome", "watched")
 
@@ -46,22 +46,22 @@ class AsyncAckBatch:
         self.count = 0
         self.outcome: Settled = ResultCell()
         self.watched = True
-        """Somebody waits for each of them; else what is refused is logged."""
+        """Whether a caller waits for the results; otherwise refusals are logged."""
 
     def holdings(self) -> list[Holding]:
-        """By partition and token."""
+        """The messages, by partition and token."""
         return [holding_of(partition, lease, offsets) for (partition, lease), offsets in self.offsets.items()]
 
 
 class AsyncUnansweredAcks:
-    """What somebody has said about messages without waiting for the answers."""
+    """Settlements that were sent without waiting for the answers."""
 
     def __init__(self) -> None:
         self._settled: deque[Settled] = deque()
         self._guard = Guard()
 
     def add(self, settled: Settled) -> None:
-        """This too; those that go together have one answer."""
+        """Add a settlement; settlements of one batch share an answer."""
         waiting = self._settled
         with self._guard:
             while waiting and waiting[0].done:
@@ -70,7 +70,7 @@ class AsyncUnansweredAcks:
                 waiting.append(settled)
 
     async def answered(self, timeout: float) -> None:
-        """Wait for the answers, as long as they come in time; what they are is logged where they come."""
+        """Wait for the answers until the deadline; the receiver of an answer logs its refusals."""
         deadline = now() + timeout
         while self._settled:
             with contextlib.suppress(HeadraceError):
@@ -78,7 +78,7 @@ class AsyncUnansweredAcks:
 
 
 class AsyncAcknowledger:
-    """All that a bus says about the messages of one leased subscription."""
+    """Sends all settlements of a bus for one leased subscription."""
 
     def __init__(
         self, broker: AsyncReconnectingConnection, timers: Timers, clock: Clock, topic: str, subscription: str
@@ -93,33 +93,33 @@ class AsyncAcknowledger:
     def _begin(self) -> None:
         self.monitor = Monitor()
         self.held_leases = HeldLeases()
-        """What is extended by itself until it is settled. Only to be looked at with the guard held."""
+        """The leases that are extended automatically until they are settled. Use it only with the guard held."""
         self._guard = self.monitor.guard
         self._gathered: AsyncAckBatch | None = None
         self._soon = False
         self._acks_under_way = 0
         self._open = 0
-        """Requests that have no answer yet."""
+        """Requests without an answer yet."""
         self._late_us: list[int] = []
         self._renewing: Timer | None = None
         self._renew_at = 0.0
 
     def disown(self) -> None:
-        """In a forked child: what is held, and what was said and not answered yet, is the parent's."""
+        """In a forked child: drop held leases and unanswered requests, which belong to the parent."""
         self._begin()
 
     def close(self) -> None:
-        """Extend nothing any more."""
+        """Stop extending leases."""
         with self._guard:
             if self._renewing is not None:
                 self._renewing.cancel()
             self._renewing = None
-            self.held_leases.lose_all()  # who settles them now is told that the bus is closed
+            self.held_leases.lose_all()  # callers that settle them now get the error that the bus is closed
 
     # Acknowledging.
 
     def ack_one(self, job: Job, watched: bool = True) -> Settled:
-        """Acknowledge a message, together with those that others acknowledge in the same moment."""
+        """Acknowledge a message, batched with concurrent acknowledgements."""
         with self._guard:
             gathered = self._gathered
             if gathered is not None and gathered.count >= _GATHERED_MAX:
@@ -160,7 +160,7 @@ class AsyncAcknowledger:
         return settled
 
     def handed_over(self, job: Job, now_us: int) -> None:
-        """A message is given to whoever processes it: note how late, if it has a time and this is its first try."""
+        """Record the delay of a message at its first delivery to the program, if it has a due time."""
         if job.due is not None and job.deliveries == 1 and len(self._late_us) < _LATE_MAX:
             self._late_us.append(now_us - job.due)
 
@@ -169,14 +169,14 @@ class AsyncAcknowledger:
             self._soon = False
             gathered = self._gathered
             if gathered is None or (self._acks_under_way >= _UNDER_WAY_MAX and gathered.count < _GATHERED_MAX):
-                return  # the next answer lets them go
+                return  # they are sent when the next answer arrives
             self._gathered = None
             self._acks_under_way += 1
             head = Ack(self.topic, gathered.holdings(), self.subscription, self._take_late())
             self._post(head, gathered.outcome, gathered.watched, self._acked)
 
     def _acked(self) -> None:
-        """An answer came: let go what was gathered in the meantime."""
+        """After an answer: send the acknowledgements that were batched in the meantime."""
         self._acks_under_way -= 1
         if self._gathered is not None and not self._soon:
             self._send_gathered()
@@ -185,7 +185,7 @@ class AsyncAcknowledger:
         late_us, self._late_us = self._late_us, []
         return late_us
 
-    # Everything else that can be said.
+    # Other settlements.
 
     def send(self, head: Extend | Release | Reject, watched: bool = True) -> Settled:
         """Extend, release or reject messages."""
@@ -197,12 +197,12 @@ class AsyncAcknowledger:
         return settled
 
     def let_go(self, holdings: Sequence[Holding]) -> None:
-        """These need not be extended any more; with the guard held."""
+        """Stop extending these leases; with the guard held."""
         for holding in holdings:
             self.held_leases.drop(holding.partition, holding.lease, holding.all_offsets)
 
     def flush(self) -> None:
-        """Let go what was queued to be sent; without the guard, for that may take a moment."""
+        """Send the queued frames; without the guard, as sending may block briefly."""
         connection = self._broker.connection
         if connection is not None:
             connection.flush()
@@ -214,11 +214,11 @@ class AsyncAcknowledger:
 
     @property
     def timeout(self) -> float:
-        """How many seconds it may take until something that was said is answered."""
+        """The maximum time until a request is answered, in seconds."""
         return self._broker.timeout
 
     async def answered(self, timeout: float | None = None) -> bool:
-        """Wait until everything that was said has been answered; returns whether that came in time."""
+        """Wait until all requests are answered; returns whether that happened in time."""
         deadline = now() + (self._broker.timeout if timeout is None else timeout)
         with self._guard:
             while self._open or self._gathered is not None:
@@ -226,12 +226,12 @@ class AsyncAcknowledger:
                     return False
         return True
 
-    # How it gets there.
+    # Requests and answers.
 
     def _post(
         self, head: Request[Settlement], outcome: Settled | None = None, watched: bool = True, after: Any = None
     ) -> Settled:
-        """Send a request, with the guard held; `after` is called with the guard when its answer is there."""
+        """Send a request, with the guard held; `after` is called with the guard held when its answer arrives."""
         settled: Settled = ResultCell() if outcome is None else outcome
         self._open += 1
         connection, timeout = self._broker.connection, self._broker.timeout
@@ -242,7 +242,7 @@ class AsyncAcknowledger:
             tell = partial(self._told, head, settled, watched, after, deadline)
             try:
                 connection.queue_request(head, b"", tell, timeout)
-            except InvalidArgument as error:  # nothing was sent, and no answer will come
+            except InvalidArgument as error:  # nothing was sent, so no answer will arrive
                 self._over(head, settled, watched, after, error)
         return settled
 
@@ -265,7 +265,7 @@ class AsyncAcknowledger:
     async def _repeat(
         self, head: Request[Settlement], settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
     ) -> None:
-        """Say it again, over another connection; what was done the first time, if that got lost, is not refused."""
+        """Repeat a request over another connection; ignores refusals of messages that the first attempt settled."""
         answer: Settlement | HeadraceError
         try:
             settlement = await self._broker.request(head, timeout=deadline - now())
@@ -288,7 +288,7 @@ class AsyncAcknowledger:
         self.flush()
         if isinstance(answer, HeadraceError):
             if not watched:
-                logger.warning("%s of messages of %s failed: %s", head.declared.name, self.topic, answer)
+                logger.warning("settlement failed  action=%s topic=%s error=%s", head.declared.name, self.topic, answer)
             settled.fail(answer)
             return
         if answer.refused and not watched:
@@ -297,14 +297,20 @@ class AsyncAcknowledger:
 
     def _report(self, request: type[Request[Settlement]], refused: Sequence[Refusal]) -> None:
         first = refused[0]
-        place = f"message {first.offset} of {self.topic}[{first.partition}]"
-        others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        logger.warning("%s of %s%s was refused: %s", request.declared.name, place, others, first.code)
+        logger.warning(
+            "settlement refused  action=%s topic=%s partition=%s offset=%s messages=%s code=%s",
+            request.declared.name,
+            self.topic,
+            first.partition,
+            first.offset,
+            len(refused),
+            first.code,
+        )
 
-    # Extending.
+    # Extending leases.
 
     def hold(self, portions: Sequence[LeasedPortion], lease_ms: int) -> None:
-        """Extend these from now on, until they are settled; with the guard held."""
+        """Extend these leases until they are settled; with the guard held."""
         self.held_leases.take(portions, lease_ms, self.clock.now_us())
         self._renew_later()
 
@@ -330,30 +336,30 @@ class AsyncAcknowledger:
                 for part in in_requests(holdings):
                     head = Extend(self.topic, part, lease_ms, self.subscription)
                     connection = self._broker.connection
-                    if connection is not None and not connection.closed:  # else the next turn tries again
+                    if connection is not None and not connection.closed:  # otherwise the next extension tries again
                         connection.queue_request(head, b"", partial(self._renewed, part), self._broker.timeout)
             self._renew_later()
         self.flush()
         if ended:
-            logger.warning("leases of %s messages of %s ended before they could be extended", ended, self.topic)
+            logger.warning("leases expired before they were extended  messages=%s topic=%s", ended, self.topic)
 
     def _renewed(self, holdings: Sequence[Holding], answer: Any, _body: Bytes) -> None:
         with self._guard:
             if not isinstance(answer, Settlement):
-                logger.warning("leases of %s were not extended: %s", self.topic, answer)
+                logger.warning("lease extension failed  topic=%s error=%s", self.topic, answer)
                 return
             for holding in holdings:
                 held_lease = self.held_leases.held_lease(holding.partition, holding.lease)
                 if held_lease is not None:
                     held_lease.extended(answer.until_us, self.clock.now_us())
-            # What was settled in the meantime is rightly refused; what is still held was lost.
+            # The broker rightly refuses messages that were settled in the meantime; those still held are lost.
             lost = [refusal for refusal in answer.refused if self._lose(holdings, refusal)]
             self._renew_later()
         if lost:
             self._report(Extend, lost)
 
     def _lose(self, holdings: Sequence[Holding], refusal: Refusal) -> bool:
-        """The message is no longer ours; returns whether it was still held."""
+        """Drop a lost lease; returns whether it was still held."""
         for holding in holdings:
             held_lease = self.held_leases.held_lease(holding.partition, holding.lease)
             if (

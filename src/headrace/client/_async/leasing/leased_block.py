@@ -1,4 +1,4 @@
-"""Messages that are leased for as long as a block lasts."""
+"""A context manager that leases messages for a block."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ logger = logging.getLogger("headrace.client")
 
 
 class AsyncLeasedBlock:
-    """For use in `with`: gives messages, and at its end acknowledges those about which nothing was said.
+    """For use in `with`: yields leased messages, and at the end acknowledges those that the block has not settled.
 
-    A message whose lease ended in the block is acknowledged too, which the broker accepts if nobody else has taken it
-    since. If it refuses, the block raises LeaseExpired, NotLeaseHolder or MessageGone, which names the messages. After
-    an exception messages are given back instead, with the exception as the reason.
+    A message whose lease expired in the block is acknowledged too; the broker accepts that if no other worker has
+    leased it since. If the broker refuses, the block raises LeaseExpired, NotLeaseHolder or MessageGone, which names
+    the messages. After an exception messages are released instead, with the exception as the reason.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AsyncLeasedBlock:
         if error is None:
             fork_guard.check(self._forks, "a block of leased messages")
         elif self._forks != fork_guard.count:
-            return  # the parent says what became of them
+            return  # the parent settles them
         with self._acknowledger.monitor.guard:
             left = self._acknowledger.held_leases.unsettled(self._jobs)
         if not left:
@@ -68,8 +68,12 @@ class AsyncLeasedBlock:
             return
         try:
             refused = await self._release(left, reason=told(error))
-        except HeadraceError as failure:  # the program is to see its own error
-            logger.warning("%s messages of %s were not given back: %s", len(left), self._acknowledger.topic, failure)
+        except HeadraceError as failure:  # the program's own error takes precedence
+            logger.warning(
+                "messages not released  messages=%s topic=%s error=%s", len(left), self._acknowledger.topic, failure
+            )
         else:
             if refused:
-                logger.warning("%s of %s messages of %s were lost", len(refused), len(left), self._acknowledger.topic)
+                logger.warning(
+                    "leases lost  lost=%s messages=%s topic=%s", len(refused), len(left), self._acknowledger.topic
+                )

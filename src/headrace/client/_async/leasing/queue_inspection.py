@@ -1,4 +1,4 @@
-"""Looking at the messages of a leased subscription, and changing them, without leasing them."""
+"""Inspects and edits the messages of a leased subscription without leasing them."""
 
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
@@ -27,7 +27,7 @@ _PAGE = 1000
 
 
 class AsyncQueueInspection:
-    """The part of a queue that looks at messages."""
+    """The methods of a queue that inspect and edit messages."""
 
     def __init__(self, broker: AsyncReconnectingConnection, topic: str, subscription: str) -> None:
         self.topic = topic

@@ -1,4 +1,4 @@
-"""A message that was scheduled, and can be changed until it is handed out."""
+"""The handle of a scheduled message, which can be changed until a worker leases it."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -46,13 +46,13 @@ class AsyncScheduled:
     ) -> None:
         self.topic, self.partition, self.offset, self.topic_id = self._name = name
         self.version = version
-        """The version in which the message was seen last; None changes it whichever it has."""
+        """The last seen version of the message; None changes any version."""
         self.owner = owner
-        self._bus = bus  # which must live as long
+        self._bus = bus  # keeps the bus alive as long as the handle
         self._broker = broker
         self._clock = clock
         self._content: tuple[bytes | None, GivenHeaders | None] | None = None
-        """Value and headers in that version, if they are known."""
+        """Value and headers of that version, if they are known."""
 
     def __repr__(self) -> str:
         return described(self, self._facts)
@@ -63,13 +63,13 @@ class AsyncScheduled:
         yield state_of(closed=self._broker.closed)
 
     def _knows(self, value: bytes | None, headers: GivenHeaders | None) -> "AsyncScheduled":
-        """The same handle, which need not ask for what the message says."""
+        """Set the known value and headers, which saves a request; returns the handle."""
         self._content = (value, headers)
         return self
 
     @property
     def id(self) -> str:
-        """What the message can be found by again, such as `reminders/0/17@3`: topic, partition, offset, topic's id."""
+        """The id of the message, such as `reminders/0/17@3`: topic, partition, offset, topic's id."""
         return str(self._name)
 
     async def move(self, *, at: Moment | None = None, in_: float | timedelta | None = None) -> None:
@@ -179,13 +179,13 @@ class AsyncScheduled:
         raise MessageGone(f"{self.id} is settled, deleted or unknown")
 
     async def _subscriptions(self, deadline: float) -> list[str]:
-        """The leased subscriptions of the topic; without one, what the first one would be called."""
+        """Return the leased subscriptions of the topic; if it has none, the default name."""
         head = SubscriptionList(self.topic)
         answer = await self._broker.request(head, timeout=deadline - now())
         return [info.subscription for info in answer.subscriptions] or [DEFAULT_SUBSCRIPTION]
 
     async def _known(self, deadline: float) -> tuple[int, bytes | None, GivenHeaders | None]:
-        """A version, and its value and headers; the handle's, or else the one there is."""
+        """Return a version with its value and headers: the handle's if known, otherwise the broker's."""
         if self._content is not None and self.version is not None:
             return self.version, *self._content
         found = await self._look(None, deadline)

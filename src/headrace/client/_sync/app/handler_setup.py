@@ -1,4 +1,4 @@
-"""Setting up what a handler of an app needs: its subscription, and the schedule of a handler that runs at times."""
+"""Creates the subscription of a handler, and its schedule if it has one."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def set_up(bus: "Bus", wanted: Registered) -> None:
-    """Make what the handler needs if it is not there, with the settings asked for.
+    """Create the handler's subscription and schedule if they do not exist, and apply its settings.
 
-    Raises TopicNotFound if the topic does not exist; only the topic of a schedule is made.
+    Raises TopicNotFound if the topic does not exist; creates only the topic of a schedule.
     """
     if wanted.definition is not None:
         _set_up_schedule(bus, wanted.topic, wanted.definition)

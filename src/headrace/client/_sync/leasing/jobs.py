@@ -1,4 +1,4 @@
-"""Messages of a leased subscription one after the other, leased ahead."""
+"""Iteration over the messages of a leased subscription, with prefetch."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -63,7 +63,7 @@ class Jobs:
         self._forks = fork_guard.count
 
     def __iter__(self) -> Iterator[Job]:
-        """The messages, each not before it is due."""
+        """Iterate over the messages, each not before it is due."""
         try:
             while (job := self._next()) is not None:
                 yield job
@@ -95,7 +95,7 @@ class Jobs:
         self._close_by(now() + self._acknowledger.timeout)
 
     def _close_by(self, deadline: float) -> None:
-        """Close, and wait for the broker until then at most."""
+        """Close, and wait for the broker until the deadline."""
         if self._closed:
             return
         self._closed = True
@@ -105,7 +105,7 @@ class Jobs:
         self._said.answered(deadline - now())
 
     def _abandon(self) -> None:
-        """Do the same without waiting for the broker."""
+        """Close without waiting for the broker."""
         if not self._closed:
             self._closed = True
             self._give_back_current("")
@@ -136,7 +136,7 @@ class Jobs:
         self.close()
 
     def _next(self) -> Job | None:
-        """The next message; the one before counts as processed now."""
+        """Return the next message; the previous one counts as processed now."""
         self._finish_current()
         fork_guard.check(self._forks, "a series of leased messages")
         if self._closed:
@@ -155,7 +155,7 @@ class Jobs:
         return None
 
     def _disown(self) -> None:
-        """In a forked child: what was begun is the parent's; what was not can be begun here."""
+        """In a forked child: give up an iteration that the parent began; one that has not begun can begin here."""
         self._current = None
         self._said = UnansweredAcks()
         if self._begun:
@@ -181,6 +181,6 @@ class Jobs:
         self._said.add(acknowledger.send(head, watched=False))
 
     def _unsettled(self, job: Job) -> bool:
-        """Whether nothing was said about it by the program itself; its lease may have ended."""
+        """Return whether the program has not settled it; its lease may have expired."""
         with self._acknowledger.monitor.guard:
             return bool(self._acknowledger.held_leases.unsettled((job,)))

@@ -1,4 +1,4 @@
-"""Leasing messages by hand: what several ask for in the same moment is asked for together."""
+"""Leases messages on request: merges concurrent requests into one."""
 
 import weakref
 from collections.abc import Sequence
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
 
 _UNDER_WAY_MAX = 2
-"""With so many requests under way that do not wait, the next ones are gathered until an answer comes."""
+"""With this many non-waiting requests in flight, further ones are merged until an answer arrives."""
 _WAIT_MS_MAX = 600_000
-"""The broker lets no request wait longer; who wants to wait longer asks again."""
+"""The broker's maximum wait of a request; a longer wait repeats the request."""
 _WAIT_ERROR_S = 0.005
-"""An answer that comes so much too early comes in time."""
+"""An answer that arrives this much before the deadline counts as being at the deadline."""
 
 _Terms = tuple[int, int, int, bool, bool]
-"""What must be the same for those who ask together: lease_ms, wait_ms, bytes_max, whether it is extended, and whether
-the topic may be created."""
+"""The parameters that merged requests share: lease_ms, wait_ms, bytes_max, whether leases are extended, and whether the
+topic may be created."""
 
 
 class LeaseWaiter:
-    """One who wants messages."""
+    """A caller that waits for messages."""
 
     __slots__ = ("again_until", "deadline", "gone", "outcome", "wanted")
 
     def __init__(self, wanted: int, again_until: float, deadline: float) -> None:
         self.wanted = wanted
         self.again_until = again_until
-        """If there is no message before, it is asked again."""
+        """The deadline until which the request is repeated if there is no message."""
         self.deadline = deadline
-        """If there is no answer by then, that is told."""
+        """The deadline after which the caller gets a timeout."""
         self.outcome: ResultCell[list[Job]] = ResultCell()
         self.gone = False
-        """It does not want them any more."""
+        """Whether the caller has gone."""
 
 
 class LeaseRequester:
-    """Leases messages of one subscription, for all of a bus's users who do it by hand."""
+    """Leases messages of one subscription for all callers of `lease` on a bus."""
 
     def __init__(self, bus: "Bus", acknowledger: Acknowledger) -> None:
-        self._bus = weakref.ref(bus)  # the bus has this one
+        self._bus = weakref.ref(bus)  # the bus holds a reference to this object
         self._timers = bus._timers
         self._acknowledger = acknowledger
         self._begin()
@@ -62,7 +62,7 @@ class LeaseRequester:
         self._under_way: dict[_Terms, int] = {}
 
     def disown(self) -> None:
-        """In a forked child, after the settling: what was asked for is the parent's."""
+        """In a forked child, after the acknowledger: drop pending requests, which belong to the parent."""
         self._begin()
 
     def take(
@@ -74,9 +74,9 @@ class LeaseRequester:
         extend: bool = False,
         create_topic: bool = False,
     ) -> list[Job]:
-        """Up to so many messages; none when there are none within the time.
+        """Lease messages up to a limit; returns none if none is ready in time.
 
-        If the answer gets lost on its way, the messages stay leased until the lease ends, and are handed out again.
+        If the answer is lost, its messages stay leased until the lease expires, and are then delivered again.
         """
         if type(wanted) is not int or not 0 < wanted <= LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"1 to {LEASE_MESSAGES_MAX} messages can be leased at once, not {shown(wanted)}")
@@ -121,7 +121,7 @@ class LeaseRequester:
             asks = self._asks.get(terms)
             under_way = self._under_way.get(terms, 0)
             if asks is None or (not terms[1] and under_way >= _UNDER_WAY_MAX):
-                return  # those who wait have been sent, or are sent when an answer comes
+                return  # the waiting requests have been sent, or are sent when an answer arrives
             del self._asks[terms]
             self._under_way[terms] = under_way + 1
             self._post(terms, asks)
@@ -146,10 +146,10 @@ class LeaseRequester:
         else:
             timeout = max(ask.deadline for ask in asks) - now()
             tell = partial(self._told, terms, asks, head)
-            # Messages have bytes of their own: the answer's need not last.
+            # Messages copy their bytes, so the answer's buffer can be released.
             try:
                 connection.queue_request(head, b"", tell, timeout, lasting=False, late=self._came_late)
-            except InvalidArgument as error:  # nothing was sent, and no answer will come
+            except InvalidArgument as error:  # nothing was sent, so no answer will arrive
                 self._over(terms, asks, error, b"")
 
     def _told(self, terms: _Terms, asks: list[LeaseWaiter], head: Lease, answer: Any, body: Bytes) -> None:
@@ -159,7 +159,7 @@ class LeaseRequester:
             self._over(terms, asks, answer, body)
 
     def _repeat(self, terms: _Terms, asks: list[LeaseWaiter], head: Lease) -> None:
-        """Ask again over another connection; what the lost answer had, if there was one, comes back later."""
+        """Repeat the request over another connection; messages of a lost answer arrive again after their lease."""
         assert self._broker is not None
         timeout = max(ask.deadline for ask in asks) - now()
         if head.wait_ms:
@@ -188,7 +188,7 @@ class LeaseRequester:
         self._flush()
 
     def _divide(self, terms: _Terms, asks: list[LeaseWaiter], answer: Leased, body: Bytes) -> None:
-        """Let each have its share; who gets none before its time is over asks again."""
+        """Distribute the messages to the callers; requests again for callers that got none before their deadline."""
         acknowledger = self._acknowledger
         jobs = leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body) if answer.portions else []
         if jobs and terms[3]:
@@ -208,13 +208,13 @@ class LeaseRequester:
             self._give_back(jobs[at:])
 
     def _came_late(self, answer: Any, body: Bytes) -> None:
-        """Nobody waits for these any more: let others have them."""
+        """Release messages whose caller has gone."""
         acknowledger = self._acknowledger
         if isinstance(answer, Leased) and answer.portions:
             self._give_back(leased_jobs(acknowledger.topic, acknowledger.subscription, answer, body))
 
     def give_back(self, jobs: Sequence[Job]) -> None:
-        """Say that these were never looked at, without waiting."""
+        """Release messages as undelivered, without waiting for the answer."""
         if jobs:
             self._give_back(jobs)
 
@@ -231,5 +231,5 @@ class LeaseRequester:
 
 
 def _wait_ms_left(asks: list[LeaseWaiter]) -> int:
-    """For how long the broker is to wait for messages if there are none."""
+    """Return how long the broker shall wait for messages if none is ready."""
     return min(max(round((max(ask.again_until for ask in asks) - now()) * 1000), 0), _WAIT_MS_MAX)

@@ -1,4 +1,4 @@
-"""Leasing ahead: messages that are there when they are wanted, and at the moment they are due."""
+"""Prefetches leased messages, so that they are available when requested and at the moment they are due."""
 
 import logging
 import weakref
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.client")
 
 AHEAD_S = 0.5
-"""How long before they are due messages are fetched."""
+"""How long before their due time messages are leased."""
 _PAUSE_S = 0.05
-"""After receiving messages that are not yet due, requests only due ones for this long: then more come at once."""
+"""After receiving messages that are not yet due, requests only due ones for this long, so that more arrive at once."""
 _IDLE_S = 20.0
-"""A window that has grown is opened anew, smaller, when nothing came for so long."""
+"""A grown window shrinks again after this long without messages."""
 _BYTES_MAX = 4 << 20
 _TOKENS_MAX = 1000
 _WITHDRAW_S = 2.0
 _STRETCH_MAX = 64
-"""After so many messages that were there at once, others have their turn: some of them answer and ask for us."""
+"""After this many messages taken without waiting, yields to other tasks, some of which send our requests."""
 _AHEAD_MS = round(AHEAD_S * 1000)
 
 
 class Prefetcher:
-    """A buffer of leased messages, filled by a standing lease request before it is empty. Any number may take from it.
+    """A buffer of leased messages, refilled by a standing lease request before it is empty; for any number of takers.
 
-    The credit of the request is what the prefetch window has room for. If a delivery gets lost with its connection, the
-    messages in it stay leased until their leases end.
+    The credit of the request is the free space of the prefetch window. If a delivery is lost with its connection, the
+    messages in it stay leased until their leases expire.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Prefetcher:
     ) -> None:
         self.monitor = Monitor()
         self.stopped = False
-        self._bus = weakref.ref(bus)  # a connection of the bus has this one
+        self._bus = weakref.ref(bus)  # a connection of the bus holds a reference to this object
         self._timers = bus._timers
         self._acknowledger = acknowledger
         self._clock = acknowledger.clock
@@ -69,11 +69,11 @@ class Prefetcher:
         self._create = create
         self._create_topic = create_topic
         self._recover = recover
-        """Does something about a refusal, beside; then it is asked again. Without it takers get the refusal."""
+        """Called in the background after a refusal; then the request is repeated. Without it takers get the refusal."""
         self._recovering: Task | None = None
         self._buffer = PrefetchBuffer()
         self._tokens: set[tuple[int, int]] = set()
-        """Partitions and leases of what was leased."""
+        """The partitions and leases of the messages in the buffer."""
         self._broker: ReconnectingConnection | None = None
         self._connection: Connection | None = None
         self._standing: int | None = None
@@ -81,13 +81,13 @@ class Prefetcher:
         self._opening = False
         self._credit = PrefetchCredit(_BYTES_MAX)
         self._came_s = now()
-        """When messages came, or the request was opened."""
+        """When messages last arrived, or the request was opened."""
         self._looks_ahead = True
-        """Messages that are not due yet are wanted, too."""
+        """Whether messages that are not due yet are requested too."""
         self._told_ahead = True
-        """The broker knows it so."""
+        """Whether the broker was told so."""
         self._leading = False
-        """One of the takers watches the time."""
+        """Whether one of the takers waits for the next due time."""
         self._waiting = 0
         self._at_a_stretch = 0
         """Messages that were taken without waiting."""
@@ -95,12 +95,12 @@ class Prefetcher:
         self._backoff = Backoff()
         self._pausing = False
         self._too_late = False
-        """What comes from now on is given back."""
+        """Whether messages that arrive from now on are released."""
         self.disowned = False
-        """The messages are those of the process that this one was forked off."""
+        """Whether the messages belong to the parent, as this process is a forked child."""
 
     def begin(self) -> None:
-        """Lease the first messages."""
+        """Start leasing messages."""
         self._clock.in_use = True
         fork_guard.register(self)
         bus = self._bus()
@@ -110,7 +110,7 @@ class Prefetcher:
         self._broker.listen(self)
 
     def take(self, deadline: float | None = None) -> Job | None:
-        """The next message, not before it is due; None when it is too late, or all is stopped."""
+        """Return the next message, not before it is due; None after the deadline or `stop`."""
         with self.monitor.guard:
             self._waiting += 1
             try:
@@ -118,18 +118,18 @@ class Prefetcher:
             finally:
                 self._waiting -= 1
                 if self._waiting and (self._buffer.ready or (self._buffer.kept_back and not self._leading)):
-                    self.monitor.notify(1)  # there is something for another one, or nobody watches the time
+                    self.monitor.notify(1)  # another taker can take a message, or must wait for the next due time
         self._flush()
         return job
 
     def stop(self) -> None:
-        """Let nobody take any more."""
+        """End all current and future calls of `take`."""
         with self.monitor.guard:
             self.stopped = True
             self.monitor.notify()
 
     def give_back(self, deadline: float | None = None) -> None:
-        """Give back what was not taken, after `stop`; waits for the broker until then at most."""
+        """Release the messages that were not taken, after `stop`; waits for the broker until the deadline."""
         if deadline is None:
             deadline = now() + self._acknowledger.timeout
         try:
@@ -140,10 +140,10 @@ class Prefetcher:
             try:
                 settled.wait(max(deadline - now(), 0.001))
             except HeadraceError as error:
-                logger.warning("messages of %s were not given back: %s", self._acknowledger.topic, error)
+                logger.warning("messages not released  topic=%s error=%s", self._acknowledger.topic, error)
 
     def close(self, deadline: float | None = None) -> None:
-        """Give back what was not taken, and extend no more what was."""
+        """Release the messages that were not taken, and stop extending the others."""
         self.stop()
         if self._broker is not None:
             self._broker.forget(self)
@@ -156,7 +156,7 @@ class Prefetcher:
                 self._acknowledger.held_leases.forget(self._tokens)
 
     def abandon(self) -> None:
-        """Do the same without waiting for the broker."""
+        """Close without waiting for the broker."""
         self.stop()
         connection, acknowledger = self._connection, self._acknowledger
         if self._broker is not None:
@@ -168,7 +168,7 @@ class Prefetcher:
             acknowledger.held_leases.forget(self._tokens)
 
     def _disown(self) -> None:
-        """In a forked child: all of it is the parent's."""
+        """In a forked child: give up all messages, which belong to the parent."""
         self.monitor = Monitor()
         self.stopped = self.disowned = True
         self._buffer = PrefetchBuffer()
@@ -176,10 +176,10 @@ class Prefetcher:
         self._broker = self._connection = self._error = self._standing = None
         self._opening = False
 
-    # What the line tells.
+    # Notifications of the connection.
 
     def connection_up(self, connection: Connection) -> None:
-        """There is a new connection: ask over it."""
+        """After a reconnect: open the request on the new connection."""
         with self.monitor.guard:
             self._connection = connection
             self._standing, self._opening = None, False
@@ -187,7 +187,7 @@ class Prefetcher:
         connection.flush()
 
     def connection_drains(self) -> None:
-        """The broker is going; what it has given out stays with us."""
+        """The broker drains; messages that it has delivered stay leased."""
 
     # Taking.
 
@@ -198,7 +198,7 @@ class Prefetcher:
                 raise error
             if self.stopped:
                 return None
-            if self._at_a_stretch >= _STRETCH_MAX:  # before one is taken: who is cancelled here has none
+            if self._at_a_stretch >= _STRETCH_MAX:  # before it takes a message: a cancelled taker holds none
                 self._at_a_stretch = 0
                 breathe()
                 continue
@@ -223,7 +223,7 @@ class Prefetcher:
                 self._leading = False
 
     def _next(self) -> Job | None:
-        """The next one that is due and still ours."""
+        """Return the next message that is due and whose lease is still held."""
         while True:
             job = self._buffer.next(self._clock.surely_us())
             if job is None:
@@ -236,13 +236,13 @@ class Prefetcher:
                     self._acknowledger.handed_over(job, now_us)
             if ours:
                 return job
-            # Its lease could not be extended in time. If that comes to be after all, nobody is to wait for its end.
+            # Its lease was not extended in time. Releases it in case the extension succeeds late.
             self._give_back([job])
 
-    # Filling up.
+    # Filling the buffer.
 
     def _ask(self) -> None:
-        """Give the broker the credit that the window has room for; opens the standing request if it is not open."""
+        """Grant the broker credit for the free space of the window; opens the standing request if it is not open."""
         connection = self._connection
         if self._opening or self._pausing or self.stopped or connection is None or connection.closed:
             return
@@ -258,7 +258,7 @@ class Prefetcher:
             connection.queue_tell(LeaseCredit(standing, asked, credit.give(asked), ahead_ms))
 
     def _ahead_ms(self) -> int:
-        """How long before they are due messages are wanted, as the broker is told now."""
+        """Return how long before their due time messages are requested now."""
         self._told_ahead = self._looks_ahead
         return _AHEAD_MS if self._looks_ahead else 0
 
@@ -280,7 +280,7 @@ class Prefetcher:
             self._opened(connection, answer)
 
         def late(answer: Any, _body: Bytes) -> None:
-            if isinstance(answer, LeaseOpened):  # it was given up, and another one is open
+            if isinstance(answer, LeaseOpened):  # the request was closed, and another one is open
                 self._close(connection, answer.standing)
 
         connection.queue_request(head, b"", told, self._acknowledger.timeout, late=late)
@@ -291,7 +291,7 @@ class Prefetcher:
             return
         with self.monitor.guard:
             if connection is not self._connection:
-                return  # it is gone, and so is the request
+                return  # the connection is gone, and the request with it
             connection.leases[answer.standing] = self
             self._opening, self._standing, self._came_s = False, answer.standing, now()
             if self._too_late:
@@ -327,14 +327,14 @@ class Prefetcher:
         self._came_s = now()
         self._window.served(self._credit.messages <= 0, self._came_s)
         kept_back = self._buffer.add(jobs, self._clock.surely_us())
-        # Whoever watches the time must see it if there is something that is due before.
+        # The taker that waits for the next due time must notice an earlier one.
         self.monitor.notify(None if kept_back else len(jobs))
         if kept_back and self._looks_ahead:
             self._looks_ahead = False
             self._timers.later(_PAUSE_S, self._look_ahead)
 
     def _look_ahead(self) -> None:
-        """Want what is not due yet again, unless there is enough of it."""
+        """Request messages that are not due yet again, unless the buffer holds enough of them."""
         with self.monitor.guard:
             if self.stopped:
                 return
@@ -346,7 +346,7 @@ class Prefetcher:
         self._flush()
 
     def _shrink(self, standing: int) -> None:
-        """Open the request anew when nothing came for long: others may have time for what a grown window reserves."""
+        """Reopen the request after a long time without messages, to give up the credit of a grown window."""
         with self.monitor.guard:
             connection = self._connection
             if standing != self._standing or self.stopped or connection is None or connection.closed:
@@ -366,7 +366,7 @@ class Prefetcher:
         self._flush()
 
     def _close(self, connection: Connection, standing: int, told: Callable[[Any, Bytes], None] | None = None) -> None:
-        """Have nothing more delivered; what comes before the answer is given back if it is not wanted."""
+        """Close the request; messages that arrive before the answer are released if no taker needs them."""
         connection.leases.setdefault(standing, self)
 
         def closed(answer: Any, body: Bytes) -> None:
@@ -387,13 +387,13 @@ class Prefetcher:
         return jobs
 
     def lease_ended(self, standing: int, error: HeadraceError) -> None:
-        """Open another request after a pause, or tell why that cannot be."""
+        """Open another request after a pause, or pass the error to the takers."""
         connection = self._connection
         if connection is not None and standing == self._standing:
             self._failed(connection, error)
 
     def _end(self, standing: int, error: HeadraceError) -> None:
-        """End the request, because of a delivery that cannot be read."""
+        """Close the request because of a delivery that cannot be decoded."""
         connection = self._connection
         if connection is not None and standing == self._standing:
             self._close(connection, standing)
@@ -407,7 +407,7 @@ class Prefetcher:
             if self.stopped:
                 self.monitor.notify()
             if isinstance(error, ConnectionFailed) or self.stopped:
-                return  # the next connection asks again
+                return  # opened again on the next connection
             if error.retryable:
                 self._pausing = True
                 self._timers.later(self._backoff.next_s(), self._go_on)
@@ -437,7 +437,7 @@ class Prefetcher:
         self._flush()
 
     def _withdraw(self, deadline: float) -> None:
-        """Close the standing request: messages that become ready from now on are for others."""
+        """Close the standing request, so that the broker delivers to other workers."""
         deadline = min(deadline, now() + _WITHDRAW_S)
         with self.monitor.guard:
             while self._opening:
@@ -457,19 +457,19 @@ class Prefetcher:
             self._standing = None
 
     def _give_back_all(self) -> "list[ResultCell[Any]]":
-        """Give back what was not taken, and from now on what comes."""
+        """Release the messages that were not taken, and those that arrive from now on."""
         with self.monitor.guard:
             self._too_late = True
             jobs = self._buffer.empty()
         return self._give_back(jobs)
 
     def _give_back(self, jobs: list[Job]) -> "list[ResultCell[Any]]":
-        """Say that these were never looked at."""
+        """Release messages as undelivered."""
         acknowledger = self._acknowledger
         with acknowledger.monitor.guard:
             held = acknowledger.held_leases.held(jobs)
             for job in acknowledger.held_leases.unsettled(jobs) if len(held) < len(jobs) else ():
-                if not acknowledger.held_leases.holds(job):  # its lease ended: the broker hands it out again
+                if not acknowledger.held_leases.holds(job):  # its lease expired: the broker delivers it again
                     acknowledger.held_leases.drop_one(job.partition, job.lease, job.offset)
         return [
             acknowledger.send(
@@ -486,4 +486,4 @@ class Prefetcher:
 
 
 def _unheard(_answer: Any, _body: Bytes) -> None:
-    """The answer to something that nobody waits for."""
+    """Ignore the answer to a request that no caller waits for."""

@@ -1,4 +1,4 @@
-"""A queue: a leased subscription of a topic, from which messages are taken one by one."""
+"""The work queue: leases and settles messages of a leased subscription."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -311,7 +311,7 @@ class Queue(QueueInspection):
         if not isinstance(state, bytes | bytearray | memoryview):
             raise InvalidArgument(f"a state is bytes, not {shown(state)}")
         if delay is not None and until is not None:
-            raise InvalidArgument("give messages back for some time or until some time, not both")
+            raise InvalidArgument("release messages with a delay or until a time, not both")
         delay_ms = None if delay is None else span_ms(delay, "delay")
         until_us = None if until is None else microseconds(until)
         parts = self._parts(jobs)
@@ -368,7 +368,7 @@ class Queue(QueueInspection):
         jobs = self._lease_requester.take(max, lease_ms, wait_ms, bytes_max, extend, self._create)
         now_us = self._acknowledger.clock.now_us()
         for job in jobs:
-            if job.due is not None:  # the broker has handed it out, so it is due, whatever we think that the time is
+            if job.due is not None:  # the broker has delivered it, so it is due, whatever our estimate of its clock
                 self._acknowledger.handed_over(job, now_us if now_us > job.due else job.due)
         opened, failed = self._unpacking.opened_all(jobs)
         try:
@@ -396,7 +396,7 @@ class Queue(QueueInspection):
         return [refusal for each in settled for refusal in each.wait()]
 
     def _raise(self, job: Job, refused: Sequence[Refusal]) -> None:
-        """Raise what was refused about this message; others may have been settled together with it."""
+        """Raise the refusal of this message, if there is one; the batch may contain others."""
         for refusal in refused:
             if refusal.offset == job.offset and refusal.partition == job.partition:
                 raise refusal_error(job, refusal.code)
