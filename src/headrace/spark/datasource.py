@@ -111,11 +111,11 @@ def table_schema(options: SourceOptions) -> StructType | str:
     from headrace.spark.source.message_source import open_source
     from headrace.spark.source.sampling import sample
 
-    origin = open_source(options)
+    source = open_source(options)
     try:
-        fields[at] = StructField("value", inferred_type(sample(origin, options)))
+        fields[at] = StructField("value", inferred_type(sample(source, options)))
     finally:
-        origin.close()
+        source.close()
     return StructType([*fields, corrupt])
 
 

@@ -195,12 +195,12 @@ class FileSource:
 
 
 def surviving(
-    origin: MessageSource, name: str, partition: int, start: int, end: int, *, gone_too: bool = True
+    source: MessageSource, name: str, partition: int, start: int, end: int, *, gone_too: bool = True
 ) -> Iterator[Batch]:
     """The batches with these offsets that are still there: what is damaged is passed over; what is gone too, or not."""
     while start < end:
         try:
-            for batch in origin.batches(name, partition, start, end):
+            for batch in source.batches(name, partition, start, end):
                 yield batch
                 start = batch.next_offset
             return
@@ -209,7 +209,7 @@ def surviving(
         except OffsetOutOfRange:
             if not gone_too:
                 raise
-            first = origin.topic(name).spans.get(partition, OffsetSpan(end, end)).first
+            first = source.topic(name).spans.get(partition, OffsetSpan(end, end)).first
             if first <= start:
                 return
             start = first
@@ -217,18 +217,18 @@ def surviving(
             return
 
 
-def chosen_topics(origin: MessageSource, options: SourceOptions) -> list[TopicState]:
+def chosen_topics(source: MessageSource, options: SourceOptions) -> list[TopicState]:
     """The topics that the options name, as they are now, only with the partitions that they name."""
     if options.pattern:
         states: list[TopicState] = []
-        for name in origin.names():
+        for name in source.names():
             if re.fullmatch(options.pattern, name):
                 with suppress(TopicNotFound):  # deleted this moment
-                    states.append(origin.topic(name))
+                    states.append(source.topic(name))
         return states
     if options.assigned:
-        return [_assigned(origin.topic(name), numbers) for name, numbers in options.assigned.items()]
-    return [origin.topic(name) for name in options.topics]
+        return [_assigned(source.topic(name), numbers) for name, numbers in options.assigned.items()]
+    return [source.topic(name) for name in options.topics]
 
 
 def _assigned(state: TopicState, numbers: Sequence[int]) -> TopicState:

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from headrace.model.batch import Batch
 from headrace.model.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
-from headrace.spark.archive.archived_source import ArchivedSource, Shelved
-from headrace.spark.archive.query_rows import Serving
+from headrace.spark.archive.archived_source import ArchivedRange, ArchivedSource
+from headrace.spark.archive.query_rows import ArchivedRowReader
 from headrace.spark.source.arrow import Decoder
 from headrace.spark.source.message_source import MessageSource, chosen_topics, open_source, surviving
 from headrace.spark.source.options import EARLIEST, LATEST, Bound, Edge, SourceOptions
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     """A range that a task reads."""
 
     wanted: Range
-    shelved: Shelved | None
+    archived_range: ArchivedRange | None
     """What of it is archived."""
 
 
@@ -52,11 +52,11 @@ class RangePartition(InputPartition):
         self.window = window
 
 
-def range_partitions(origin: MessageSource, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
+def range_partitions(source: MessageSource, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
     """The ranges of each task, with what it has to know."""
-    archived = origin if isinstance(origin, ArchivedSource) else None
+    archived = source if isinstance(source, ArchivedSource) else None
     return [
-        RangePartition([Part(one, archived.shelved(one) if archived else None) for one in task], window)
+        RangePartition([Part(one, archived.archived_range(one) if archived else None) for one in task], window)
         for task in tasks
     ]
 
@@ -66,57 +66,62 @@ def read_ranges(options: SourceOptions, schema: StructType, task: RangePartition
     arrow = to_arrow_schema(schema, timezone="UTC")
     values, fail = value_columns(schema), options.fail_on_data_loss
     decoder = Decoder(arrow, values, task.window, fail_on_data_loss=fail)
-    serving = Serving(arrow, values, fail_on_data_loss=fail)
-    origin = open_source(options)
+    archived_rows = ArchivedRowReader(arrow, values, fail_on_data_loss=fail)
+    source = open_source(options)
     try:
-        for wanted, shelved in task.parts:
+        for wanted, archived_range in task.parts:
             try:
-                if isinstance(origin, ArchivedSource) and shelved is not None:
-                    yield from _continued(origin, wanted, shelved, decoder, serving, fail)
+                if isinstance(source, ArchivedSource) and archived_range is not None:
+                    yield from _read_archived_range(source, wanted, archived_range, decoder, archived_rows, fail)
                 else:
-                    yield from decoder.record_batches(wanted, _batches(origin, wanted, fail, gone_too=True))
+                    yield from decoder.record_batches(wanted, _batches(source, wanted, fail, gone_too=True))
             except OffsetOutOfRange as error:
                 raise lost(wanted, str(error)) from error
     finally:
-        origin.close()
+        source.close()
 
 
-def _batches(origin: MessageSource, wanted: Range, fail: bool, *, gone_too: bool) -> Iterator[Batch]:
+def _batches(source: MessageSource, wanted: Range, fail: bool, *, gone_too: bool) -> Iterator[Batch]:
     place = wanted.topic, wanted.partition, wanted.start, wanted.end
-    return origin.batches(*place) if fail else surviving(origin, *place, gone_too=gone_too)
+    return source.batches(*place) if fail else surviving(source, *place, gone_too=gone_too)
 
 
-def _continued(
-    origin: ArchivedSource, wanted: Range, shelved: Shelved, decoder: Decoder, serving: Serving, fail: bool
+def _read_archived_range(
+    source: ArchivedSource,
+    wanted: Range,
+    archived_range: ArchivedRange,
+    decoder: Decoder,
+    archived_rows: ArchivedRowReader,
+    fail: bool,
 ) -> Iterator[pa.RecordBatch]:
     """A range from the archive and then from the log; and again from the archive, if the log was trimmed meanwhile."""
-    at = min(shelved.log_first, wanted.end)
-    yield from serving.record_batches(wanted._replace(end=at), shelved.files)
+    at = min(archived_range.log_first, wanted.end)
+    yield from archived_rows.record_batches(wanted._replace(end=at), archived_range.files)
     while at < wanted.end:
         left = wanted._replace(start=at)
-        stretch = _Stretch(at, _batches(origin.log, left, fail, gone_too=False))
+        stretch = _Stretch(at, _batches(source.log, left, fail, gone_too=False))
         yield from decoder.record_batches(left, stretch.batches())
         if stretch.gone is None:
             return
         at = stretch.position
-        more = origin.continued(wanted._replace(start=at), shelved.topic_id)
+        more = source.find_continuation(wanted._replace(start=at), archived_range.topic_id)
         if more is not None:
-            yield from serving.record_batches(wanted._replace(start=at, end=more.end), more.files)
+            yield from archived_rows.record_batches(wanted._replace(start=at, end=more.end), more.files)
             at = more.end
         elif fail:
             raise stretch.gone
         else:
-            first = _first_there(origin.log, wanted)
+            first = _first_there(source.log, wanted)
             if first <= at:
                 return
             logger.warning("offsets %s to %s of %s[%s] are gone", at, first - 1, wanted.topic, wanted.partition)
             at = first
 
 
-def _first_there(origin: MessageSource, wanted: Range) -> int:
+def _first_there(source: MessageSource, wanted: Range) -> int:
     """The first offset that there is of a partition; 0 if it is no more."""
     try:
-        return origin.topic(wanted.topic).spans.get(wanted.partition, OffsetSpan(0, 0)).first
+        return source.topic(wanted.topic).spans.get(wanted.partition, OffsetSpan(0, 0)).first
     except TopicNotFound:
         return 0
 
@@ -147,7 +152,7 @@ def lost(wanted: Range, why: str) -> OffsetOutOfRange:
     )
 
 
-def placed(origin: MessageSource, topics: Iterable[TopicState], bound: Bound) -> dict[tuple[str, int], int]:
+def placed(source: MessageSource, topics: Iterable[TopicState], bound: Bound) -> dict[tuple[str, int], int]:
     """The offset at which a read begins or ends in each partition."""
     places: dict[tuple[str, int], int] = {}
     for topic in topics:
@@ -162,7 +167,7 @@ def placed(origin: MessageSource, topics: Iterable[TopicState], bound: Bound) ->
             elif bound.edge is Edge.OFFSETS:
                 places[topic.name, number] = {EARLIEST: span.first, LATEST: span.end}.get(given[number], given[number])
         if bound.edge is Edge.TIMES:
-            found = _at_times(origin, topic, given, bound.time_us)
+            found = _at_times(source, topic, given, bound.time_us)
             places |= {(topic.name, number): min(found[number], span.end) for number, span in topic.spans.items()}
     return places
 
@@ -177,11 +182,11 @@ def _check_given(topic: TopicState, given: Any, bound: Bound) -> None:
         )
 
 
-def _at_times(origin: MessageSource, topic: TopicState, given: Any, for_all: int | None) -> dict[int, int]:
+def _at_times(source: MessageSource, topic: TopicState, given: Any, for_all: int | None) -> dict[int, int]:
     if for_all is not None:
-        return origin.at_time(topic.name, for_all)
+        return source.at_time(topic.name, for_all)
     times = set(given.values())
-    found = {time_us: origin.at_time(topic.name, time_us) for time_us in times}
+    found = {time_us: source.at_time(topic.name, time_us) for time_us in times}
     return {number: found[given[number]][number] for number in topic.spans}
 
 
@@ -200,14 +205,14 @@ class HeadraceReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The ranges to be read, each by a task."""
-        origin = open_source(self._options)
+        source = open_source(self._options)
         try:
-            ranges, spans = self._ranges(origin)
+            ranges, spans = self._ranges(source)
             parts = divided([self._window.narrowed(one) for one in ranges], spans, self._options.min_partitions)
             # Spark would make one of nothing if there were none.
-            return range_partitions(origin, joined(parts, spans, self._options.min_partitions) or [()], self._window)
+            return range_partitions(source, joined(parts, spans, self._options.min_partitions) or [()], self._window)
         finally:
-            origin.close()
+            source.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's messages."""
@@ -215,14 +220,14 @@ class HeadraceReader(DataSourceReader):
         if partition.parts:
             yield from read_ranges(self._options, self._schema, partition)
 
-    def _ranges(self, origin: MessageSource) -> tuple[list[Range], dict[tuple[str, int], OffsetSpan]]:
-        topics = chosen_topics(origin, self._options)
+    def _ranges(self, source: MessageSource) -> tuple[list[Range], dict[tuple[str, int], OffsetSpan]]:
+        topics = chosen_topics(source, self._options)
         spans = {(topic.name, number): span for topic in topics for number, span in topic.spans.items()}
-        starts = placed(origin, topics, self._options.start or Bound(Edge.EARLIEST))
-        ends = placed(origin, topics, self._options.end)
+        starts = placed(source, topics, self._options.start or Bound(Edge.EARLIEST))
+        ends = placed(source, topics, self._options.end)
         if self._window.time_min_us is not None:
             for topic in topics:
-                for number, offset in origin.at_time(topic.name, self._window.time_min_us).items():
+                for number, offset in source.at_time(topic.name, self._window.time_min_us).items():
                     if number in topic.spans:
                         starts[topic.name, number] = max(starts[topic.name, number], offset)
         ranges = []

@@ -38,15 +38,15 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_opened": None}
 
     @property
-    def _origin(self) -> MessageSource:
+    def _source(self) -> MessageSource:
         if self._opened is None:
             self._opened = open_source(self._options)
         return self._opened
 
     def initialOffset(self) -> Offsets:  # Spark's names, here and below
         """Where a new query begins."""
-        topics = chosen_topics(self._origin, self._options)
-        places = placed(self._origin, topics, self._options.start or Bound(Edge.LATEST))
+        topics = chosen_topics(self._source, self._options)
+        places = placed(self._source, topics, self._options.start or Bound(Edge.LATEST))
         for topic in topics:
             for number, span in topic.spans.items():
                 self._check_kept(Range(topic.name, number, places[topic.name, number], span.end), span.first)
@@ -75,19 +75,19 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Remember where the topics end now."""
         topics = self._topics()
-        self._target = _offsets(topics, placed(self._origin, topics, Bound(Edge.LATEST)))
+        self._target = _offsets(topics, placed(self._source, topics, Bound(Edge.LATEST)))
 
     def reportLatestOffset(self) -> Offsets:
         """Where the topics end now."""
         topics = self._topics()
-        return _offsets(topics, placed(self._origin, topics, Bound(Edge.LATEST)))
+        return _offsets(topics, placed(self._source, topics, Bound(Edge.LATEST)))
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """The ranges of a trigger, each for a task."""
         ranges, spans = [], {}
         for name, ended in end.items():
             try:
-                topic = self._origin.topic(name)
+                topic = self._source.topic(name)
             except TopicNotFound:
                 self._lose(f"the topic {name} is gone, and with it what was to be read of it")
                 continue
@@ -103,7 +103,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     spans[name, number] = span
         least = self._options.min_partitions
         parts = joined(divided(ranges, spans, least), spans, least)
-        return range_partitions(self._origin, parts, Window())
+        return range_partitions(self._source, parts, Window())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's messages."""
@@ -118,7 +118,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             (name, int(number)): offset for name, ended in end.items() for number, offset in ended["offsets"].items()
         }
         try:
-            self._origin.commit(self._options.group, positions)
+            self._source.commit(self._options.group, positions)
         except HeadraceError as error:
             # Spark's checkpoint is what counts; this is for people who watch.
             logger.warning("the progress of %s was not committed: %s", self._options.group, error)
@@ -132,13 +132,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _topics(self) -> list[TopicState]:
         """The topics as they are now; those that are gone are an error, or left out."""
         if self._options.pattern:
-            return chosen_topics(self._origin, self._options)
+            return chosen_topics(self._source, self._options)
         try:
-            return chosen_topics(self._origin, self._options)
+            return chosen_topics(self._source, self._options)
         except TopicNotFound as error:
             self._lose(str(error))
         left = [name for name in self._options.topics or self._options.assigned if self._is_there(name)]
-        states = [self._origin.topic(name) for name in left]
+        states = [self._source.topic(name) for name in left]
         wanted = self._options.assigned
         return [
             TopicState(
@@ -149,7 +149,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_there(self, name: str) -> bool:
         try:
-            self._origin.topic(name)
+            self._source.topic(name)
         except TopicNotFound:
             return False
         return True

@@ -58,24 +58,24 @@ def register(
     """
     place = _place(address, path)
     common = {**place, "value.format": value_format, **(options or {})}
-    origin = open_source(SourceOptions(**place))
+    source = open_source(SourceOptions(**place))
     try:
-        wanted = _wanted(sorted(origin.names()), tables)
+        wanted = _wanted(sorted(source.names()), tables)
         for name, own in _told_apart(wanted).items():
-            given = _resolved(origin, {**common, **own, "subscribe": name}, asked="value.format" in own)
+            given = _resolved(source, {**common, **own, "subscribe": name}, asked="value.format" in own)
             _table(spark, given, stream=stream).createOrReplaceTempView(quoted(name))
         return list(wanted)
     finally:
-        origin.close()
+        source.close()
 
 
 def topic_names(address: str | None = None, path: str | None = None) -> list[str]:
     """The topics there are, Headrace's own among them."""
-    origin = open_source(SourceOptions(**_place(address, path)))
+    source = open_source(SourceOptions(**_place(address, path)))
     try:
-        return sorted(origin.names())
+        return sorted(source.names())
     finally:
-        origin.close()
+        source.close()
 
 
 def _place(address: str | None, path: str | None) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _place(address: str | None, path: str | None) -> dict[str, Any]:
     return {"path": path} if path else {"address": address or DEFAULT_ADDRESS}
 
 
-def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
+def _resolved(source: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
     """The options, with the structure of JSON filled in; text where there is none, unless JSON was asked for."""
     options = {name: str(value) for name, value in given.items()}
     if options["value.format"] not in (AUTO, "json") or "value.schema" in options:
@@ -95,7 +95,7 @@ def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -
     plain = source_options({**options, "value.format": "bytes"})
     if "value" not in plain.columns:
         return text
-    values = sample(origin, plain)
+    values = sample(source, plain)
     if options["value.format"] == AUTO and not all_objects(values):
         return text
     try:
