@@ -135,9 +135,9 @@ def checked_schema(schema: StructType) -> StructType:
                 'For JSON give option("value.format", "json") and option("value.schema", ...) rather than a schema'
             )
         if isinstance(kind, StructType):
-            from headrace.spark.source.json_forms import form_of
+            from headrace.spark.source.json_converters import converter_for
 
-            form_of(kind)  # which refuses what JSON cannot be
+            converter_for(kind)  # which refuses what JSON cannot be
     return schema
 
 

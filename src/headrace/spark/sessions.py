@@ -84,7 +84,7 @@ def session(
 
 
 @contextmanager
-def for_a_while(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+def temporary_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
     """Other settings of a session for a while."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:

@@ -11,7 +11,7 @@ from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import SYSTEM_PREFIX, Storage, Validity, parse_topic, topic_settings
 from headrace.spark.archive.manifest import PartitionArchive
-from headrace.spark.source.planning import OffsetSpan, Range, divided
+from headrace.spark.source.planning import OffsetSpan, Range, split_ranges
 
 CHUNK_BYTES = 4 << 30
 CHUNK_OFFSETS = 50_000_000
@@ -107,7 +107,9 @@ def pieces(
         for at, (day, first) in enumerate(days):
             last = days[at + 1][1] if at + 1 < len(days) else end
             one = Range(info.topic, partition, max(first, start), min(last, end))
-            found += [Piece(_day_text(day), part, int(part.size * average)) for part in divided([one], spans, None)]
+            found += [
+                Piece(_day_text(day), part, int(part.size * average)) for part in split_ranges([one], spans, None)
+            ]
     return found
 
 

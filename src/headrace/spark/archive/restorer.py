@@ -17,7 +17,7 @@ from headrace.spark.archive.paths import archive_url
 from headrace.spark.archive.tasks import rows_job
 from headrace.spark.source.message_source import BrokerSource
 
-Bound = int | datetime | None
+RestoreBound = int | datetime | None
 """An offset or a time; None for no bound."""
 
 
@@ -67,7 +67,7 @@ def archived_chunks(source: BrokerSource, topic: str, url: str = "", archive_id:
     return max(found.values(), key=lambda chunks: chunks[0].topic_id)
 
 
-def chosen_parts(chunks: Sequence[Chunk], begin: Bound, until: Bound) -> dict[int, list[RestorePart]]:
+def chosen_parts(chunks: Sequence[Chunk], begin: RestoreBound, until: RestoreBound) -> dict[int, list[RestorePart]]:
     """Return the parts to restore of each partition, in order."""
     files: dict[int, list[StoredFile]] = {}
     for chunk in chunks:
@@ -85,7 +85,7 @@ def chosen_parts(chunks: Sequence[Chunk], begin: Bound, until: Bound) -> dict[in
     return parts
 
 
-def _bound_offset(files: Sequence[StoredFile], bound: Bound, default: int) -> int:
+def _bound_offset(files: Sequence[StoredFile], bound: RestoreBound, default: int) -> int:
     """Return the offset of a bound in a partition."""
     if bound is None:
         return default

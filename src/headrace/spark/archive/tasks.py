@@ -14,7 +14,7 @@ from headrace.spark.archive.manifest import ArchivedFile, StoredFile
 from headrace.spark.archive.parquet import COLUMNS, SCHEMA, MessageChecksum, rows_of, write_file
 from headrace.spark.archive.paths import file_url, resolve_url, size_of, sync_path
 from headrace.spark.source.arrow import Decoder
-from headrace.spark.source.message_source import BrokerSource, surviving
+from headrace.spark.source.message_source import BrokerSource, readable_batches
 from headrace.spark.source.planning import Range, Window
 
 COPY_SCHEMA = pa.schema(
@@ -49,7 +49,11 @@ class LogReadSettings:
         source = BrokerSource(self.address, self.timeout)
         offsets = wanted.topic, wanted.partition, wanted.start, wanted.end
         try:
-            batches = surviving(source, *offsets, gone_too=False) if self.skip_damaged else source.batches(*offsets)
+            batches = (
+                readable_batches(source, *offsets, skip_removed=False)
+                if self.skip_damaged
+                else source.batches(*offsets)
+            )
             if not self.may_have_gaps and not self.skip_damaged:
                 batches = _without_gaps(wanted, batches)
             for batch in decoder.record_batches(wanted, batches):

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from headrace.spark.sessions import for_a_while
+from headrace.spark.sessions import temporary_settings
 from headrace.spark.sql.column_names import unique_names
 
-Plain = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 _TEXTS = TimestampType | TimestampNTZType | DateType | YearMonthIntervalType | CalendarIntervalType
 """PySpark cannot make Python values of all values of these types."""
@@ -46,7 +46,7 @@ def with_times_as_text(frame: DataFrame) -> DataFrame:
         col(f"c{at}") if text == kind else col(f"c{at}").cast(text).alias(f"c{at}")
         for at, (kind, text) in enumerate(kinds)
     ]
-    with for_a_while(frame.sparkSession, {"spark.sql.session.timeZone": "UTC"}):
+    with temporary_settings(frame.sparkSession, {"spark.sql.session.timeZone": "UTC"}):
         return numbered.select(*columns)
 
 
@@ -64,7 +64,7 @@ def _as_text(kind: DataType) -> DataType:
     return kind
 
 
-def plain(kind: DataType) -> Plain | None:
+def plain_converter(kind: DataType) -> Converter | None:
     """What makes a value that every program understands of one of Spark's; None if it is one already."""
     if isinstance(kind, TimestampType):
         return lambda text: _time(text, lambda found: datetime.fromisoformat(found).replace(tzinfo=UTC))
@@ -78,14 +78,14 @@ def plain(kind: DataType) -> Plain | None:
         return units_text
     if isinstance(kind, StructType):
         names = unique_names([field.name for field in kind.fields])
-        parts = [(name, plain(field.dataType)) for name, field in zip(names, kind.fields, strict=True)]
+        parts = [(name, plain_converter(field.dataType)) for name, field in zip(names, kind.fields, strict=True)]
         return lambda row: _fields(row, parts)
     if isinstance(kind, ArrayType):
-        item = plain(kind.elementType)
+        item = plain_converter(kind.elementType)
         return None if item is None else lambda items: [None if each is None else item(each) for each in items]
     if isinstance(kind, MapType):
-        outer = None if _has_array(kind.keyType) else plain(kind.keyType)
-        inner = plain(kind.valueType)
+        outer = None if _has_array(kind.keyType) else plain_converter(kind.keyType)
+        inner = plain_converter(kind.valueType)
         return lambda pairs: {
             key_text(key if outer is None else outer(key)): each if each is None or inner is None else inner(each)
             for key, each in pairs.items()
@@ -147,7 +147,7 @@ def _time(text: str, parse: Callable[[str], Any]) -> Any:
     return text if text.startswith(("+", "-")) else parse(text)
 
 
-def _fields(row: Row, parts: Sequence[tuple[str, Plain | None]]) -> dict[str, Any]:
+def _fields(row: Row, parts: Sequence[tuple[str, Converter | None]]) -> dict[str, Any]:
     return {
         name: value if value is None or convert is None else convert(value)
         for (name, convert), value in zip(parts, row, strict=True)

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.spark.error_texts import is_of_python, problem_text
 from headrace.spark.errors import QueryFailed
-from headrace.spark.sql.plain_rows import plain, with_times_as_text
+from headrace.spark.sql.plain_rows import plain_converter, with_times_as_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 def ask(spark: SparkSession, statement: str) -> DataFrame:
     """The result of a statement, of which little has been computed yet; raises InvalidStatement."""
-    with explained():
+    with translate_errors():
         return spark.sql(statement)
 
 
@@ -58,13 +58,15 @@ def rows_of(frame: DataFrame, limit: int | None) -> Rows:
 
 def write_parquet(frame: DataFrame, path: str, limit: int | None, *, overwrite: bool) -> int:
     """Write a result as Parquet files; returns how many rows there are. Raises PathInUse."""
-    with explained():
+    with translate_errors():
         limited = frame if limit is None else frame.limit(limit)
         limited.write.mode("overwrite" if overwrite else "error").parquet(path)
         return frame.sparkSession.read.schema(limited.schema).parquet(path).count()
 
 
-def follow(frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callable[[Rows, bool], None]) -> "Following":
+def follow(
+    frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callable[[Rows, bool], None]
+) -> "StreamingStatement":
     """Begin a query that hands over rows as they come, and whether these are all rows and not only further ones.
 
     The first of Spark's modes counts that the query can be run in: append, which tells rows that will not change any
@@ -81,16 +83,16 @@ def follow(frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callabl
 
         writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
         try:
-            with explained():
+            with translate_errors():
                 timed = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
-                return Following(timed.foreachBatch(handle).start())
+                return StreamingStatement(timed.foreachBatch(handle).start())
         except InvalidStatement as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
 
 
-class Following:
+class StreamingStatement:
     """A query that goes on."""
 
     def __init__(self, query: "StreamingQuery") -> None:
@@ -98,17 +100,17 @@ class Following:
 
     def wait(self, seconds: float) -> bool:
         """Wait for it to end, but not longer; whether it has. Raises QueryFailed if it failed."""
-        with explained():
+        with translate_errors():
             return bool(self._query.awaitTermination(seconds))  # type: ignore[arg-type]
 
     def stop(self) -> None:
         """End it."""
-        with explained():
+        with translate_errors():
             self._query.stop()
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Turn what Spark raises into our errors, each with one clear sentence."""
     loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -131,15 +133,17 @@ def explained() -> Iterator[None]:
 
 
 def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
-    converters = [(at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain(field.dataType))]
-    with explained():
+    converters = [
+        (at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain_converter(field.dataType))
+    ]
+    with translate_errors():
         texts = with_times_as_text(frame)
         found = iter(texts.toLocalIterator() if limit is None else texts.limit(limit).collect())
     # Bound here, as the generator forgets it when it fails.
     source = _socket_reader(found)
     try:
         while True:
-            with explained():
+            with translate_errors():
                 row = next(found, None)
             if row is None:
                 return

@@ -56,12 +56,12 @@ def register(
         stream: the views are streams, for `spark.sql` in streaming queries.
         options: further options of the source, for all of them.
     """
-    place = _place(address, path)
-    common = {**place, "value.format": value_format, **(options or {})}
-    source = open_source(SourceOptions(**place))
+    location = _location(address, path)
+    common = {**location, "value.format": value_format, **(options or {})}
+    source = open_source(SourceOptions(**location))
     try:
         wanted = _wanted(sorted(source.names()), tables)
-        for name, own in _told_apart(wanted).items():
+        for name, own in _without_duplicates(wanted).items():
             given = _resolved(source, {**common, **own, "subscribe": name}, asked="value.format" in own)
             _table(spark, given, stream=stream).createOrReplaceTempView(quoted(name))
         return list(wanted)
@@ -71,14 +71,14 @@ def register(
 
 def topic_names(address: str | None = None, path: str | None = None) -> list[str]:
     """The topics there are, Headrace's own among them."""
-    source = open_source(SourceOptions(**_place(address, path)))
+    source = open_source(SourceOptions(**_location(address, path)))
     try:
         return sorted(source.names())
     finally:
         source.close()
 
 
-def _place(address: str | None, path: str | None) -> dict[str, Any]:
+def _location(address: str | None, path: str | None) -> dict[str, Any]:
     if path and address:
         raise InvalidArgument("give either `address`, a broker's, or `path`, a data directory's; not both")
     return {"path": path} if path else {"address": address or DEFAULT_ADDRESS}
@@ -116,7 +116,7 @@ def _table(spark: "SparkSession", options: Mapping[str, str], *, stream: bool) -
     return found.withColumn("key", functions.make_valid_utf8(functions.col("key").cast("string")))
 
 
-def _told_apart(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _without_duplicates(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Without those whose names SQL takes for the same."""
     folded: dict[str, str] = {}
     for name in wanted:
