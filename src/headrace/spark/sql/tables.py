@@ -25,7 +25,7 @@ Tables = bool | str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 """Which topics are tables: all, some by names or patterns, or by names and patterns with options of the source."""
 
 AUTO = "auto"
-"""JSON if all values that are looked at are JSON objects, else text."""
+"""JSON if all sampled values are JSON objects, else text."""
 _WILD = frozenset("*?")
 
 
@@ -39,20 +39,20 @@ def register(
     stream: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make topics temporary views of a session, or make them anew; returns their names.
+    """Create or replace temporary views of a session for topics; returns their names.
 
-    A view has the topic's name. In SQL, names with other characters than letters, digits and `_` stand in backquotes.
-    Values and keys are text unless the options say otherwise. Call it again to see topics, and fields of JSON, that
-    are new since.
+    A view has the topic's name. In SQL, put names with characters other than letters, digits and `_` in backquotes.
+    Values and keys are text unless the options say otherwise. Call it again to register new topics and new JSON
+    fields.
 
     Parameters:
         spark: the session.
-        address: the broker's; by default that of this machine.
+        address: the broker's address; by default that of this machine.
         path: or a data directory, to be read without a broker.
-        tables: True: all topics but Headrace's own. Or names, or patterns in which `*` stands for any characters and
-            `?` for one; or a dict of these with options of the source for each, the later ones counting.
-        value_format: what values are by default: string, json, bytes, or auto, which is json where all values that are
-            looked at are JSON objects, and string elsewhere.
+        tables: True for all topics but Headrace's own; or names, or patterns in which `*` stands for any characters
+            and `?` for one; or a dict of these with options of the source for each, of which the last match wins.
+        value_format: how values are decoded by default: string, json, bytes, or auto, which is json where all sampled
+            values are JSON objects, and string elsewhere.
         stream: the views are streams, for `spark.sql` in streaming queries.
         options: further options of the source, for all of them.
     """
@@ -70,7 +70,7 @@ def register(
 
 
 def topic_names(address: str | None = None, path: str | None = None) -> list[str]:
-    """The topics there are, Headrace's own among them."""
+    """Return the names of all topics, including Headrace's own."""
     source = open_source(SourceOptions(**_location(address, path)))
     try:
         return sorted(source.names())
@@ -85,7 +85,7 @@ def _location(address: str | None, path: str | None) -> dict[str, Any]:
 
 
 def _resolved(source: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
-    """The options, with the structure of JSON filled in; text where there is none, unless JSON was asked for."""
+    """Return the options with the inferred JSON schema; text where there is none, unless JSON was requested."""
     options = {name: str(value) for name, value in given.items()}
     if options["value.format"] not in (AUTO, "json") or "value.schema" in options:
         if options["value.format"] == AUTO:
@@ -103,7 +103,7 @@ def _resolved(source: MessageSource, given: Mapping[str, Any], *, asked: bool) -
     except InvalidArgument as error:
         if asked and options["value.format"] != AUTO:
             raise
-        logger.warning("the values of %s are taken as text: %s", options["subscribe"], error)
+        logger.warning("reading values as text  topic=%s reason=%s", options["subscribe"], error)
         return text
 
 
@@ -117,17 +117,17 @@ def _table(spark: "SparkSession", options: Mapping[str, str], *, stream: bool) -
 
 
 def _without_duplicates(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Without those whose names SQL takes for the same."""
+    """Return the topics without those whose names differ only in case, which SQL ignores."""
     folded: dict[str, str] = {}
     for name in wanted:
         known = folded.setdefault(name.lower(), name)
         if known != name:
-            logger.warning("SQL takes %s and %s for the same: only %s is a table", known, name, known)
+            logger.warning("topic names differ only in case; registering one  table=%s skipped=%s", known, name)
     return {name: wanted[name] for name in folded.values()}
 
 
 def _wanted(names: list[str], tables: Tables) -> dict[str, dict[str, Any]]:
-    """The topics to be tables, with options of their own.
+    """Return the topics to register, with their own options.
 
     >>> _wanted(["a", "b", "headrace.x"], True)
     {'a': {}, 'b': {}}
