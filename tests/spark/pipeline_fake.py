@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from headrace.model.errors import HeadraceError, InvalidArgument
-from headrace.spark.pipelines.driver import Post
+from headrace.spark.pipelines.driver import DriverRegistration
 from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.records import FINISHED, RUNNING, STOPPED
 
@@ -36,20 +36,20 @@ def main(arguments: list[str]) -> None:
     found = re.search(r"fake: (\w+)", Path(file).read_text())
     assert found, file
     signal.signal(signal.SIGTERM, signal.SIG_IGN if found[1] == "stubborn" else _end)
-    with Post(folder, supervised=True, check=lambda: None) as post:
+    with DriverRegistration(folder, supervised=True, check=lambda: None) as registration:
         diary = folder.path / "diary"
         _note(diary, "begin")
         if found[1] == "slow":
-            post.tell(doing="starting query one")
+            registration.update(doing="starting query one")
             while not (folder.path / "go").exists():
                 time.sleep(0.02)
-        post.tell(phase=RUNNING, doing="")
+        registration.update(phase=RUNNING, doing="")
         print("the fake driver says hello", flush=True)
         try:
             _do(found[1])
-            post.tell(phase=FINISHED)
+            registration.update(phase=FINISHED)
         except KeyboardInterrupt:
-            post.tell(phase=STOPPED)
+            registration.update(phase=STOPPED)
         finally:
             _note(diary, "end")
 

@@ -15,7 +15,7 @@ from tests.spark.conftest import SparkBroker
 import headrace
 from headrace.spark.pipelines.loader import load, settings_of
 from headrace.spark.pipelines.query_builder import start_query
-from headrace.spark.sessions import for_a_while
+from headrace.spark.sessions import temporary_settings
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 sys.path.insert(0, str(PIPELINES))
@@ -56,7 +56,7 @@ def publish(bus: headrace.Bus, topic: str, messages: Iterable[samples.Message]) 
 def run(spark: SparkSession, broker: SparkBroker, file: str, checkpoints: Path, *names: str) -> None:
     """Run the pipelines of a file, or some of them, until all that is there is done; they go on where they were."""
     definitions = [each for each in load(str(PIPELINES / file)) if not names or each.name in names]
-    with for_a_while(spark, settings_of(definitions)):
+    with temporary_settings(spark, settings_of(definitions)):
         for each in definitions:
             query = start_query(spark, each, address=broker.address, checkpoints=str(checkpoints), once=True)
             query.awaitTermination()

@@ -22,7 +22,7 @@ from headrace.model.topic import topic_settings
 from headrace.spark.archive import archiver, bounds, copier
 from headrace.spark.archive.archiver import Archiver, ArchiveRequest, ArchiveResult
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest
-from headrace.spark.archive.restorer import Restored, Restorer, archived_chunks, chosen_parts
+from headrace.spark.archive.restorer import Restorer, RestoreResult, archived_chunks, chosen_parts
 from headrace.spark.archive.status import archive_status
 from headrace.spark.datasource import HeadraceDataSource
 from headrace.spark.source.message_source import BrokerSource
@@ -378,7 +378,7 @@ def test_a_group_keeps_in_the_log_what_it_has_still_to_read(
 # Bringing messages back.
 
 
-def restored(spark: Any, broker: SparkBroker, chunks: list[Chunk], target: str, **bounds: Any) -> Restored:
+def restored(spark: Any, broker: SparkBroker, chunks: list[Chunk], target: str, **bounds: Any) -> RestoreResult:
     origin = BrokerSource(broker.address, SOON_S)
     try:
         parts = chosen_parts(chunks, bounds.get("begin"), bounds.get("until"))
@@ -411,7 +411,7 @@ def test_what_is_restored_is_what_was_archived(
     assert rows(spark, own_broker, topic) == before
     chunks = chunks_of(own_broker, topic)
     for _ in range(2):
-        assert restored(spark, own_broker, chunks, "again") == Restored("again", len(before), len(chunks[0].files))
+        assert restored(spark, own_broker, chunks, "again") == RestoreResult("again", len(before), len(chunks[0].files))
     assert contents(rows(spark, own_broker, "again")) == contents(before)
     late = NOW - 2 * DAY
     part = restored(spark, own_broker, chunks, "part", begin=late, until=180)

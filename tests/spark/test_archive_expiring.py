@@ -18,10 +18,10 @@ import headrace
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, TopicNotFound
 from headrace.spark.archive import archiver, bounds, commit, expirer
 from headrace.spark.archive.archived_source import ArchivedSource
-from headrace.spark.archive.expirer import Expirer, expired_files, superfluous, without
+from headrace.spark.archive.expirer import Expirer, expired_files, redundant_chunks, without_files
 from headrace.spark.archive.manifest import ArchivedFile, Chunk, Manifest, StoredFile
 from headrace.spark.archive.parquet import COLUMNS, SCHEMA, rows_of, write_file
-from headrace.spark.archive.paths import place_of, topic_folder
+from headrace.spark.archive.paths import resolve_url, topic_folder
 from headrace.spark.archive.restorer import archived_chunks
 from headrace.spark.archive.status import archive_status
 from headrace.spark.source.message_source import BrokerSource
@@ -53,7 +53,7 @@ class Stage:
         time_us = NOW_US - round(days * DAY_US)
         row = dict.fromkeys(COLUMNS) | {"partition": partition, "timestamp": time_us, "value": b"x"}
         rows = [row | {"offset": at} for at in range(start, start + COUNT)]
-        place = place_of(self.url).below(path)
+        place = resolve_url(self.url).below(path)
         write_file(place, [pa.RecordBatch.from_pylist(rows, SCHEMA)])
         size = Path(place.path).stat().st_size
         file = ArchivedFile(path, partition, start, start + COUNT, COUNT, size, size, time_us, time_us, "")
@@ -118,11 +118,11 @@ def test_the_oldest_files_of_each_partition_go_and_leave_no_gap() -> None:
 
 def test_what_is_left_still_knows_where_the_archive_ends() -> None:
     chunks = [entry(0, of(0, 0, 5), of(1, 0, 40)), entry(1, of(0, 10, 5)), entry(2, of(0, 20, 1))]
-    left = without(chunks, {"0/0", "0/10", "1/0"})
+    left = without_files(chunks, {"0/0", "0/10", "1/0"})
     assert [chunk.ranges for chunk in left] == [{0: (10, 10), 1: (10, 10)}, {0: (20, 20)}, {0: (20, 30)}]
     # The first is the only one that knows how far partition 1 was archived.
-    assert [chunk.number for chunk in superfluous(left)] == [1]
-    assert superfluous(left[-1:]) == []
+    assert [chunk.number for chunk in redundant_chunks(left)] == [1]
+    assert redundant_chunks(left[-1:]) == []
 
 
 # Doing it.
@@ -138,14 +138,20 @@ def test_what_is_expired_is_neither_read_nor_archived_again(stage: Stage) -> Non
     assert stage.files() == stage.named()
     assert len(stage.files()) == 1
     assert stage.copies() == stage.chunks()
-    shelves = stage.manifest.shelves(stage.id)
-    assert {number: (shelf.first, shelf.end) for number, shelf in shelves.items()} == {0: (20, 30), 1: (10, 10)}
+    partition_archives = stage.manifest.partition_archives(stage.id)
+    assert {
+        number: (partition_archive.first, partition_archive.end)
+        for number, partition_archive in partition_archives.items()
+    } == {0: (20, 30), 1: (10, 10)}
     info = stage.bus.describe_topic("orders")
     with pytest.raises(InvalidArgument, match="ends at 0"):  # it knows what was archived, though the log never had it
-        bounds.open_ranges(info, shelves, {0: 0, 1: 0})
+        bounds.open_ranges(info, partition_archives, {0: 0, 1: 0})
     stage.archive(0, 30, 5)
     assert [chunk.number for chunk in stage.chunks()] == [2, 3, 4]
-    assert (stage.manifest.shelves(stage.id)[0].first, stage.manifest.shelves(stage.id)[0].end) == (20, 40)
+    assert (
+        stage.manifest.partition_archives(stage.id)[0].first,
+        stage.manifest.partition_archives(stage.id)[0].end,
+    ) == (20, 40)
 
 
 class Stopped(Exception):
@@ -181,7 +187,7 @@ def test_a_deleted_archive_is_as_if_it_had_never_been(stage: Stage) -> None:
     Expirer(stage.origin, "orders").delete()
     assert list(stage.root.iterdir()) == []
     assert [chunk.counts for chunk in stage.chunks()] == [False]
-    assert stage.manifest.shelves(stage.id) == {}
+    assert stage.manifest.partition_archives(stage.id) == {}
     with pytest.raises(TopicNotFound):
         archived_chunks(stage.origin, "orders")
     (status,) = archive_status(stage.origin, ["orders"], 0)
@@ -217,7 +223,7 @@ def test_files_that_cannot_be_removed(stage: Stage, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patched:
         patched.setattr(expirer, "remove_directory", refuse)
-        with pytest.raises(HeadraceError, match=r"not allowed\. They do not count any more; give the command again"):
+        with pytest.raises(HeadraceError, match=r"not allowed\. The manifest no longer lists them; run the command"):
             Expirer(stage.origin, "orders").delete()
     Expirer(stage.origin, "orders").delete()
     assert stage.files() == set()
@@ -295,9 +301,9 @@ class _Lent(BrokerSource):
 def test_topics_that_are_not_archived(tmp_path: Path, name: str, settings: dict[str, Any], why: str) -> None:
     with headrace.open(tmp_path) as bus:
         info = bus.create_topic(name, exist_ok=True, **settings)
-        assert why in (bounds.why_not(info) or "")
+        assert why in (bounds.archive_refusal(info) or "")
         mover = archiver.Archiver(None, "headrace://unused", archiver.ArchiveRequest(str(tmp_path / "archive")))  # type: ignore[arg-type]
-        mover._origin._connected = bus
+        mover._source._connected = bus
         assert name not in mover.topics()
         with pytest.raises(InvalidArgument, match=f"{name} cannot be archived: .*{why}"):
             mover.run(name)
@@ -308,4 +314,4 @@ def test_topics_that_are_not_archived(tmp_path: Path, name: str, settings: dict[
 
 def test_a_topic_with_another_name_is_archived(own_broker: SparkBroker) -> None:
     info = own_broker.bus.create_topic("headraces")
-    assert bounds.why_not(info) is None
+    assert bounds.archive_refusal(info) is None

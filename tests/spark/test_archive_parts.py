@@ -41,11 +41,11 @@ from headrace.spark.archive.manifest import (
     PartitionArchive,
     StoredFile,
     chunk_of,
-    shelves_of,
+    partition_archives_of,
 )
-from headrace.spark.archive.parquet import SCHEMA, Sum, find_time, rows_of
-from headrace.spark.archive.query_rows import Serving, batches_of, unexpired
-from headrace.spark.archive.tasks import LogReading, compare
+from headrace.spark.archive.parquet import SCHEMA, MessageChecksum, find_time, rows_of
+from headrace.spark.archive.query_rows import ArchivedRowReader, batches_of, unexpired
+from headrace.spark.archive.tasks import LogReadSettings, compare
 from headrace.spark.source.planning import OffsetSpan, Range, TopicState
 from headrace.spark.source.values import value_columns
 
@@ -72,7 +72,7 @@ def stored(directory: Path, rows: pa.RecordBatch, start: int, end: int) -> Store
     """A file with these messages."""
     path = f"{start}.parquet"
     pq.write_table(pa.Table.from_batches([rows]), directory / path, row_group_size=7)
-    total = Sum()
+    total = MessageChecksum()
     total.add(rows)
     size = (directory / path).stat().st_size
     times = total.time_min_us, total.time_max_us
@@ -135,13 +135,13 @@ class Log:
 
 def test_a_shelf_is_the_last_stretch_without_gaps() -> None:
     files = [StoredFile("", ArchivedFile("", 0, at, at + 10, 10, 1, 1, 0, 0, "")) for at in (0, 20, 30)]
-    shelf = PartitionArchive([(0, 10), (20, 30), (30, 45)], files)
-    assert (shelf.first, shelf.end) == (20, 45)
-    assert [shelf.covers(at) for at in (0, 19, 20, 44, 45)] == [False, False, True, True, False]
-    assert [one.file.start for one in shelf.between(25, 31)] == [20, 30]
-    assert [one.file.start for one in shelf.between(30, 100)] == [30]
-    assert shelf.between(40, 45) == ()
-    assert shelf.bytes_before(30) == 1
+    partition_archive = PartitionArchive([(0, 10), (20, 30), (30, 45)], files)
+    assert (partition_archive.first, partition_archive.end) == (20, 45)
+    assert [partition_archive.covers(at) for at in (0, 19, 20, 44, 45)] == [False, False, True, True, False]
+    assert [one.file.start for one in partition_archive.between(25, 31)] == [20, 30]
+    assert [one.file.start for one in partition_archive.between(30, 100)] == [30]
+    assert partition_archive.between(40, 45) == ()
+    assert partition_archive.bytes_before(30) == 1
 
 
 def test_the_manifest_is_read_on_and_topics_do_not_mix() -> None:
@@ -154,7 +154,11 @@ def test_the_manifest_is_read_on_and_topics_do_not_mix() -> None:
     log.entries.append(chunk(1, start=10, end=20))
     manifest.refresh()
     assert [one.ranges for one in manifest.chunks(7)] == [{0: (0, 10)}, {0: (10, 20)}]
-    assert (manifest.shelves(7)[0].end, manifest.shelves(8)[0].end, manifest.shelves(9)) == (20, 50, {})
+    assert (
+        manifest.partition_archives(7)[0].end,
+        manifest.partition_archives(8)[0].end,
+        manifest.partition_archives(9),
+    ) == (20, 50, {})
     assert manifest.topic_ids() == [7, 8]
     assert manifest.next_offset == 3
 
@@ -190,7 +194,7 @@ def test_only_the_offsets_that_are_wanted_are_read(tmp_path: Path) -> None:
 
 def test_sums_tell_messages_apart_however_they_are_divided() -> None:
     rows = table(range(10), key=[b"a", None] * 5)
-    whole, parts = Sum(), Sum()
+    whole, parts = MessageChecksum(), MessageChecksum()
     whole.add(rows)
     for at in range(10):
         parts.add(rows.slice(at, 1))
@@ -201,7 +205,7 @@ def test_sums_tell_messages_apart_however_they_are_divided() -> None:
         table(range(10), key=[b"a", b""] * 5),
         table(range(10), key=[b"a", None] * 5, value=[b"x", *(b"%d" % at for at in range(1, 10))]),
     ):
-        other = Sum()
+        other = MessageChecksum()
         other.add(changed)
         assert other.checksum != whole.checksum
     with pytest.raises(CorruptFile, match="order"):
@@ -212,8 +216,8 @@ def test_what_has_expired_is_not_served(tmp_path: Path) -> None:
     rows = table(range(4), expires=[None, NOW_US - 1, NOW_US + DAY_US, NOW_US - DAY_US])
     assert unexpired(rows).column("offset").to_pylist() == [0, 2]
     schema = pa.schema([("topic", pa.string()), ("offset", pa.int64()), ("partition", pa.int32())])
-    serving = Serving(schema, lambda values: {"value": values})
-    found = list(serving.record_batches(Range("orders", 3, 0, 3), [stored(tmp_path, rows, 0, 4)]))
+    archived_rows = ArchivedRowReader(schema, lambda values: {"value": values})
+    found = list(archived_rows.record_batches(Range("orders", 3, 0, 3), [stored(tmp_path, rows, 0, 4)]))
     assert [batch.to_pydict() for batch in found] == [{"topic": ["orders"] * 2, "offset": [0, 2], "partition": [3] * 2}]
 
 
@@ -227,8 +231,8 @@ def test_values_are_served_as_the_query_wants_them(tmp_path: Path) -> None:
     ):
         corrupt = [StructField("_corrupt", StringType())] if isinstance(kind, StructType) else []
         schema = StructType([StructField("value", kind), *corrupt])
-        serving = Serving(to_arrow_schema(schema, timezone="UTC"), value_columns(schema))
-        (batch,) = serving.record_batches(Range("orders", 0, 0, 3), [one])
+        archived_rows = ArchivedRowReader(to_arrow_schema(schema, timezone="UTC"), value_columns(schema))
+        (batch,) = archived_rows.record_batches(Range("orders", 0, 0, 3), [one])
         assert batch.column("value").to_pylist() == wanted
         if corrupt:
             assert batch.column("_corrupt").to_pylist() == [None, None, "no JSON"]
@@ -278,11 +282,11 @@ def test_the_archive_comes_before_the_log(tmp_path: Path) -> None:
         40,
         50,
     ]
-    shelved = origin.shelved(Range("orders", 0, 10, 50))
-    assert shelved is not None
-    assert (shelved.topic_id, shelved.log_first) == (7, 33)
-    assert [each.file.start for each in shelved.files] == [0, 20]
-    assert origin.shelved(Range("orders", 0, 40, 50)) == (7, 40, ())
+    archived_range = origin.archived_range(Range("orders", 0, 10, 50))
+    assert archived_range is not None
+    assert (archived_range.topic_id, archived_range.log_first) == (7, 33)
+    assert [each.file.start for each in archived_range.files] == [0, 20]
+    assert origin.archived_range(Range("orders", 0, 40, 50)) == (7, 40, ())
 
 
 def test_a_gap_before_the_log_is_a_beginning(tmp_path: Path) -> None:
@@ -323,12 +327,14 @@ def test_what_is_damaged_is_told_or_left_out(tmp_path: Path) -> None:
             file.write(b"s3cond")
         wanted = Range("orders", 0, 0, 60)
         with pytest.raises(CorruptBatch):
-            list(LogReading(address, 10, may_vanish=False, skip_damaged=False).record_batches(wanted))
-        found = list(LogReading(address, 10, may_vanish=False, skip_damaged=True).record_batches(wanted))
+            list(LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=False).record_batches(wanted))
+        found = list(LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=True).record_batches(wanted))
         assert [at for rows in found for at in rows.column("offset").to_pylist()] == [*range(20), *range(40, 60)]
         with pytest.raises(OffsetOutOfRange, match="not there"):
             list(
-                LogReading(address, 10, may_vanish=False, skip_damaged=False).record_batches(Range("orders", 0, 40, 61))
+                LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=False).record_batches(
+                    Range("orders", 0, 40, 61)
+                )
             )
     finally:
         server.close()
@@ -339,7 +345,7 @@ def test_what_is_damaged_is_told_or_left_out(tmp_path: Path) -> None:
 def test_a_copy_is_compared_however_it_is_divided(sizes: tuple[int, int], vanish: bool) -> None:
     rows = table(range(10, 60))
     compare(WANTED, halves(rows, sizes[0]), halves(rows, sizes[1]), vanish)
-    with pytest.raises(CorruptFile, match="nothing of it counts"):
+    with pytest.raises(CorruptFile, match="it was not committed"):
         compare(WANTED, halves(rows, sizes[0]), halves(rows.slice(0, 49), sizes[1]), vanish)
     with pytest.raises(CorruptFile):
         compare(WANTED, halves(rows, sizes[0]), iter([]), vanish)
@@ -366,13 +372,13 @@ def info(first: int, end: int, size: int = 1000, **settings: Any) -> TopicInfo:
 
 
 def test_what_is_old_and_not_archived_is_open() -> None:
-    shelves = shelves_of([chunk(0, start=0, end=40)])
+    partition_archives = partition_archives_of([chunk(0, start=0, end=40)])
     assert bounds.open_ranges(info(0, 100), {}, {0: 70}) == {0: (0, 70)}
-    assert bounds.open_ranges(info(0, 100), shelves, {0: 70}) == {0: (40, 70)}
-    assert bounds.open_ranges(info(50, 100), shelves, {0: 70}) == {0: (50, 70)}
-    assert bounds.open_ranges(info(0, 100), shelves, {0: 40}) == {}
+    assert bounds.open_ranges(info(0, 100), partition_archives, {0: 70}) == {0: (40, 70)}
+    assert bounds.open_ranges(info(50, 100), partition_archives, {0: 70}) == {0: (50, 70)}
+    assert bounds.open_ranges(info(0, 100), partition_archives, {0: 40}) == {}
     with pytest.raises(InvalidArgument, match="has lost messages"):
-        bounds.open_ranges(info(0, 30), shelves, {0: 30})
+        bounds.open_ranges(info(0, 30), partition_archives, {0: 30})
 
 
 def test_much_is_archived_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,12 +437,12 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert paths.archive_url("a b/%20") == f"file://{tmp_path}/a b/%20"
     assert paths.archive_url("file:/a/") == paths.archive_url("file:///a") == "file:///a"
     assert paths.archive_url("s3a://bucket/a/") == "s3a://bucket/a"
-    assert paths.place_of("file:///a b").path == "/a b"
+    assert paths.resolve_url("file:///a b").path == "/a b"
     with pytest.raises(InvalidArgument, match="cannot read nothing: URLs"):
-        paths.place_of("nothing://a")
+        paths.resolve_url("nothing://a")
     with pytest.raises(InvalidArgument):
         paths.archive_url("")
-    base = paths.place_of(f"file://{tmp_path}")
+    base = paths.resolve_url(f"file://{tmp_path}")
     assert paths.names_below(base.below("none")) == []
     paths.write_whole(base.below("a", "b.json"), b"content")
     assert paths.read_whole(base.below("a", "b.json")) == b"content"
@@ -477,11 +483,11 @@ def test_a_chunk_counts_once_and_only_if_it_continues(tmp_path: Path) -> None:
         first = chunk(0, start=0, end=10, topic_id=topic_id)
         for _ in range(2):  # as when the answer was lost
             commit.commit(bus, manifests[0], first, begun)
-        with pytest.raises(commit.Overtaken, match="another run"):
+        with pytest.raises(commit.ArchiveConflict, match="another run"):
             commit.commit(bus, manifests[1], msgspec.structs.replace(first, run="other"), begun)
-        with pytest.raises(commit.Overtaken, match="hours"):
+        with pytest.raises(commit.ArchiveConflict, match="hours"):
             commit.commit(bus, manifests[1], chunk(1, start=10, end=20, topic_id=topic_id), begun - timedelta(days=1))
-        with pytest.raises(commit.Overtaken, match="made again"):
+        with pytest.raises(commit.ArchiveConflict, match="made again"):
             commit.commit(bus, manifests[1], chunk(0, start=0, end=20, topic_id=99), begun)
         bus.publish(MANIFEST_TOPIC, msgspec.json.encode(chunk(0, start=0, end=1, topic_id=50)), key=b"50/0")
         commit.commit(bus, manifests[0], chunk(1, start=10, end=20, topic_id=topic_id), begun)

@@ -36,9 +36,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     address = f"{host}:{port}"
     there = fs.S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1", allow_bucket_creation=True)
     there.create_dir(BUCKET)
-    paths.place_of.cache_clear()
+    paths.resolve_url.cache_clear()
     yield address
-    paths.place_of.cache_clear()
+    paths.resolve_url.cache_clear()
     running.stop()
 
 
@@ -51,7 +51,7 @@ def objects(endpoint: str) -> list[str]:
 
 def test_files_are_written_read_and_removed(endpoint: str) -> None:
     url = paths.archive_url(f"s3a://{BUCKET}/an/archive?endpoint_override={endpoint}&scheme=http")
-    base = paths.place_of(url)
+    base = paths.resolve_url(url)
     names = parquet.SCHEMA.names
     rows = [dict.fromkeys(names) | {"partition": 0, "offset": at, "timestamp": at, "value": b"x"} for at in range(5)]
     path = "topic=a/run=1/date=2026-01-01/part-1.zstd.parquet"

@@ -17,7 +17,7 @@ from headrace.model.headers import Headers, headers_from_pairs
 from headrace.spark.datasource import table_schema
 from headrace.spark.source.arrow import Decoder
 from headrace.spark.source.options import MORE_COLUMNS, source_options
-from headrace.spark.source.planning import OffsetSpan, Range, Window, admitted, divided
+from headrace.spark.source.planning import OffsetSpan, Range, Window, limit_rows, split_ranges
 from headrace.spark.source.values import value_columns
 
 TIMES = st.integers(0, 4_000_000_000_000_000)
@@ -139,7 +139,7 @@ class TestPlanning:
     def test_division_keeps_every_offset(self, spans: list[tuple[int, int]], at_least: int | None) -> None:
         ranges = [Range("t", number, start, start + size) for number, (start, size) in enumerate(spans)]
         known = {("t", one.partition): OffsetSpan(one.start, one.end, one.size * 100) for one in ranges}
-        parts = divided(ranges, known, at_least)
+        parts = split_ranges(ranges, known, at_least)
         for one in ranges:
             own = sorted(part[2:] for part in parts if part.partition == one.partition)
             begins, ends = [start for start, _ in own], [end for _, end in own]
@@ -152,7 +152,7 @@ class TestPlanning:
     @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.integers(1, 2000))
     def test_a_trigger_takes_its_share(self, sizes: list[int], rows_max: int) -> None:
         ranges = [Range("t", number, 10, 10 + size) for number, size in enumerate(sizes)]
-        ends = admitted(ranges, rows_max)
+        ends = limit_rows(ranges, rows_max)
         taken = [ends["t", one.partition] - one.start for one in ranges]
         assert all(0 <= got <= one.size for got, one in zip(taken, ranges, strict=True))
         assert sum(taken) <= rows_max

@@ -27,15 +27,22 @@ from headrace.spark.pipelines import logs
 from headrace.spark.pipelines.children import command
 from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive, start_mark
-from headrace.spark.pipelines.records import TOPIC, PipelineRecord, Wanted
+from headrace.spark.pipelines.records import TOPIC, PipelineRecord, PipelineSettings
 from headrace.spark.pipelines.registry import Registry
 from headrace.spark.pipelines.supervisor import host_name, supervised
-from headrace.spark.pipelines.supervisor_decisions import GRACE_S, HEALTHY_S, Care, Do, Seen, decide
+from headrace.spark.pipelines.supervisor_decisions import (
+    GRACE_S,
+    HEALTHY_S,
+    Do,
+    ObservedDriver,
+    SupervisionState,
+    decide,
+)
 
 SOON_S = 60.0
 SECOND_US = 1_000_000
-UP = Seen(alive=True, pid=7, started="1", phase="running")
-GONE = Seen(phase="failed", error="it broke")
+UP = ObservedDriver(alive=True, pid=7, started="1", phase="running")
+GONE = ObservedDriver(phase="failed", error="it broke")
 
 
 def eventually(look: Callable[[], Any], why: Callable[[], object] = lambda: "") -> Any:
@@ -54,17 +61,17 @@ class World:
     """One pipeline, its supervisor's memory, and the time."""
 
     def __init__(self, **changes: Any) -> None:
-        wanted = Wanted(file="/f.py", sha256="", master="local[2]", host="here")
+        wanted = PipelineSettings(file="/f.py", sha256="", master="local[2]", host="here")
         definition = {name: changes.pop(name) for name in ("restart", "restarts_max") if name in changes}
         wanted = msgspec.structs.replace(wanted, **definition)
         self.record = PipelineRecord(name="p", definition=wanted, **changes)
-        self.care = Care()
+        self.memory = SupervisionState()
         self.now_us = 1_000 * SECOND_US
 
-    def see(self, seen: Seen, *, after_s: float = 0.0, ending: bool = False) -> Do | None:
+    def see(self, observed: ObservedDriver, *, after_s: float = 0.0, ending: bool = False) -> Do | None:
         """What is done at such a sight."""
         self.now_us += round(after_s * SECOND_US)
-        done, self.record, self.care = decide(self.care, self.record, seen, self.now_us, 1.0, ending=ending)
+        done, self.record, self.memory = decide(self.memory, self.record, observed, self.now_us, 1.0, ending=ending)
         return done
 
     def change(self, **changes: Any) -> None:
@@ -73,14 +80,14 @@ class World:
 
     def run(self) -> None:
         """Come to where the driver runs."""
-        assert self.see(Seen()) is Do.START
+        assert self.see(ObservedDriver()) is Do.START
         assert self.see(UP) is None
         assert (self.record.state, self.record.pid) == ("running", 7)
 
 
 def test_a_new_pipeline_is_started_once() -> None:
     world = World()
-    assert world.see(Seen()) is Do.START
+    assert world.see(ObservedDriver()) is Do.START
     assert world.record.state == "starting"
     assert world.see(UP._replace(phase="starting")) is None
     assert world.see(UP) is None
@@ -109,7 +116,7 @@ def test_failures_that_come_together_are_not_retried_together() -> None:
     for chance in (0.0, 0.5, 1.0):
         world = World()
         world.run()
-        _, record, _ = decide(world.care, world.record, GONE, world.now_us, chance)
+        _, record, _ = decide(world.memory, world.record, GONE, world.now_us, chance)
         pauses.add(record.next_start_us - world.now_us)
     assert pauses == {750_000, 875_000, 1_000_000}
 
@@ -144,7 +151,7 @@ def test_it_gives_up_after_as_many_restarts_as_it_is_told() -> None:
 def test_the_policy_says_what_comes_after_the_end(policy: str, ended: str, state: str) -> None:
     world = World(restart=policy)
     world.run()
-    world.see(Seen(phase=ended))
+    world.see(ObservedDriver(phase=ended))
     assert world.record.state == state
     assert world.record.pid == 0
 
@@ -152,7 +159,7 @@ def test_the_policy_says_what_comes_after_the_end(policy: str, ended: str, state
 def test_a_driver_that_ended_without_a_word_has_an_error_all_the_same() -> None:
     world = World()
     world.run()
-    world.see(Seen(phase="failed"))
+    world.see(ObservedDriver(phase="failed"))
     assert "killed" in world.record.error
 
 
@@ -177,9 +184,9 @@ def test_a_driver_that_should_stop_is_asked_and_then_killed() -> None:
     assert world.see(UP, after_s=1) is Do.KILL
     assert world.see(UP, after_s=1) is None
     assert world.see(UP, after_s=5) is Do.KILL
-    assert world.see(Seen(phase="failed")) is None
+    assert world.see(ObservedDriver(phase="failed")) is None
     assert (world.record.state, world.record.error) == ("stopped", "")
-    assert world.see(Seen(), after_s=100) is None
+    assert world.see(ObservedDriver(), after_s=100) is None
 
 
 def test_a_restart_is_an_end_and_a_beginning() -> None:
@@ -187,9 +194,9 @@ def test_a_restart_is_an_end_and_a_beginning() -> None:
     world.run()
     world.change(generation=2)
     assert world.see(UP) is Do.TERMINATE
-    world.see(Seen(phase="stopped", locked=True))
-    assert world.see(Seen(phase="stopped", locked=True)) is None  # something of the old one is there
-    assert world.see(Seen(phase="stopped")) is Do.START
+    world.see(ObservedDriver(phase="stopped", locked=True))
+    assert world.see(ObservedDriver(phase="stopped", locked=True)) is None  # something of the old one is there
+    assert world.see(ObservedDriver(phase="stopped")) is Do.START
     assert (world.record.state_generation, world.record.restarts) == (2, 0)
 
 
@@ -205,10 +212,10 @@ def test_a_wish_to_stop_ends_the_waiting() -> None:
 def test_a_new_supervisor_takes_over_what_runs_and_replaces_what_does_not() -> None:
     world = World()
     world.run()
-    world.care = Care()
+    world.memory = SupervisionState()
     assert world.see(UP) is None
     assert world.record.state == "running"
-    world.care = Care()
+    world.memory = SupervisionState()
     assert world.see(GONE) is None
     assert world.record.state == "waiting"
     assert world.see(GONE, after_s=1) is Do.START
@@ -218,10 +225,10 @@ def test_a_supervisor_that_ends_takes_its_drivers_with_it_and_they_come_back() -
     world = World()
     world.run()
     assert world.see(UP, ending=True) is Do.TERMINATE
-    assert world.see(Seen(phase="stopped"), ending=True) is None
+    assert world.see(ObservedDriver(phase="stopped"), ending=True) is None
     assert (world.record.state, world.record.wanted) == ("stopped", "running")
-    world.care = Care()
-    assert world.see(Seen(phase="stopped")) is Do.START
+    world.memory = SupervisionState()
+    assert world.see(ObservedDriver(phase="stopped")) is Do.START
 
 
 # What is done: real processes, a real broker; only the driver is no Spark.
@@ -242,7 +249,7 @@ class Stage:
     def add(self, name: str, does: str = "run", **changes: Any) -> PipelineRecord:
         """Want a pipeline to run."""
         file = pipeline_file(self.path / f"{name}.sql", does)
-        wanted = Wanted(
+        wanted = PipelineSettings(
             file=file,
             sha256=hashlib.sha256(Path(file).read_bytes()).hexdigest(),
             master="local[2]",
@@ -381,11 +388,11 @@ def test_drivers_go_on_while_the_broker_is_away(own_stage: Stage) -> None:
     supervisor = stage.supervise("--stay")
     first = stage.until("one", state="running")
     stage.broker.kill()
-    eventually(lambda: "drivers go on" in stage.said(), stage.said)
+    eventually(lambda: "drivers keep running" in stage.said(), stage.said)
     assert is_alive(first.pid, first.started)
     stage.broker.start()
     stage.broker.connect().close()
-    eventually(lambda: "the broker is back" in stage.said(), stage.said)
+    eventually(lambda: "broker reachable again" in stage.said(), stage.said)
     os.kill(first.pid, signal.SIGKILL)
     stage.until("one", state="running", restarts=1)
     assert supervisor.poll() is None
@@ -447,12 +454,12 @@ def test_a_terminal_shows_what_a_pipeline_that_starts_is_at(stage: Stage) -> Non
     command = [sys.executable, "-m", "headrace", "pipeline", "start", "one", *here]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=theirs) as started:
         os.close(theirs)
-        seen = b""
+        observed = b""
         end = time.monotonic() + SOON_S
-        while b"one: starting query one (" not in seen:
-            assert time.monotonic() < end, seen
+        while b"one: starting query one (" not in observed:
+            assert time.monotonic() < end, observed
             if select.select([terminal], [], [], 1.0)[0]:
-                seen += os.read(terminal, 4096)
+                observed += os.read(terminal, 4096)
         (stage.home / "one" / "go").touch()
         assert started.wait(SOON_S) == 0
     os.close(terminal)
@@ -540,14 +547,14 @@ def test_what_is_run_by_hand_is_left_alone(stage: Stage) -> None:
 def test_a_driver_runs_nothing_that_is_in_the_directory_it_was_started_from(tmp_path: Path) -> None:
     for name in ("re", "json", "msgspec", "headrace"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user ran')")
-    wanted = Wanted(file="/no/f.sql", sha256="", master="local[2]", host="here", python=sys.executable)
+    wanted = PipelineSettings(file="/no/f.sql", sha256="", master="local[2]", host="here", python=sys.executable)
     words = command(PipelineRecord(name="p", definition=wanted), "headrace://127.0.0.1:1", Folder(tmp_path / "p"))
     done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=SOON_S, check=False)
     assert b"there is no file /no/f.sql" in done.stderr
 
 
 def test_nobody_undoes_what_another_has_written(broker: SparkBroker) -> None:
-    wanted = Wanted(file="/f.py", sha256="", master="local[2]", host="here")
+    wanted = PipelineSettings(file="/f.py", sha256="", master="local[2]", host="here")
     registries = [Registry(broker.bus) for _ in range(3)]
     registries[0].prepare()
     registries[0].change("p", lambda _: PipelineRecord(name="p", definition=wanted))
@@ -579,7 +586,7 @@ def test_a_registry_whose_log_was_trimmed_is_read_from_its_first_offset(own_stag
     assert registry.get("late").definition.host == host_name()
 
 
-@pytest.mark.parametrize("how", ["seen", "unseen"])
+@pytest.mark.parametrize("how", ["observed", "unseen"])
 def test_a_registry_that_was_trimmed_is_healed(own_stage: Stage, how: str) -> None:
     stage, here = own_stage, ("--connect", own_stage.broker.address)
     bus = stage.broker.bus

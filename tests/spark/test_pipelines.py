@@ -181,8 +181,8 @@ def test_a_file_that_uses_spark_outside_of_its_functions_waits_for_the_session(t
         """,
     )
     code = f"""
-from headrace.spark.pipelines.driver import Order, definitions_of
-print(definitions_of(Order("n", {file!r}, "", "local[2]")))
+from headrace.spark.pipelines.driver import RunRequest, definitions_of
+print(definitions_of(RunRequest("n", {file!r}, "", "local[2]")))
 """
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr

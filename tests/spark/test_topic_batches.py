@@ -160,7 +160,7 @@ def test_batches_have_a_good_size_and_small_ones_wait_for_each_other(monkeypatch
 
 
 def test_what_is_held_for_many_partitions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_batches, "_HELD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(topic_batches, "_BUFFERED_BYTES_MAX", 10_000)
     staged = Staged(100)
     places = {"value": 0, "partition": 1}
     out = TopicBatches(staged, places, "t", 0)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def compress(codec: Codec, raw: bytes | bytearray | memoryview) -> bytes:
 
 
 def expands_too_far(raw_length: int, body_bytes: int) -> bool:
-    """Whether a body of so many bytes may not decompress to this length: a few bytes would cost everyone a lot."""
+    """Return whether a compressed body claims too large a length for its size: a decompression bomb."""
     return raw_length > body_bytes * BODY_EXPANSION_MAX
 
 
@@ -69,7 +69,7 @@ def decompress(codec: int, body: memoryview) -> bytes:
 
 
 def _from_zstd(packed: memoryview, raw_length: int) -> bytes:
-    """The content of one whole frame."""
+    """Decompress exactly one Zstandard frame."""
     decompressor = zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
     # Asking for one byte more than claimed shows a frame that holds more, without decompressing all of it.
     raw = decompressor.decompress(packed, raw_length + 1)

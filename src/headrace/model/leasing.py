@@ -1,4 +1,4 @@
-"""What can be asked of leased subscriptions, and what is answered. See requests.py."""
+"""The requests about leased subscriptions, and their answers. See requests.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def cut_reason(reason: Any) -> str:
     if len(text) <= REASON_CHARS_MAX:
         return text
     kept = REASON_CHARS_MAX - len(_CUT)
-    # The end of a traceback says what went wrong, its beginning only how it came to that.
+    # The end of a traceback names the error, its beginning only the first calls.
     return text[: kept // 4] + _CUT + text[-(kept - kept // 4) :]
 
 
@@ -307,7 +307,7 @@ class Reject(Request[Settlement]):
     subscription: str = DEFAULT_SUBSCRIPTION
 
 
-# Looking at messages, and changing them.
+# Finding and editing messages.
 
 
 class MessageId(WireStruct):

@@ -1,14 +1,14 @@
 """Checks packed columns of byte strings without decoding them."""
 
 _WALKED_BYTES = 1024
-"""When messages are larger than this, it takes less time to go from one to the next than to copy them."""
+"""Above this size of a message, stepping from one to the next is faster than copying them."""
 _NIL = 0xC0
 _HEAD_BYTES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-"""How many bytes a byte string's type and length take, by its type."""
+"""The length of a byte string's head, type and length, by its type."""
 
 
 def column_end(body: bytes | bytearray | memoryview, start: int, count: int) -> int:
-    """The position behind an array of so many byte strings or nils; 0 when there is something else.
+    """Return the end position of an array of `count` byte strings or nils; 0 if the bytes are something else.
 
     0 also when decoding them would take less time than looking for it: when they are small and differ in length.
     """
@@ -17,7 +17,7 @@ def column_end(body: bytes | bytearray | memoryview, start: int, count: int) -> 
 
 
 def uniform_column_end(body: bytes | bytearray | memoryview, start: int, count: int) -> int:
-    """The position behind an array of so many byte strings of one length; 0 when there is something else.
+    """Return the end position of an array of `count` byte strings of one length; 0 if the bytes are something else.
 
     Every entry begins where the one before it ends, because each says the same length. So it is enough to compare the
     heads of all entries, which strided views do in two nanoseconds a byte.
@@ -58,7 +58,7 @@ def _walked_column_end(body: bytes | bytearray | memoryview, start: int, count: 
 
 
 def _array_head(count: int) -> bytes:
-    """How an array of so many entries begins."""
+    """Return the MessagePack head of an array."""
     if count < 1 << 4:
         return b"%c" % (0x90 | count)
     return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)

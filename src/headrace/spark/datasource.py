@@ -1,4 +1,4 @@
-"""`format("headrace")`: what Spark asks for a source or a sink."""
+"""`format("headrace")`: the data source that Spark loads."""
 
 from collections.abc import MutableMapping
 
@@ -46,11 +46,11 @@ class HeadraceDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """Return the name for `format`."""
         return "headrace"
 
     def schema(self) -> StructType | str:
-        """The columns that the options ask for."""
+        """Return the schema for the options."""
         options = source_options(self.options)
         if options.view:
             from headrace.spark.sql.subscription_views import view_schema
@@ -59,7 +59,7 @@ class HeadraceDataSource(DataSource):
         return table_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads a batch."""
+        """Return the batch reader."""
         options = source_options(self.options)
         if options.view:
             from headrace.spark.sql.subscription_views import ViewReader
@@ -70,7 +70,7 @@ class HeadraceDataSource(DataSource):
         return HeadraceReader(options, checked_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # Spark's names
-        """What reads a stream."""
+        """Return the stream reader."""
         from headrace.spark.source.stream_reader import HeadraceStreamReader
 
         options = source_options(self.options)
@@ -79,14 +79,14 @@ class HeadraceDataSource(DataSource):
         return HeadraceStreamReader(options, checked_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """What writes a batch."""
+        """Return the batch writer."""
         from headrace.spark.sink.writer import HeadraceArrowWriter
 
         _check_append(overwrite)
         return HeadraceArrowWriter(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """What writes a stream."""
+        """Return the stream writer."""
         from headrace.spark.sink.writer import HeadraceStreamArrowWriter
 
         _check_append(overwrite)
@@ -94,7 +94,7 @@ class HeadraceDataSource(DataSource):
 
 
 def table_schema(options: SourceOptions) -> StructType | str:
-    """The columns of topics as the options ask for them; in words if Spark itself has to make sense of some."""
+    """Return the schema of topics for the options; as DDL text if the user gave DDL for the value."""
     fields = [StructField(name, _TYPES[name]) for name in options.columns]
     if "value" not in options.columns or options.value_format == "bytes":
         return StructType(fields)
@@ -111,16 +111,16 @@ def table_schema(options: SourceOptions) -> StructType | str:
     from headrace.spark.source.message_source import open_source
     from headrace.spark.source.sampling import sample
 
-    origin = open_source(options)
+    source = open_source(options)
     try:
-        fields[at] = StructField("value", inferred_type(sample(origin, options)))
+        fields[at] = StructField("value", inferred_type(sample(source, options)))
     finally:
-        origin.close()
+        source.close()
     return StructType([*fields, corrupt])
 
 
 def checked_schema(schema: StructType) -> StructType:
-    """The schema that a read is to have, which the user may have given: only columns that there are."""
+    """Check a schema, which may be the user's; raises InvalidArgument for unknown columns or types."""
     for field in schema.fields:
         kind = field.dataType
         allowed = kind == _TYPES.get(field.name)
@@ -135,9 +135,9 @@ def checked_schema(schema: StructType) -> StructType:
                 'For JSON give option("value.format", "json") and option("value.schema", ...) rather than a schema'
             )
         if isinstance(kind, StructType):
-            from headrace.spark.source.json_forms import form_of
+            from headrace.spark.source.json_converters import converter_for
 
-            form_of(kind)  # which refuses what JSON cannot be
+            converter_for(kind)  # raises for types that JSON cannot be converted to
     return schema
 
 

@@ -1,4 +1,4 @@
-"""A Spark session for one command: begun as quickly as can be, silent, and gone with the command."""
+"""A Spark session for one command: starts quickly, logs nothing, and ends with the command."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
-"""For a process that lives for seconds: compile quickly rather than well, and start no threads that are not needed."""
+"""JVM options for a process that lives for seconds: quick compilation, few threads."""
 _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",
@@ -35,9 +35,9 @@ _END_S = 20.0
 
 
 class EphemeralSession:
-    """Begins a session, and ends it; what Java says goes to a file that nobody sees unless it fails.
+    """Starts and ends a session; Java's output goes to a temporary file, shown only on failure.
 
-    A program that has a session already, and runs a command, goes on with its own.
+    In a process with an active session, that session is used.
     """
 
     def __init__(self, master: str, conf: Mapping[str, str]) -> None:
@@ -52,14 +52,14 @@ class EphemeralSession:
         self._session: SparkSession | None = None
 
     def begin(self) -> "SparkSession":
-        """Make the session; raises SparkMissing or InvalidArgument with the reason."""
+        """Start the session; raises SparkMissing or InvalidArgument with the reason."""
         if self._borrowed is not None:
             return self._borrowed
         need_java(self._master)
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
-        os.environ["TZ"] = "UTC"  # PySpark tells times in the zone of its process, whatever Spark's is
+        os.environ["TZ"] = "UTC"  # PySpark converts times to the zone of its process, not to Spark's
         time.tzset()
         builder: Any = SparkSession.builder
         try:
@@ -70,8 +70,8 @@ class EphemeralSession:
             self._session = builder.getOrCreate()
         except PySparkException as error:
             if error.getCondition() == "JAVA_GATEWAY_EXITED":
-                raise SparkMissing(f"Java ended before Spark had begun{self._said()}") from error
-            raise InvalidArgument(f"Spark could not begin: {error}") from error
+                raise SparkMissing(f"Java exited before Spark started{self._java_output()}") from error
+            raise InvalidArgument(f"Spark could not start: {error}") from error
         assert self._session is not None
         return self._session
 
@@ -82,7 +82,7 @@ class EphemeralSession:
                 self._session.stop()
             return
         logging.getLogger().addFilter(_not_of_py4j)
-        self._process.stdin.close()  # Java ends when it is alone, and tidies up
+        self._process.stdin.close()  # Java then shuts down and cleans up
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -111,12 +111,12 @@ class EphemeralSession:
         self._process = gateway.proc
         SparkContext(conf=conf, gateway=gateway)
 
-    def _said(self) -> str:
+    def _java_output(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").splitlines()[-_TOLD_LINES:]
         return ":\n  " + "\n  ".join(lines) if lines else ""
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Whether it is not PySpark's bridge that speaks, which wants to let go of Java's objects when Java has ended."""
+    """Filter out py4j's errors about releasing Java objects after Java has ended."""
     return "/py4j/" not in record.pathname

@@ -1,4 +1,4 @@
-"""What Spark raises, in one sentence: without a plan, and without traces of Java or Python."""
+"""Reduces Spark's errors to one sentence, without the plan and without Java or Python stack traces."""
 
 import re
 from typing import Any
@@ -20,14 +20,14 @@ _CAUSES_MAX = 20
 
 
 def problem_text(error: BaseException) -> str:
-    """What went wrong, in words that a user can do something with."""
+    """Return a one-sentence text for an error of Spark, with advice where memory was short."""
     text = _whole_text(error)
-    told = _python_text(text) if is_of_python(error) else _sentence(text)
-    return f"{told}{memory_advice(text)}"
+    summary = _python_text(text) if is_of_python(error) else _sentence(text)
+    return f"{summary}{memory_advice(text)}"
 
 
 def memory_advice(text: str) -> str:
-    """What to set if what Java said is that it has too little memory; else nothing.
+    """Return which memory setting to raise if Java ran out of memory; else an empty text.
 
     >>> "--conf spark.driver.memory=4g" in memory_advice("java.lang.OutOfMemoryError: Java heap space")
     True
@@ -50,7 +50,7 @@ def memory_advice(text: str) -> str:
 
 
 def is_of_python(error: BaseException) -> bool:
-    """Whether something went wrong in a Python process of Spark's: in our source, or in the user's own functions."""
+    """Return whether the error comes from a Python worker: from our source, or from the user's functions."""
     return _TRACEBACK in _whole_text(error)
 
 
@@ -67,7 +67,7 @@ def _whole_text(error: BaseException) -> str:
 
 
 def _python_text(text: str) -> str:
-    """What was raised, from a text with tracebacks; our errors count more than what they led to.
+    """Return the error from a text with tracebacks; Headrace errors take precedence over their consequences.
 
     >>> _python_text("Traceback (most recent call last):\\n  File ...\\nheadrace.model.errors.TopicNotFound: gone\\n")
     'gone'
@@ -82,7 +82,7 @@ def _python_text(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first line, which tells what is wrong, with its place in the statement.
+    """Return the first line, which names the problem, with its position in the statement.
 
     >>> _sentence("[X.Y] The column `a` is not there.\\nMore. SQLSTATE: 42P01; line 1 pos 14;\\n'Project [*]\\n")
     'The column `a` is not there. (line 1, position 15)'

@@ -1,4 +1,4 @@
-"""What can go wrong with Spark at work, besides what goes wrong everywhere."""
+"""The errors of Spark sessions, queries and pipelines."""
 
 from headrace.model.errors import HeadraceError, InvalidArgument
 

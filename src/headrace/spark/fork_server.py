@@ -1,8 +1,8 @@
-"""Python processes for Spark on this machine, forked from one that has their modules loaded already.
+"""Forks Python processes for local Spark from a process with preloaded modules.
 
 Spark starts Python for each source of a stream, for planning and for tasks, and gives up on one that does not answer
-within 10 s. To import what they need takes a second of a free core, and many times that where queries are started or
-the machine is busy. Run as: fork_server.py FD, to be the process that forks; `fork_client.py` asks it on a socket.
+within 10 s. Importing the modules takes a second of a free core, and many times that while queries start or the
+machine is busy. Run as `fork_server.py FD` to be the server; `fork_client.py` sends it requests on a socket.
 """
 
 import contextlib
@@ -56,16 +56,16 @@ _END_S = 5.0
 
 
 def can_fork() -> bool:
-    """Whether this system tells all that is needed of the process that asks."""
+    """Return whether the system has the `/proc` entries that the server reads about its clients."""
     return sys.platform == "linux" and Path("/proc/self/environ").exists()
 
 
 class ForkServer:
-    """The process that forks, for as long as this object is not closed and this process lives."""
+    """Runs the fork server as a child process until it is closed or this process ends."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.path = os.path.join(tempfile.mkdtemp(prefix="headrace-forks-"), "asking")
-        """Where to ask it."""
+        """The path of its socket."""
         self._owner = os.getpid()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(self.path)
@@ -79,11 +79,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The process that forks: all others are below it. Each is called as the module that it runs."""
+        """The id of the server's process, the parent of all workers; each worker is named after its module."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the process that forks, and not those that were forked."""
+        """End the server, but not the processes that it has forked."""
         if os.getpid() != self._owner:
             return
         assert self._process.stdin is not None
@@ -97,17 +97,17 @@ class ForkServer:
 
 
 def main() -> None:
-    """Fork whenever it is asked for, until the standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as all that Java starts for PySpark
+    """Fork on each request, until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # like all processes that Java starts for PySpark
     for name in _LOADED:
-        with contextlib.suppress(ImportError):  # whoever needs it says so
+        with contextlib.suppress(ImportError):  # the worker that needs it reports it
             importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listening = socket.socket(fileno=int(sys.argv[1]))
     while True:
         ready, _, _ = select.select([0, listening.fileno()], [], [])
-        if listening.fileno() not in ready:  # whoever has started this has ended
+        if listening.fileno() not in ready:  # the parent process has ended
             shutil.rmtree(os.path.dirname(listening.getsockname()), ignore_errors=True)
             return
         asking, _ = listening.accept()
@@ -119,14 +119,14 @@ def main() -> None:
 
 
 def _answer(asking: socket.socket) -> None:
-    """Fork, and stand between the one who asks and the one who is forked."""
+    """Fork a worker, and relay signals to it and its exit code to the client."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     asker, _, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     _, descriptors, *_ = socket.recv_fds(asking, 1, 3)
     child = os.fork()
     if not child:
         asking.close()
-        _be_python(Path(f"/proc/{asker}"), descriptors)
+        _run_worker(Path(f"/proc/{asker}"), descriptors)
         return
     for descriptor in descriptors:
         os.close(descriptor)
@@ -144,8 +144,8 @@ def _answer(asking: socket.socket) -> None:
             os._exit(0)
 
 
-def _be_python(asker: Path, descriptors: list[int]) -> None:
-    """Do as Python does that is started with the asker's arguments, environment, directory and files."""
+def _run_worker(asker: Path, descriptors: list[int]) -> None:
+    """Run a module as if Python were started with the client's arguments, environment, directory and files."""
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -158,7 +158,7 @@ def _be_python(asker: Path, descriptors: list[int]) -> None:
     os.chdir((asker / "cwd").readlink())
     words = os.fsdecode((asker / "cmdline").read_bytes()).split("\0")[:-1]
     module, sys.argv = words[words.index("-m") + 1], words[words.index("-m") + 1 :]
-    # Spark's own archives are left out: what is in them is loaded.
+    # Spark's own archives are left out, as their modules are loaded.
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and "/pyspark/" not in path]
     sys.path[:] = [os.getcwd(), *given, *sys.path]
     sys.modules.pop(module, None)

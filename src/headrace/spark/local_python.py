@@ -1,4 +1,4 @@
-"""Spark on this machine: which Python it runs, whatever is on the PATH, and where it listens."""
+"""Local Spark: chooses its Python interpreter, regardless of the PATH, and the address that it listens on."""
 
 import atexit
 import os
@@ -13,20 +13,20 @@ LOOPBACK = "127.0.0.1"
 _LOCAL_IP = "SPARK_LOCAL_IP"
 
 LAUNCHER = str(Path(__file__).with_name("python.sh"))
-"""What Spark takes for Python."""
+"""The script that Spark runs as Python."""
 
 
 _server: ForkServer | None = None
 
 
 def choose_python(*, preloaded: bool = False) -> None:
-    """Have a session that begins now use this Python, unless the user has said which.
+    """Make new sessions use this Python, unless PYSPARK_PYTHON is set.
 
-    With `preloaded`, which is for sessions that last, its processes are forked from one that has all modules loaded.
+    With `preloaded`, for long sessions, workers are forked from a process with preloaded modules.
     """
     if os.environ.get("PYSPARK_PYTHON", LAUNCHER) != LAUNCHER:
         return
-    # With a Spark of the user's own its archive of pyspark counts, not what is installed here.
+    # With SPARK_HOME, workers use the pyspark of that Spark, not the installed one.
     if "SPARK_HOME" in os.environ or not os.access(LAUNCHER, os.X_OK):
         os.environ["PYSPARK_PYTHON"] = sys.executable
         return
@@ -36,7 +36,7 @@ def choose_python(*, preloaded: bool = False) -> None:
 
 
 def _fork_server() -> ForkServer:
-    """The server of this process, which ends with it."""
+    """Return the fork server of this process, which ends with it."""
     global _server  # one for all sessions, as the environment is
     if _server is None:
         _server = ForkServer()
@@ -46,9 +46,9 @@ def _fork_server() -> ForkServer:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Have a Java that begins now listen on this machine only, unless the user has said where.
+    """Make a Java that starts in the block listen on the loopback only, unless SPARK_LOCAL_IP is set.
 
-    The settings of Spark do not reach its pages, which are on every address of the machine.
+    Spark's own settings do not apply to its web UI, which otherwise listens on every address.
     """
     if _LOCAL_IP in os.environ:
         yield

@@ -75,7 +75,7 @@ def session(
 
     spark = SparkSession.getActiveSession()
     if spark is None:
-        spark = _opened(checked_master(master or LOCAL), app_name, conf or {})
+        spark = _start_session(checked_master(master or LOCAL), app_name, conf or {})
     else:
         _apply(spark, {_PUSHDOWN: "true", **(conf or {})})
     address = address or (None if path else default_address())
@@ -84,8 +84,8 @@ def session(
 
 
 @contextmanager
-def for_a_while(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
-    """Other settings of a session for a while."""
+def temporary_settings(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[None]:
+    """Set settings of a session, and restore the old ones at the end of the block."""
     before = {name: spark.conf.get(name, None) for name in settings}
     try:
         for name, value in settings.items():
@@ -100,7 +100,7 @@ def for_a_while(spark: "SparkSession", settings: Mapping[str, str]) -> Iterator[
 
 
 def need_java(master: str) -> None:
-    """See that there is a Java that Spark can use, without waiting for it to begin; raises SparkMissing."""
+    """Raise SparkMissing unless a Java that Spark supports is installed; does not start Java if possible."""
     need_spark(master)
     if is_connect(master):
         return
@@ -115,7 +115,7 @@ def need_java(master: str) -> None:
 
 
 def java_version(java: str) -> int | None:
-    """The version of a Java, from the file that lies beside it, or as it says itself; None if that is not to be had."""
+    """Return the major version of a Java, from its release file or `java -version`; None if unknown."""
     release = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(java))), "release")
     try:
         with open(release, encoding="utf-8", errors="replace") as file:
@@ -131,7 +131,7 @@ def java_version(java: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _opened(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSession":
+def _start_session(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSession":
     need_java(master)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -147,9 +147,9 @@ def _opened(master: str, app_name: str, conf: Mapping[str, str]) -> "SparkSessio
     except PySparkException as error:
         if error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise SparkMissing(
-                "Java ended before Spark had begun; what it said is above. Spark needs Java 17 or later"
+                "Java exited before Spark started; its output is above. Spark needs Java 17 or later"
             ) from error
-        raise InvalidArgument(f"Spark could not begin: {error}") from error
+        raise InvalidArgument(f"Spark could not start: {error}") from error
 
 
 def _apply(spark: "SparkSession", settings: Mapping[str, str]) -> None:
@@ -160,5 +160,5 @@ def _apply(spark: "SparkSession", settings: Mapping[str, str]) -> None:
             spark.conf.set(name, value)
         except PySparkException as error:
             raise InvalidArgument(
-                f"{name} cannot be set in the session that there is: stop that one first, or leave it out"
+                f"{name} cannot be set in the active session: stop that session first, or leave the setting out"
             ) from error

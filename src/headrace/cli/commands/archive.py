@@ -167,8 +167,8 @@ def run(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
         def on_step(_step: str, _topic: str) -> None:
             interrupts.check()
 
-        wishes = ArchiveRequest(given.to, given.older_than, given.keep, given.skip_damaged, given.timeout)
-        with Archiver(spark, broker_url(given), wishes, on_step) as archiver:
+        request = ArchiveRequest(given.to, given.older_than, given.keep, given.skip_damaged, given.timeout)
+        with Archiver(spark, broker_url(given), request, on_step) as archiver:
             return _run_each(given, out, archiver, progress)
 
     return _on_spark(given, out, interrupts, work)

@@ -251,7 +251,7 @@ class _Sql:
             return sorted(info.topic for info in bus.topics())
 
     def _register(self, spark: "Session", tables: dict[str, dict[str, str]]) -> None:
-        from headrace.spark.sql.statements import explained
+        from headrace.spark.sql.statements import translate_errors
         from headrace.spark.sql.tables import AUTO, register
 
         options: dict[str, Any] = {"timeout": self._given.timeout}
@@ -259,7 +259,7 @@ class _Sql:
             options["startingOffsets"] = self._given.start
         elif self._given.start is not None:
             options["startingTimestamp"] = round(self._given.start.timestamp() * 1000)
-        with explained():
+        with translate_errors():
             register(spark, **self._place, tables=tables, value_format=AUTO, stream=self._given.follow, options=options)
 
     def _asked(self, spark: "Session", statement: str) -> "Frame":

@@ -26,7 +26,7 @@ from headrace.model.errors import InvalidArgument
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
     from headrace.spark.pipelines.paths import Folder
-    from headrace.spark.pipelines.records import PipelineRecord, Wanted
+    from headrace.spark.pipelines.records import PipelineRecord, PipelineSettings
     from headrace.spark.pipelines.registry import Registry
 
 _LOOK_EVERY_S = 0.2
@@ -75,7 +75,7 @@ def _start(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> in
 
 
 def _reset(
-    given: argparse.Namespace, out: Output, bus: "Bus", registry: "Registry", name: str, wanted: "Wanted"
+    given: argparse.Namespace, out: Output, bus: "Bus", registry: "Registry", name: str, wanted: "PipelineSettings"
 ) -> bool:
     """Rename the checkpoints of a stopped pipeline, if the user confirms."""
     from headrace.spark.errors import PipelineInUse
@@ -175,7 +175,7 @@ def supervise(given: argparse.Namespace, out: Output, interrupts: Interrupts) ->
     with interrupts.held(once=True), _patient_bus(given, interrupts, connect) as bus:
         _registry(bus)
         supervisor = Supervisor(
-            bus, home(given, bus), broker_url(given), stay=given.stay, asked=lambda: _is_asked(interrupts)
+            bus, home(given, bus), broker_url(given), stay=given.stay, should_stop=lambda: _is_asked(interrupts)
         )
         if not supervisor.run():
             out.note("another supervisor runs on this host")
@@ -222,12 +222,12 @@ def _checked(file: str, master: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _definition(given: argparse.Namespace, file: str, place: str) -> "Wanted":
-    from headrace.spark.pipelines.records import Wanted
+def _definition(given: argparse.Namespace, file: str, place: str) -> "PipelineSettings":
+    from headrace.spark.pipelines.records import PipelineSettings
     from headrace.spark.pipelines.supervisor import host_name
 
     master = given.master or "local[*]"
-    return Wanted(
+    return PipelineSettings(
         file=os.path.abspath(file),
         sha256=_checked(file, master),
         master=master,
@@ -245,7 +245,7 @@ def _definition(given: argparse.Namespace, file: str, place: str) -> "Wanted":
     )
 
 
-def _as_before(given: argparse.Namespace, before: "Wanted") -> "Wanted":
+def _as_before(given: argparse.Namespace, before: "PipelineSettings") -> "PipelineSettings":
     """Return the stored definition of a pipeline, with the options that were given."""
     changes: dict[str, Any] = {"conf": {**before.conf, **dict(given.conf)}}
     for name, value in (("master", given.master), ("restart", given.restart), ("restarts_max", given.max_restarts)):
@@ -262,7 +262,9 @@ def _place(checkpoints: str) -> str:
     return os.path.abspath(checkpoints) if checkpoints and "://" not in checkpoints else checkpoints
 
 
-def _started(name: str, before: "PipelineRecord | None", definition: "Wanted", out: Output) -> "PipelineRecord | None":
+def _started(
+    name: str, before: "PipelineRecord | None", definition: "PipelineSettings", out: Output
+) -> "PipelineRecord | None":
     """Return a pipeline's record after a request to run it."""
     from headrace.spark.errors import PipelineInUse
     from headrace.spark.pipelines.records import RUNNING, PipelineRecord
@@ -294,7 +296,7 @@ def _is_abandoned(record: "PipelineRecord") -> bool:
     return not is_alive(record.pid, record.started) and not supervised(Path(record.definition.home))
 
 
-def _begun_anew(before: "PipelineRecord", definition: "Wanted") -> "PipelineRecord":
+def _begun_anew(before: "PipelineRecord", definition: "PipelineSettings") -> "PipelineRecord":
     from headrace.spark.pipelines.records import RUNNING
 
     return _with(before, definition=definition, wanted=RUNNING, generation=before.generation + 1, next_start_us=0)

@@ -17,7 +17,7 @@ from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, say
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
     from headrace.spark.pipelines.definition import Definition
-    from headrace.spark.pipelines.driver import Order, Post
+    from headrace.spark.pipelines.driver import DriverRegistration, RunRequest
     from headrace.spark.pipelines.paths import DriverProcess, Folder
 
 _PLAIN_EVERY_S = 1.0
@@ -53,27 +53,30 @@ def name_of(given: argparse.Namespace, file: str) -> str:
 
 
 def _in_foreground(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
-    from headrace.spark.pipelines.driver import Post
+    from headrace.spark.pipelines.driver import DriverRegistration
 
     definitions = _loaded(given)
-    with _broker(given, 0.0) as bus, Post(_folder(given, bus), supervised=False, check=interrupts.check) as post:
+    with (
+        _broker(given, 0.0) as bus,
+        DriverRegistration(_folder(given, bus), supervised=False, check=interrupts.check) as registration,
+    ):
         if given.reset_checkpoint and not reset_checkpoints(
-            given, out, post.folder, given.file, given.checkpoints or ""
+            given, out, registration.folder, given.file, given.checkpoints or ""
         ):
             return EXIT_ERROR
-        return _drive(given, out, interrupts, bus, post, definitions)
+        return _drive(given, out, interrupts, bus, registration, definitions)
 
 
 def _supervised(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Run as a supervisor's child: write every error to the file that the supervisor reads."""
-    from headrace.spark.pipelines.driver import Post
+    from headrace.spark.pipelines.driver import DriverRegistration
     from headrace.spark.pipelines.paths import Folder
 
     log_to_stderr("info", "text")
-    with Post(Folder(given.supervised), supervised=True, check=interrupts.check) as post:
+    with DriverRegistration(Folder(given.supervised), supervised=True, check=interrupts.check) as registration:
         definitions = _loaded(given)
         with _broker(given, _BROKER_S) as bus:
-            return _drive(given, out, interrupts, bus, post, definitions)
+            return _drive(given, out, interrupts, bus, registration, definitions)
 
 
 def reset_checkpoints(given: argparse.Namespace, out: Output, folder: "Folder", file: str, checkpoints: str) -> bool:
@@ -123,7 +126,7 @@ def _drive(
     out: Output,
     interrupts: Interrupts,
     bus: "Bus",
-    post: "Post",
+    registration: "DriverRegistration",
     definitions: "list[Definition] | None",
 ) -> int:
     from headrace.spark.pipelines.driver import drive, warnings_of
@@ -144,19 +147,19 @@ def _drive(
         ui = f", Spark's pages at {driver.ui}" if driver.ui else ""
         out.note(f"{order.name} runs {', '.join(driver.queries)} on {order.master}; process {driver.pid}{ui}")
 
-    with _java_log(post, redrawn) as log_fd:
+    with _java_log(registration, redrawn) as log_fd:
         if log_fd is not None:
-            out.note(f"starting Spark, whose log is {post.folder.log}")
+            out.note(f"starting Spark, whose log is {registration.folder.log}")
         try:
             drive(
                 order,
                 definitions,
                 bus,
-                post,
-                heard=display.show,
-                started=tell_started,
-                asked=asked,
-                told=out.note if redrawn or given.supervised else lambda _: None,
+                registration,
+                on_progress=display.show,
+                on_started=tell_started,
+                should_stop=asked,
+                on_step=out.note if redrawn or given.supervised else lambda _: None,
                 log_fd=log_fd,
             )
         finally:
@@ -183,10 +186,10 @@ class _Asked:
         return False
 
 
-def _order(given: argparse.Namespace) -> "Order":
-    from headrace.spark.pipelines.driver import Order
+def _order(given: argparse.Namespace) -> "RunRequest":
+    from headrace.spark.pipelines.driver import RunRequest
 
-    return Order(
+    return RunRequest(
         name=name_of(given, given.file),
         file=given.file,
         address=broker_url(given),
@@ -200,15 +203,15 @@ def _order(given: argparse.Namespace) -> "Order":
 
 
 @contextmanager
-def _java_log(post: "Post", wanted: bool) -> Iterator[int | None]:
+def _java_log(registration: "DriverRegistration", wanted: bool) -> Iterator[int | None]:
     """Open the file for Java's log, so that the log does not disturb the redrawn lines."""
     from headrace.spark.pipelines.logs import rotate
 
     if not wanted:
         yield None
         return
-    rotate(post.folder.log)
-    fd = os.open(post.folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    rotate(registration.folder.log)
+    fd = os.open(registration.folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         yield fd
     finally:

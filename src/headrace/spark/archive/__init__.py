@@ -1,1 +1,1 @@
-"""The archive: old messages as Parquet files, which reads of the topic go on to where the log begins later."""
+"""The archive: stores old messages as Parquet files, which reads of a topic include where its log has been trimmed."""

@@ -1,4 +1,4 @@
-"""A topic's archive and its log as one: where the log begins later, the archive has what came before."""
+"""Reads a topic's archive and log as one source: the archive supplies the offsets before the start of the log."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,48 +12,48 @@ if TYPE_CHECKING:
     from headrace.spark.source.message_source import MessageSource
 
 
-class Shelved(NamedTuple):
-    """What a task has to know of a topic's archive, as it was when the read was planned."""
+class ArchivedRange(NamedTuple):
+    """The archived part of a range that a task reads, as of the planning of the read."""
 
     topic_id: int
     log_first: int
-    """The log has what comes from here on."""
+    """Offsets from here on are in the log."""
     files: tuple[StoredFile, ...] = ()
-    """The archive's, with what comes before."""
+    """The archived files with the offsets before `log_first`."""
 
 
-class Continued(NamedTuple):
-    """Archived messages that the log does not have any more."""
+class ArchivedContinuation(NamedTuple):
+    """Archived messages that have been removed from the log."""
 
     end: int
-    """Up to here the archive has them."""
+    """The archived messages end before this offset."""
     files: tuple[StoredFile, ...]
 
 
 class ArchivedSource:
-    """A place that has topics, each with what is archived of it."""
+    """A message source whose topics include their archived messages."""
 
     def __init__(self, log: "MessageSource") -> None:
         self.log = log
-        """Without the archive."""
+        """The source without the archive."""
         self.manifest = Manifest(log)
         self._states: dict[str, TopicState] = {}
 
     def names(self) -> list[str]:
-        """The topics there are; that of the archive itself is none to be found by a pattern."""
+        """Return the names of all topics but the manifest's, which no pattern may match."""
         return [name for name in self.log.names() if name != MANIFEST_TOPIC]
 
     def topic(self, name: str) -> TopicState:
-        """A topic as it is now, its partitions beginning where the archive does."""
-        # First the log: what it does not have any more was in the manifest before that.
+        """Return the current state of a topic, with partitions that begin where their archives do."""
+        # Read the log's state before the manifest: messages are in the manifest before the log drops them.
         state = self._states[name] = self.log.topic(name)
         self.manifest.refresh()
-        shelves = self.manifest.shelves(state.id)
-        spans = {number: _extended(span, shelves.get(number)) for number, span in state.spans.items()}
+        partition_archives = self.manifest.partition_archives(state.id)
+        spans = {number: _extended(span, partition_archives.get(number)) for number, span in state.spans.items()}
         return TopicState(state.name, state.id, spans)
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
-        """For each partition, the offset of the first message of that time or a later one."""
+        """Return for each partition the offset of the first message at or after a time."""
         found = self.log.at_time(name, time_us)
         whole = self.topic(name)
         for number, span in self._states[name].spans.items():
@@ -63,7 +63,7 @@ class ArchivedSource:
         return found
 
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
-        """The batches with these offsets, from wherever they are."""
+        """Yield the batches with these offsets, from the log or from the archive."""
         archived = False
         while start < end:
             try:
@@ -73,7 +73,7 @@ class ArchivedSource:
                 return
             except OffsetOutOfRange:
                 state = self.log.topic(name)
-                more = self.continued(Range(name, partition, start, end), state.id)
+                more = self.find_continuation(Range(name, partition, start, end), state.id)
                 if more is None:
                     raise
                 from headrace.spark.archive.query_rows import batches_of
@@ -82,39 +82,43 @@ class ArchivedSource:
                 start, archived = more.end, True
 
     def commit(self, group: str, positions: dict[tuple[str, int], int]) -> None:
-        """Let everybody see how far a reader has come."""
+        """Commit the positions of a reader as a group, for monitoring."""
         self.log.commit(group, positions)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the source."""
         self.log.close()
 
-    def shelved(self, wanted: Range) -> Shelved | None:
-        """What a task that reads a range has to know, as of the last look at the topic."""
+    def archived_range(self, wanted: Range) -> ArchivedRange | None:
+        """Return the archived part of a range, as of the last call of `topic`; None if the topic is unknown."""
         state = self._states.get(wanted.topic)
         if state is None or wanted.partition not in state.spans:
             return None
         first = state.spans[wanted.partition].first
-        shelf = self.manifest.shelves(state.id).get(wanted.partition)
-        if shelf is None or wanted.start >= first or not shelf.first <= first <= shelf.end:
-            return Shelved(state.id, wanted.start)
-        return Shelved(state.id, first, shelf.between(wanted.start, min(first, wanted.end)))
+        partition_archive = self.manifest.partition_archives(state.id).get(wanted.partition)
+        if (
+            partition_archive is None
+            or wanted.start >= first
+            or not partition_archive.first <= first <= partition_archive.end
+        ):
+            return ArchivedRange(state.id, wanted.start)
+        return ArchivedRange(state.id, first, partition_archive.between(wanted.start, min(first, wanted.end)))
 
-    def continued(self, wanted: Range, topic_id: int) -> Continued | None:
-        """The archive's part of a range whose first messages are not in the log, by the manifest as it is now."""
+    def find_continuation(self, wanted: Range, topic_id: int) -> ArchivedContinuation | None:
+        """Refresh the manifest and return the archived part of a range whose first messages are not in the log."""
         self.manifest.refresh()
-        shelf = self.manifest.shelves(topic_id).get(wanted.partition)
-        if shelf is None or not shelf.covers(wanted.start):
+        partition_archive = self.manifest.partition_archives(topic_id).get(wanted.partition)
+        if partition_archive is None or not partition_archive.covers(wanted.start):
             return None
-        end = min(shelf.end, wanted.end)
-        return Continued(end, shelf.between(wanted.start, end))
+        end = min(partition_archive.end, wanted.end)
+        return ArchivedContinuation(end, partition_archive.between(wanted.start, end))
 
     def _at_time(self, topic_id: int, partition: int, before: int, time_us: int) -> int | None:
-        """The first archived message before an offset that has this time or a later one."""
+        """Return the offset of the first archived message at or after a time, if it is before the given offset."""
         from headrace.spark.archive.parquet import find_time
 
-        shelf = self.manifest.shelves(topic_id)[partition]
-        for stored in shelf.between(shelf.first, before):
+        partition_archive = self.manifest.partition_archives(topic_id)[partition]
+        for stored in partition_archive.between(partition_archive.first, before):
             if stored.file.time_max_us >= time_us:
                 offset = find_time(stored, time_us)
                 if offset is not None:
@@ -123,7 +127,7 @@ class ArchivedSource:
 
 
 def _cut(batch: Batch, start: int) -> Batch:
-    """A batch without the messages before an offset, which the archive had."""
+    """Return a batch without the messages before an offset, which were read from the archive."""
     if batch.base_offset >= start or not batch.count:
         return batch
     columns = batch.columns()
@@ -137,7 +141,7 @@ def _cut(batch: Batch, start: int) -> Batch:
     return cut
 
 
-def _extended(span: OffsetSpan, shelf: PartitionArchive | None) -> OffsetSpan:
-    if shelf is None or not shelf.first < span.first <= shelf.end:
+def _extended(span: OffsetSpan, partition_archive: PartitionArchive | None) -> OffsetSpan:
+    if partition_archive is None or not partition_archive.first < span.first <= partition_archive.end:
         return span
-    return OffsetSpan(shelf.first, span.end, span.bytes + shelf.bytes_before(span.first))
+    return OffsetSpan(partition_archive.first, span.end, span.bytes + partition_archive.bytes_before(span.first))

@@ -1,4 +1,4 @@
-"""A run of the archive: copy a topic's old messages, check them, let them count, and only then drop them."""
+"""An archiving run: copies a topic's old messages, verifies the copy, commits it, and only then trims the log."""
 
 import logging
 import secrets
@@ -14,17 +14,17 @@ from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.requests import TopicInfo
 from headrace.spark.archive.bounds import (
     Piece,
+    archive_refusal,
     bound_us,
     checked_age,
     chunk_ranges,
     day_cuts,
-    may_vanish,
+    may_have_gaps,
     open_ranges,
     pieces,
-    why_not,
 )
 from headrace.spark.archive.commit import (
-    Overtaken,
+    ArchiveConflict,
     check_continues,
     check_files,
     checked_url,
@@ -38,18 +38,18 @@ from headrace.spark.archive.commit import (
 from headrace.spark.archive.copier import Copier
 from headrace.spark.archive.manifest import Chunk, Manifest, next_number
 from headrace.spark.archive.paths import archive_url, topic_folder
-from headrace.spark.archive.tasks import LogReading
+from headrace.spark.archive.tasks import LogReadSettings
 from headrace.spark.source.message_source import BrokerSource
 
 logger = logging.getLogger("headrace.spark")
 
 OnStep = Callable[[str, str], None]
-"""Told of each step: what was done, and of which topic."""
+"""Called after each step with the name of the step and of the topic."""
 
 
 @dataclass
 class ArchiveResult:
-    """What a run has done with a topic."""
+    """The result of archiving a topic."""
 
     topic: str
     messages: int = 0
@@ -57,18 +57,18 @@ class ArchiveResult:
     bytes: int = 0
     archived_to: dict[int, int] = field(default_factory=dict)
     dropped: int = 0
-    """Offsets that the log does not have any more since."""
+    """Number of offsets that the run has trimmed from the log."""
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ArchiveRequest:
-    """How a run is to be done."""
+    """The settings of an archiving run."""
 
     url: str
     older_than_s: float = 7 * 86400.0
     keep: bool = False
-    """Whether the log keeps what is archived."""
+    """Whether archived messages stay in the log."""
     skip_damaged: bool = False
     timeout: float = 60.0
 
@@ -77,62 +77,65 @@ class Archiver:
     """Archives topics of a broker, with a Spark session."""
 
     def __init__(
-        self, spark: SparkSession, address: str, wishes: ArchiveRequest, on_step: OnStep = lambda _step, _topic: None
+        self, spark: SparkSession, address: str, request: ArchiveRequest, on_step: OnStep = lambda _step, _topic: None
     ) -> None:
         self._spark = spark
         self._address = address
-        self._wishes = wishes
-        self._url = archive_url(wishes.url)
-        self._origin = BrokerSource(address, wishes.timeout)
-        self._manifest = Manifest(self._origin)
+        self._request = request
+        self._url = archive_url(request.url)
+        self._source = BrokerSource(address, request.timeout)
+        self._manifest = Manifest(self._source)
         self._on_step = on_step
         self._token = secrets.token_hex(4)
         self._broker_id = ""
 
     def __enter__(self) -> "Archiver":
         checked_url(self._url)
-        make_manifest_topic(self._origin.bus)
-        self._broker_id = self._origin.bus.info().broker_id
+        make_manifest_topic(self._source.bus)
+        self._broker_id = self._source.bus.info().broker_id
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._origin.close()
+        self._source.close()
 
     def topics(self) -> list[str]:
-        """All topics that can be archived."""
-        found = self._origin.bus.topics()
-        return [info.topic for info in found if why_not(info) is None]
+        """Return the names of all topics that can be archived."""
+        found = self._source.bus.topics()
+        return [info.topic for info in found if archive_refusal(info) is None]
 
     def run(self, topic: str) -> ArchiveResult:
-        """Archive a topic's old messages, and drop what is archived from the log, unless it is to be kept."""
-        bus = self._origin.bus
+        """Archive a topic's old messages, then trim them from the log unless the request says `keep`."""
+        bus = self._source.bus
         info = bus.describe_topic(topic)
-        reason = why_not(info)
+        reason = archive_refusal(info)
         if reason is not None:
             raise InvalidArgument(f"{info.topic} cannot be archived: {reason}")
         outcome = ArchiveResult(info.topic)
-        before_us = bound_us(checked_age(info, self._wishes.older_than_s))
+        before_us = bound_us(checked_age(info, self._request.older_than_s))
         bounds = bus.offsets(topic, before_us)
         folder = topic_folder(info.topic, self._broker_id, info.id)
         while True:
             self._manifest.refresh()
-            shelves = self._manifest.shelves(info.id)
-            ranges = open_ranges(info, shelves, bounds)
+            partition_archives = self._manifest.partition_archives(info.id)
+            ranges = open_ranges(info, partition_archives, bounds)
             self._note_gaps(outcome, info, ranges)
             if not ranges:
                 break
             try:
                 self._archive(info, folder, chunk_ranges(info, ranges), before_us, outcome)
-            except Overtaken as error:
+            except ArchiveConflict as error:
                 outcome.notes.append(str(error))
             info = self._same(info)
         chunks = self._manifest.chunks(info.id)
-        outcome.archived_to = {number: shelf.end for number, shelf in self._manifest.shelves(info.id).items()}
+        outcome.archived_to = {
+            number: partition_archive.end
+            for number, partition_archive in self._manifest.partition_archives(info.id).items()
+        }
         write_copies([chunk for chunk in chunks if chunk.url == self._url])
         self._on_step("copied", info.topic)
-        if chunks and not self._wishes.keep:
+        if chunks and not self._request.keep:
             outcome.dropped = self._drop(info, chunks, outcome)
-        with suppress(OSError):  # the next run will
+        with suppress(OSError):  # the next run removes them
             remove_leftovers(self._url, folder, chunks)
         return outcome
 
@@ -143,7 +146,7 @@ class Archiver:
         begun = datetime.now(UTC)
         number = next_number(self._manifest.chunks(info.id))
         run = f"{run_name(begun, self._token)}-{number}"
-        log = LogReading(self._address, self._wishes.timeout, may_vanish(info), self._wishes.skip_damaged)
+        log = LogReadSettings(self._address, self._request.timeout, may_have_gaps(info), self._request.skip_damaged)
         copier = Copier(self._spark, log, self._url, folder, run)
         try:
             chosen = self._pieces(info, ranges, before_us)
@@ -156,7 +159,7 @@ class Archiver:
             with suppress(OSError):
                 remove_attempt(self._url, copier.directory)
             if isinstance(error, HeadraceError):
-                # Another run drops what it has archived from the log, where this one may still be reading it.
+                # A concurrent run may have archived these messages and trimmed the log under this run.
                 self._manifest.refresh()
                 check_continues(info.topic, ranges, number, self._manifest.chunks(info.id))
             raise
@@ -173,8 +176,8 @@ class Archiver:
             settings=info.settings,
         )
         try:
-            commit(self._origin.bus, self._manifest, chunk, begun)
-        except Overtaken:
+            commit(self._source.bus, self._manifest, chunk, begun)
+        except ArchiveConflict:
             remove_attempt(self._url, copier.directory)
             raise
         self._on_step("committed", info.topic)
@@ -183,8 +186,8 @@ class Archiver:
         outcome.bytes += sum(file.bytes for file in files)
 
     def _pieces(self, info: TopicInfo, ranges: dict[int, tuple[int, int]], before_us: int) -> list[Piece]:
-        """What goes into which file."""
-        bus = self._origin.bus
+        """Divide the ranges into pieces, one file each."""
+        bus = self._source.bus
         times = []
         for partition, (start, _) in ranges.items():
             found = bus.fetch(info.topic, partition, start, bytes_max=1)
@@ -193,29 +196,29 @@ class Archiver:
         return pieces(info, ranges, cuts)
 
     def _same(self, info: TopicInfo) -> TopicInfo:
-        """The topic as it is now, if it is still the same."""
-        now = self._origin.bus.describe_topic(info.topic)
+        """Return the topic's current state; raises InvalidArgument if it was deleted and created again."""
+        now = self._source.bus.describe_topic(info.topic)
         if now.id != info.id:
             raise InvalidArgument(f"the topic {info.topic} was deleted and made again while it was being archived")
         return now
 
     def _note_gaps(self, outcome: ArchiveResult, info: TopicInfo, ranges: dict[int, tuple[int, int]]) -> None:
-        shelves = self._manifest.shelves(info.id)
+        partition_archives = self._manifest.partition_archives(info.id)
         for number, (start, _) in ranges.items():
-            if number in shelves and shelves[number].end < start:
+            if number in partition_archives and partition_archives[number].end < start:
                 outcome.notes.append(
-                    f"{info.topic}[{number}]: offsets {shelves[number].end} to {start - 1} were removed from the log "
-                    "before they were archived"
+                    f"{info.topic}[{number}]: offsets {partition_archives[number].end} to {start - 1} were removed "
+                    "from the log before they were archived"
                 )
 
     def _drop(self, info: TopicInfo, chunks: list[Chunk], outcome: ArchiveResult) -> int:
-        """Have the broker remove what is archived, but nothing that is still to be read; returns how many offsets."""
+        """Trim archived messages that nobody has still to read from the log; returns the number of offsets."""
         before = {each.partition: each.first_offset for each in self._same(info).partitions}
         targets = {number: end for number, end in outcome.archived_to.items() if before.get(number, end) < end}
         if not targets:
             return 0
         check_files(chunks, before)
-        first = self._origin.bus.trim_topic(info.topic, targets, topic_id=info.id)
+        first = self._source.bus.trim_topic(info.topic, targets, topic_id=info.id)
         self._on_step("dropped", info.topic)
         held = [number for number, end in targets.items() if first[number] < end]
         if held:

@@ -1,4 +1,4 @@
-"""What of a topic is to be archived: offsets of each partition, cut into pieces of one day each."""
+"""Chooses the offsets of each partition to archive, and divides them into pieces of one day each."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,32 +11,32 @@ from headrace.model.limits import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import SYSTEM_PREFIX, Storage, Validity, parse_topic, topic_settings
 from headrace.spark.archive.manifest import PartitionArchive
-from headrace.spark.source.planning import OffsetSpan, Range, divided
+from headrace.spark.source.planning import OffsetSpan, Range, split_ranges
 
 CHUNK_BYTES = 4 << 30
 CHUNK_OFFSETS = 50_000_000
-"""So much is archived at a time: what is done is not lost when a long run is interrupted."""
+"""Upper bounds of a chunk. A long run commits chunk by chunk, so that an interruption loses only the last one."""
 UNSYNCED_AGE_S = 60.0
-"""Messages that nobody waits for are synced after a few seconds; what a power loss may take back is not archived."""
+"""Minimum age of archived messages in topics that do not sync each message: younger ones may be lost with power."""
 _DAY_US = 86_400_000_000
 _EPOCH = date(1970, 1, 1)
 
 AtTime = Callable[[int], Mapping[int, int]]
-"""For each partition, the offset of the first message of that time or a later one."""
+"""Returns for each partition the offset of the first message at or after a time."""
 
 
 class Piece(NamedTuple):
-    """Messages that go into one file."""
+    """Messages that are archived in one file."""
 
     day: str
-    """As in `2026-01-31`; the directory's."""
+    """The day of the directory, such as `2026-01-31`."""
     wanted: Range
     bytes: int
-    """About how many there are."""
+    """Estimated size of the messages."""
 
 
-def why_not(info: TopicInfo) -> str | None:
-    """Why a topic cannot be archived; None if it can."""
+def archive_refusal(info: TopicInfo) -> str | None:
+    """Return why a topic cannot be archived, or None if it can."""
     settings = topic_settings(info.settings)
     if parse_topic(info.topic).topic.startswith(SYSTEM_PREFIX):
         return "it is a system topic, whose readers need all of its log"
@@ -52,24 +52,24 @@ def why_not(info: TopicInfo) -> str | None:
 
 
 def checked_age(info: TopicInfo, older_than_s: float) -> float:
-    """How old messages of a topic have to be."""
+    """Return the minimum age of messages to archive, raised for topics that do not sync each message."""
     synced = topic_settings(info.settings).durability is Durability.SYNCED
     return older_than_s if synced else max(older_than_s, UNSYNCED_AGE_S)
 
 
-def may_vanish(info: TopicInfo) -> bool:
-    """Whether messages may go out of the middle of a topic's log: offsets without one are nothing special then."""
+def may_have_gaps(info: TopicInfo) -> bool:
+    """Return whether compaction or expiry may remove messages from the middle of the topic's log."""
     settings = topic_settings(info.settings)
     return settings.compact_by_key or settings.validity is not Validity.KEEP
 
 
 def open_ranges(
-    info: TopicInfo, shelves: Mapping[int, PartitionArchive], bounds: Mapping[int, int]
+    info: TopicInfo, partition_archives: Mapping[int, PartitionArchive], bounds: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """What is old enough and not archived yet: partitions to the first offset and the one behind the last."""
+    """Return for each partition the offsets that are old enough and not yet archived, as first and end."""
     ranges = {}
     for each in info.partitions:
-        archived = shelves[each.partition].end if each.partition in shelves else 0
+        archived = partition_archives[each.partition].end if each.partition in partition_archives else 0
         if archived > each.next_offset:
             raise InvalidArgument(
                 f"{info.topic}[{each.partition}] is archived up to offset {archived} but ends at {each.next_offset}: "
@@ -82,7 +82,7 @@ def open_ranges(
 
 
 def chunk_ranges(info: TopicInfo, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """As much of the ranges as is archived at a time."""
+    """Return the first part of each range, small enough for one chunk."""
     chosen = {}
     spans = {each.partition: each for each in info.partitions}
     for partition, (start, end) in ranges.items():
@@ -96,7 +96,7 @@ def chunk_ranges(info: TopicInfo, ranges: Mapping[int, tuple[int, int]]) -> dict
 def pieces(
     info: TopicInfo, ranges: Mapping[int, tuple[int, int]], cuts: Mapping[int, list[tuple[int, int]]]
 ) -> list[Piece]:
-    """The ranges, cut where days begin, and where a file would become too large."""
+    """Divide the ranges where days begin, and where a file would become too large."""
     spans = {
         (info.topic, one.partition): OffsetSpan(one.first_offset, one.next_offset, one.bytes) for one in info.partitions
     }
@@ -107,17 +107,19 @@ def pieces(
         for at, (day, first) in enumerate(days):
             last = days[at + 1][1] if at + 1 < len(days) else end
             one = Range(info.topic, partition, max(first, start), min(last, end))
-            found += [Piece(_day_text(day), part, int(part.size * average)) for part in divided([one], spans, None)]
+            found += [
+                Piece(_day_text(day), part, int(part.size * average)) for part in split_ranges([one], spans, None)
+            ]
     return found
 
 
 def day_cuts(
     ranges: Mapping[int, tuple[int, int]], at_time: AtTime, first_us: int, last_us: int
 ) -> dict[int, list[tuple[int, int]]]:
-    """For each partition the days that have messages in its range, and at which offset each begins.
+    """Return for each partition the days with messages in its range, and the offset at which each begins.
 
-    A message belongs to the latest day that any message up to it has, so that days follow each other in every
-    partition whatever times producers gave.
+    A message belongs to the latest day of any message up to it, so that days ascend in every partition even if
+    producers set timestamps out of order.
     """
     known: dict[int, dict[int, int]] = {}
 
@@ -128,7 +130,7 @@ def day_cuts(
         return known[day]
 
     def look(low: int, high: int) -> None:
-        """Find the days between two at which anything begins, without asking for all of them."""
+        """Find by bisection the days between two on which a partition has a first message."""
         if high - low > 1 and ask(low) != ask(high):
             middle = (low + high) // 2
             ask(middle)
@@ -142,7 +144,7 @@ def day_cuts(
     for number, (start, end) in ranges.items():
         begins = sorted((day, offsets[number]) for day, offsets in known.items() if offsets[number] < end)
         begins = begins or [(first, start)]
-        # Of days that begin at the same offset only the last has messages; the first of all begins at the start.
+        # Of several days at the same offset only the last has messages; the first day begins at the range's start.
         days = [one for one, after in zip(begins, [*begins[1:], (0, end)], strict=True) if one[1] < after[1]]
         cuts[number] = [(days[0][0], start), *days[1:]]
     return cuts
@@ -156,6 +158,6 @@ def _day_text(day: int) -> str:
 
 
 def bound_us(older_than_s: float, now: datetime | None = None) -> int:
-    """The time before which messages are old enough, in microseconds since 1970."""
+    """Return the time before which messages are old enough to archive, in microseconds since 1970."""
     moment = (now or datetime.now(UTC)).timestamp()
     return round((moment - older_than_s) * 1e6)

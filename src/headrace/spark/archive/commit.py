@@ -1,4 +1,4 @@
-"""Making a copy count: the entry in the manifest, its copy beside the files, and what is left of failed attempts."""
+"""Commits archived chunks: appends manifest entries, writes their copies beside the files, removes failed attempts."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,35 +8,42 @@ import msgspec
 
 from headrace.client._sync.bus import Bus
 from headrace.model.errors import CorruptFile, HeadraceError, InvalidArgument, UnexpectedOffset
-from headrace.spark.archive.manifest import MANIFEST_TOPIC, Chunk, Manifest, chunk_of, next_number, shelves_of
+from headrace.spark.archive.manifest import (
+    MANIFEST_TOPIC,
+    Chunk,
+    Manifest,
+    chunk_of,
+    next_number,
+    partition_archives_of,
+)
 from headrace.spark.archive.paths import (
     archive_folder,
     file_url,
     manifest_copy,
     names_below,
-    place_of,
     read_whole,
     remove_directory,
+    resolve_url,
     size_of,
     topic_folder,
     write_whole,
 )
 
 ATTEMPT_HOURS = 12
-"""An attempt that has taken longer is given up."""
+"""Maximum duration of an attempt, after which it is given up."""
 LEFTOVER_HOURS = 24
-"""What an attempt of so long ago has left is removed: it cannot count any more, whatever became of it."""
+"""Files of uncommitted attempts older than this are removed: such an attempt can no longer commit."""
 _ENTRY_BYTES_MAX = 16 << 20
 _STAMP = "%Y%m%dT%H%M%SZ"
 _TRIES = 200
 
 
-class Overtaken(Exception):
-    """Another run has archived the same messages before; nothing of this attempt counts."""
+class ArchiveConflict(Exception):
+    """Another run has archived the same messages first; this attempt is not committed."""
 
 
 def make_manifest_topic(bus: Bus) -> None:
-    """Make the manifest's topic, if there is none; its entries are kept for ever."""
+    """Create the manifest's topic if it does not exist; its entries never expire."""
     bus.create_topic(
         MANIFEST_TOPIC,
         exist_ok=True,
@@ -52,9 +59,9 @@ def make_manifest_topic(bus: Bus) -> None:
 
 
 def commit(bus: Bus, manifest: Manifest, chunk: Chunk, begun: datetime) -> None:
-    """Let a chunk count, if it still continues what is archived and its topic is the same; raises Overtaken if not.
+    """Commit a chunk: append its manifest entry; raises ArchiveConflict if it no longer continues the archive.
 
-    Whatever else is raised: it may count all the same, as an answer may be lost on the way.
+    After any other error the chunk may be committed all the same, as the broker's answer may have been lost.
     """
     entry = msgspec.json.encode(chunk)
     for _ in range(_TRIES):
@@ -64,31 +71,35 @@ def commit(bus: Bus, manifest: Manifest, chunk: Chunk, begun: datetime) -> None:
             return
         check_continues(chunk.topic, chunk.ranges, chunk.number, known)
         if bus.describe_topic(chunk.topic).id != chunk.topic_id:
-            raise Overtaken(f"the topic {chunk.topic} was deleted and made again meanwhile")
+            raise ArchiveConflict(f"the topic {chunk.topic} was deleted and made again meanwhile")
         if datetime.now(UTC) - begun > timedelta(hours=ATTEMPT_HOURS):
-            raise Overtaken(f"archiving {chunk.topic} has taken more than {ATTEMPT_HOURS} hours")
+            raise ArchiveConflict(f"archiving {chunk.topic} has taken more than {ATTEMPT_HOURS} hours")
         try:
-            # Whoever commits at the same time is before us or behind us, never beside us.
+            # The expected offset serializes concurrent commits.
             bus.publish(MANIFEST_TOPIC, entry, key=chunk.key, partition=0, expected_offset=manifest.next_offset)
         except UnexpectedOffset:
-            time.sleep(0.05)  # until what came before us can be read
+            time.sleep(0.05)  # until the concurrent entry can be read
         else:
             return
     raise HeadraceError(f"the manifest changes all the time; {chunk.topic} was not archived: try again")
 
 
 def check_continues(topic: str, ranges: Mapping[int, tuple[int, int]], number: int, known: Sequence[Chunk]) -> None:
-    """Check that a chunk of these ranges would continue what is archived; raises Overtaken if another run was first."""
-    shelves = shelves_of(known)
+    """Raise ArchiveConflict unless a chunk of these ranges continues the archive."""
+    partition_archives = partition_archives_of(known)
     overlapping = [
-        partition for partition, (start, _) in ranges.items() if partition in shelves and shelves[partition].end > start
+        partition
+        for partition, (start, _) in ranges.items()
+        if partition in partition_archives and partition_archives[partition].end > start
     ]
     if next_number(known) != number or overlapping:
-        raise Overtaken(f"{topic}: another run was quicker and archived the same messages; this one left them to it")
+        raise ArchiveConflict(
+            f"{topic}: another run was quicker and archived the same messages; this one left them to it"
+        )
 
 
 def write_copies(chunks: Sequence[Chunk]) -> None:
-    """See that every entry of a topic has its copy beside the files: with these the archive can do without a broker.
+    """Write a copy of every manifest entry beside the files, so that the archive can be restored without the broker.
 
     Copies that a later revision has replaced are removed.
     """
@@ -99,7 +110,7 @@ def write_copies(chunks: Sequence[Chunk]) -> None:
             wanted[manifest_copy(chunk.number, chunk.revision)] = chunk
     last = max((chunk.number for chunk in chunks), default=-1)
     for (url, folder), wanted in folders.items():
-        directory = place_of(url).below(folder, "_manifest")
+        directory = resolve_url(url).below(folder, "_manifest")
         present = set(names_below(directory))
         for name in sorted(wanted.keys() - present):
             write_whole(directory.below(name), msgspec.json.encode(wanted[name]))
@@ -110,8 +121,8 @@ def write_copies(chunks: Sequence[Chunk]) -> None:
 
 
 def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
-    """The archives of topics of that name at a URL, by their ids, from the copies of the manifest."""
-    base = place_of(url)
+    """Return the archives of topics of a name at a URL, by archive id, from the copies of the manifest."""
+    base = resolve_url(url)
     found: dict[str, list[Chunk]] = {}
     for folder in names_below(base):
         if folder == archive_folder(topic):
@@ -126,7 +137,7 @@ def read_copies(url: str, topic: str) -> dict[str, list[Chunk]]:
 
 
 def _latest(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The latest revision of each chunk, in order."""
+    """Return the latest revision of each chunk, in order."""
     latest: dict[int, Chunk] = {}
     for chunk in sorted(chunks, key=lambda each: (each.number, each.revision)):
         latest[chunk.number] = chunk
@@ -134,23 +145,23 @@ def _latest(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def check_files(chunks: Sequence[Chunk], firsts: dict[int, int]) -> None:
-    """See that the files are there that have messages from these offsets on; raises CorruptFile if not."""
-    for partition, shelf in shelves_of(chunks).items():
-        for stored in shelf.between(firsts.get(partition, 0), shelf.end):
-            size = size_of(place_of(stored.url).below(stored.file.path))
+    """Raise CorruptFile unless all files with messages from these offsets on exist with their full size."""
+    for partition, partition_archive in partition_archives_of(chunks).items():
+        for stored in partition_archive.between(firsts.get(partition, 0), partition_archive.end):
+            size = size_of(resolve_url(stored.url).below(stored.file.path))
             if size != stored.file.bytes:
                 wrong = "is not there" if size is None else f"has {size} bytes, not {stored.file.bytes}"
                 raise CorruptFile(f"{file_url(stored.url, stored.file.path)} {wrong}: nothing was dropped from the log")
 
 
 def remove_attempt(url: str, directory: str) -> None:
-    """Remove the files of an attempt that does not count."""
-    remove_directory(place_of(url).below(directory))
+    """Remove the files of an uncommitted attempt."""
+    remove_directory(resolve_url(url).below(directory))
 
 
 def remove_leftovers(url: str, folder: str, chunks: Sequence[Chunk]) -> int:
-    """Remove what attempts have left that ended long ago and do not count; returns how many directories."""
-    base = place_of(url).below(folder)
+    """Remove the files of old uncommitted attempts; returns the number of directories."""
+    base = resolve_url(url).below(folder)
     counting = {chunk.run for chunk in chunks}
     removed = 0
     for name in names_below(base):
@@ -162,7 +173,7 @@ def remove_leftovers(url: str, folder: str, chunks: Sequence[Chunk]) -> int:
 
 
 def run_name(begun: datetime, token: str) -> str:
-    """A name for an attempt, which tells when it began."""
+    """Return a name for an attempt, which begins with its start time."""
     return f"{begun.strftime(_STAMP)}-{token}"
 
 
@@ -170,13 +181,13 @@ def _is_long_ago(run: str) -> bool:
     try:
         begun = datetime.strptime(run.partition("-")[0], _STAMP).replace(tzinfo=UTC)
     except ValueError:
-        return False  # it is not of ours
+        return False  # no directory of an attempt
     return datetime.now(UTC) - begun > timedelta(hours=LEFTOVER_HOURS)
 
 
 def checked_url(url: str) -> None:
-    """See that a URL can be read back; raises InvalidArgument if not."""
-    place = place_of(url)
+    """Raise InvalidArgument unless the URL can be listed."""
+    place = resolve_url(url)
     try:
         names_below(place)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Expiring and deleting archives: first the manifest says that files do not count any more, then they are removed."""
+"""Expires and deletes archives: takes files out of the manifest first, then removes them."""
 
 import os
 import time
@@ -12,18 +12,18 @@ import msgspec
 from headrace.model.errors import HeadraceError, TopicNotFound, UnexpectedOffset
 from headrace.spark.archive.commit import write_copies
 from headrace.spark.archive.manifest import MANIFEST_TOPIC, ArchivedFile, Chunk, Manifest
-from headrace.spark.archive.paths import ArchivePath, names_below, place_of, remove_directory, topic_folder
+from headrace.spark.archive.paths import ArchivePath, names_below, remove_directory, resolve_url, topic_folder
 from headrace.spark.source.message_source import BrokerSource
 
 _CONFLICTS_MAX = 200
 
 OnStep = Callable[[str, int], None]
-"""Told what was done last, and how many files are removed by now."""
+"""Called after each step with its name and the number of files removed so far."""
 
 
 @dataclass
 class Removal:
-    """What goes from a topic's archive, and what is left of it."""
+    """The size of the expired part of a topic's archive, and of the rest."""
 
     topic: str
     topic_id: int
@@ -35,9 +35,9 @@ class Removal:
 
 
 def expired_files(chunks: Sequence[Chunk], before_us: int | None, bytes_max: int | None) -> set[str]:
-    """The paths of the files to expire: of each partition the first ones, so that no gap comes into being.
+    """Return the paths of the files to expire: the first ones of each partition, so that no gaps arise.
 
-    They are those with only messages from before a time, and then the oldest until the rest is small enough.
+    These are the files with only messages from before a time, then the oldest until the rest is small enough.
     """
     waiting: dict[int, deque[ArchivedFile]] = {}
     for file in sorted((file for chunk in chunks for file in chunk.files), key=lambda one: one.start):
@@ -55,8 +55,8 @@ def expired_files(chunks: Sequence[Chunk], before_us: int | None, bytes_max: int
     return expired
 
 
-def without(chunks: Sequence[Chunk], expired: set[str]) -> list[Chunk]:
-    """The chunks as they are without some files; those that have none left keep the ends of their ranges."""
+def without_files(chunks: Sequence[Chunk], expired: set[str]) -> list[Chunk]:
+    """Return the chunks without the expired files; chunks without any file left keep the ends of their ranges."""
     ends: dict[int, int] = {}
     for chunk in chunks:
         for file in chunk.files:
@@ -72,8 +72,8 @@ def without(chunks: Sequence[Chunk], expired: set[str]) -> list[Chunk]:
     ]
 
 
-def superfluous(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Chunks that say nothing which a later one does not: they have no offsets left, and there is one behind them."""
+def redundant_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Return the chunks without offsets whose partitions all appear in later chunks."""
     found = []
     for at, chunk in enumerate(chunks):
         later = {partition for other in chunks[at + 1 :] for partition in other.ranges}
@@ -84,13 +84,13 @@ def superfluous(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 class Expirer:
-    """Takes files out of the archive of one topic of a broker. What is interrupted is finished by doing it again."""
+    """Expires files of the archive of one topic. Running it again completes an interrupted removal."""
 
     def __init__(
-        self, origin: BrokerSource, topic: str, archive_id: str = "", on_step: OnStep = lambda _step, _files: None
+        self, source: BrokerSource, topic: str, archive_id: str = "", on_step: OnStep = lambda _step, _files: None
     ) -> None:
-        self._bus = origin.bus
-        self._manifest = Manifest(origin)
+        self._bus = source.bus
+        self._manifest = Manifest(source)
         self._manifest.refresh()
         self._topic = topic
         self._id = _chosen(self._manifest, topic, archive_id)
@@ -98,15 +98,15 @@ class Expirer:
         self._removed = 0
 
     def plan(self, before_us: int | None, bytes_max: int | None) -> set[str]:
-        """The paths of the files to expire."""
+        """Return the paths of the files to expire."""
         return expired_files(self._chunks, before_us, bytes_max)
 
     def plan_all(self) -> set[str]:
-        """The paths of all files."""
+        """Return the paths of all files."""
         return {file.path for chunk in self._chunks for file in chunk.files}
 
     def removal(self, expired: set[str]) -> Removal:
-        """What it means to expire some files."""
+        """Return the sizes of what expiring these files removes and leaves."""
         files = [file for chunk in self._chunks for file in chunk.files]
         gone = [file for file in files if file.path in expired]
         left = [file for file in files if file.path not in expired]
@@ -121,19 +121,19 @@ class Expirer:
         )
 
     def expire(self, expired: set[str]) -> None:
-        """Have some files count no more, and remove them with what an interrupted removal has left."""
-        self._change(lambda chunks: without(chunks, expired))
+        """Take files out of the manifest, and remove them together with the files of interrupted removals."""
+        self._change(lambda chunks: without_files(chunks, expired))
         self._on_step("committed", 0)
         with _removing(self._topic):
             write_copies(self._chunks)
             for chunk in self._chunks:
                 if chunk.revision:
                     self._remove_files(chunk)
-            self._drop(superfluous(self._chunks))
+            self._drop(redundant_chunks(self._chunks))
             write_copies(self._chunks)
 
     def delete(self) -> None:
-        """Have nothing of the archive count any more, and remove all of it."""
+        """Take all files out of the manifest, and remove the whole archive."""
         self._change(lambda chunks: [msgspec.structs.replace(chunk, ranges={}, files=()) for chunk in chunks])
         self._on_step("committed", 0)
         with _removing(self._topic):
@@ -143,9 +143,9 @@ class Expirer:
                 self._remove_files(chunk)
                 if folder.local:
                     for directory in (folder.path, folder.parent.path):
-                        with suppress(OSError):  # it has something else in it
+                        with suppress(OSError):  # the directory is not empty
                             os.rmdir(directory)
-            # As long as there is the topic, its last chunk's number is not given again.
+            # While the topic exists, the entry of its last chunk stays, so that its number is not used again.
             self._drop(self._chunks[:-1] if self._is_there() else self._chunks)
 
     @property
@@ -153,7 +153,7 @@ class Expirer:
         return self._manifest.chunks(self._id)
 
     def _change(self, change: Callable[[Sequence[Chunk]], list[Chunk]]) -> None:
-        """Replace entries of the manifest, the oldest first: whatever is there in between makes sense, too."""
+        """Replace entries of the manifest, the oldest first, so that every intermediate state is consistent."""
         conflicts = 0
         while conflicts < _CONFLICTS_MAX:
             old = self._chunks
@@ -170,23 +170,23 @@ class Expirer:
         for chunk in list(chunks):
             while not self._publish(chunk, None):
                 if chunk not in self._chunks:
-                    break  # somebody else has done the same
+                    break  # a concurrent run has removed it
 
     def _publish(self, chunk: Chunk, entry: bytes | None) -> bool:
-        """Publish an entry, unless somebody else has published one; then, or afterwards, read what there is now."""
+        """Publish an entry and refresh the manifest; returns False if another writer was first."""
         try:
             self._bus.publish(
                 MANIFEST_TOPIC, entry, key=chunk.key, partition=0, expected_offset=self._manifest.next_offset
             )
         except UnexpectedOffset:
-            time.sleep(0.05)  # until what came before us can be read
+            time.sleep(0.05)  # until the concurrent entry can be read
             return False
         finally:
             self._manifest.refresh()
         return True
 
     def _remove_files(self, chunk: Chunk) -> None:
-        """Remove the files of a chunk's run that it does not name any more."""
+        """Remove the files of a chunk's run that the chunk no longer lists."""
         directory = _folder(chunk).below(f"run={chunk.run}")
         named = {file.path.rpartition("/")[2] for file in chunk.files}
         for day in names_below(directory):
@@ -209,11 +209,11 @@ class Expirer:
 
 
 def _folder(chunk: Chunk) -> ArchivePath:
-    return place_of(chunk.url).below(topic_folder(chunk.topic, chunk.broker_id, chunk.topic_id))
+    return resolve_url(chunk.url).below(topic_folder(chunk.topic, chunk.broker_id, chunk.topic_id))
 
 
 def _chosen(manifest: Manifest, topic: str, archive_id: str) -> int:
-    """The id of the topic whose archive is meant: of several that had the name, the last or the one that is named."""
+    """Return the id of the topic whose archive is meant: the one `archive_id` names, else the newest of that name."""
     found: dict[str, int] = {}
     for topic_id in manifest.topic_ids():
         chunks = manifest.chunks(topic_id)
@@ -228,13 +228,13 @@ def _chosen(manifest: Manifest, topic: str, archive_id: str) -> int:
 
 @contextmanager
 def _removing(topic: str) -> Iterator[None]:
-    """Tell what to do when files cannot be removed."""
+    """Turn an OSError into a HeadraceError that says how to finish the removal."""
     try:
         yield
     except OSError as error:
         if isinstance(error, HeadraceError):
             raise
         raise HeadraceError(
-            f"files of the archive of {topic} could not be removed: {error}. They do not count any more; "
-            "give the command again to remove them"
+            f"files of the archive of {topic} could not be removed: {error}. The manifest no longer lists them; "
+            "run the command again to remove them"
         ) from error

@@ -1,4 +1,4 @@
-"""What is archived and where: entries of a topic of the broker's, which only a finished and checked copy gets into."""
+"""The manifest: a topic of the broker with an entry for each committed chunk of archived messages."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,24 +18,24 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     """A Parquet file with messages of one partition, in the order of their offsets."""
 
     path: str
-    """Below the chunk's `url`."""
+    """Relative to the chunk's `url`."""
     partition: int
     start: int
     end: int
-    """It has all messages from `start` on, before `end`; some offsets may have none."""
+    """The file holds all messages from `start` up to but not including `end`; some offsets may have no message."""
     rows: int
     bytes: int
-    """Of the file."""
+    """Size of the file."""
     raw_bytes: int
-    """Of its messages, about."""
+    """Estimated size of its messages before compression."""
     time_min_us: int
     time_max_us: int
     checksum: str
-    """Over offsets, keys and values."""
+    """Checksum over offsets, keys and values."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """What one step of an archiving run has added to a topic's archive: an entry of the manifest."""
+    """An entry of the manifest: the messages that one step of an archiving run has added to a topic's archive."""
 
     topic: str
     topic_id: int
@@ -43,70 +43,70 @@ class Chunk(msgspec.Struct, frozen=True):
     number: int
     """Counts the chunks of a topic from 0 on."""
     run: str
-    """Which attempt made it; no other has that name."""
+    """Unique name of the attempt that wrote it."""
     url: str
     created_us: int
     ranges: dict[int, tuple[int, int]]
-    """Partitions to the offsets that are archived with it: from the first on, before the second."""
+    """Maps partitions to the archived offsets: first offset and end offset."""
     files: tuple[ArchivedFile, ...]
     settings: dict[str, Any] = {}
-    """The topic's, for whoever has to make it again."""
+    """The topic's settings, for a restore that creates it again."""
     format: int = FORMAT
     revision: int = 0
-    """How often files of it have been expired since."""
+    """How often files of the chunk have been expired."""
 
     @property
     def counts(self) -> bool:
-        """Whether it says anything: once an archive is deleted, its last chunk is left to keep the number."""
+        """Whether the chunk has content: after an archive is deleted, an empty last chunk reserves its number."""
         return bool(self.ranges or self.files)
 
     @property
     def rows(self) -> int:
-        """How many messages it has."""
+        """The number of messages in the chunk."""
         return sum(file.rows for file in self.files)
 
     @property
     def key(self) -> bytes:
-        """Its key in the manifest's topic."""
+        """The key of the entry in the manifest's topic."""
         return b"%d/%d" % (self.topic_id, self.number)
 
 
 def next_number(chunks: "Sequence[Chunk]") -> int:
-    """The number of a topic's next chunk."""
+    """Return the number of a topic's next chunk."""
     return chunks[-1].number + 1 if chunks else 0
 
 
 class StoredFile(NamedTuple):
-    """A file, and where its archive is."""
+    """A file with the URL of its archive."""
 
     url: str
     file: ArchivedFile
 
 
 class PartitionArchive:
-    """The archive of one partition: the stretch without gaps that ends with what was archived last.
+    """The archive of one partition: the contiguous range of offsets up to the end of the last chunk.
 
-    There are gaps where messages were removed before they were archived; what comes before one does not continue.
+    Messages that were removed from the log before they were archived leave gaps. Offsets before a gap are left out.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]], files: Iterable[StoredFile]) -> None:
         self.end = ranges[-1][1]
-        """All before it is archived."""
+        """The end of the archived offsets."""
         self.first = self.end
         for start, end in reversed(ranges):
             if end < self.first:
                 break
             self.first = start
-        kept = (one for one in files if one.file.start >= self.first)
-        self.files = sorted(kept, key=lambda one: one.file.start)
+        contiguous = (one for one in files if one.file.start >= self.first)
+        self.files = sorted(contiguous, key=lambda one: one.file.start)
         self._ends = [one.file.end for one in self.files]
 
     def covers(self, offset: int) -> bool:
-        """Whether a message with that offset, if there is one, is archived."""
+        """Return whether an offset lies in the archived range."""
         return self.first <= offset < self.end
 
     def between(self, start: int, end: int) -> tuple[StoredFile, ...]:
-        """The files with these offsets, the first and last perhaps with more."""
+        """Return the files with these offsets; the first and last may hold more."""
         found = []
         for one in self.files[bisect_right(self._ends, start) :]:
             if one.file.start >= end:
@@ -115,35 +115,35 @@ class PartitionArchive:
         return tuple(found)
 
     def bytes_before(self, offset: int) -> int:
-        """About how large the messages are that come before."""
+        """Return the estimated size of the archived messages before an offset."""
         return sum(one.file.raw_bytes for one in self.between(self.first, offset))
 
 
-class ArchivedTopic(Protocol):
-    """What the manifest is read from."""
+class ManifestSource(Protocol):
+    """The source that the manifest is read from."""
 
     def topic(self, name: str) -> TopicState:
-        """A topic as it is now; raises TopicNotFound."""
+        """Return the current state of a topic; raises TopicNotFound."""
 
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
-        """The batches with these offsets."""
+        """Yield the batches with these offsets."""
 
 
 class Manifest:
-    """All entries there are; each `refresh` reads only what has come since."""
+    """All entries of the manifest; each `refresh` reads only new ones."""
 
-    def __init__(self, source: ArchivedTopic) -> None:
+    def __init__(self, source: ManifestSource) -> None:
         self._source = source
         self._topic_id = 0
         self.next_offset = 0
-        """Where the next entry will be."""
+        """The offset of the next entry."""
         self._entries: dict[int, dict[int, bytes]] = {}
-        """Topics' ids to numbers of chunks to what the entries say; not looked into before it is needed."""
-        self._shelves: dict[int, Mapping[int, PartitionArchive]] = {}
+        """Maps topic ids to chunk numbers to encoded entries, which are decoded when they are needed."""
+        self._partition_archives: dict[int, Mapping[int, PartitionArchive]] = {}
         self._chunks: dict[int, list[Chunk]] = {}
 
     def refresh(self) -> None:
-        """See what has been archived since."""
+        """Read the entries that are new since the last refresh."""
         try:
             state = self._source.topic(MANIFEST_TOPIC)
         except TopicNotFound:
@@ -158,27 +158,27 @@ class Manifest:
             self.next_offset = span.end
 
     def topic_ids(self) -> list[int]:
-        """The ids of all topics that have an archive."""
+        """Return the ids of all topics that have an archive."""
         return sorted(topic_id for topic_id, entries in self._entries.items() if entries)
 
     def chunks(self, topic_id: int) -> list[Chunk]:
-        """All chunks of a topic, in order."""
+        """Return all chunks of a topic, in order."""
         if topic_id not in self._chunks:
             entries = self._entries.get(topic_id, {})
             self._chunks[topic_id] = [chunk_of(entries[number]) for number in sorted(entries)]
         return self._chunks[topic_id]
 
-    def shelves(self, topic_id: int) -> Mapping[int, PartitionArchive]:
-        """The archive of each partition of a topic that has one."""
+    def partition_archives(self, topic_id: int) -> Mapping[int, PartitionArchive]:
+        """Return the archive of each partition of a topic that has one."""
         if topic_id not in self._entries:
             return {}
-        if topic_id not in self._shelves:
-            self._shelves[topic_id] = shelves_of(self.chunks(topic_id))
-        return self._shelves[topic_id]
+        if topic_id not in self._partition_archives:
+            self._partition_archives[topic_id] = partition_archives_of(self.chunks(topic_id))
+        return self._partition_archives[topic_id]
 
     def _forget(self, topic_id: int) -> None:
         self._topic_id, self.next_offset = topic_id, 0
-        for known in (self._entries, self._shelves, self._chunks):
+        for known in (self._entries, self._partition_archives, self._chunks):
             known.clear()
 
     def _take(self, batch: Batch) -> None:
@@ -191,12 +191,12 @@ class Manifest:
                 entries.pop(number, None)
             else:
                 entries[number] = message.value
-            self._shelves.pop(topic_id, None)
+            self._partition_archives.pop(topic_id, None)
             self._chunks.pop(topic_id, None)
 
 
-def shelves_of(chunks: Sequence[Chunk]) -> dict[int, PartitionArchive]:
-    """The archive of each partition, from the chunks of a topic in their order."""
+def partition_archives_of(chunks: Sequence[Chunk]) -> dict[int, PartitionArchive]:
+    """Return the archive of each partition, from the ordered chunks of a topic."""
     ranges: dict[int, list[tuple[int, int]]] = {}
     files: dict[int, list[StoredFile]] = {}
     for chunk in chunks:
@@ -208,7 +208,7 @@ def shelves_of(chunks: Sequence[Chunk]) -> dict[int, PartitionArchive]:
 
 
 def chunk_of(entry: bytes) -> Chunk:
-    """What an entry says."""
+    """Decode an entry; raises CorruptFile or UnsupportedFormat."""
     try:
         plain = msgspec.json.decode(entry)
         if isinstance(plain, dict) and plain.get("format", FORMAT) > FORMAT:

@@ -1,4 +1,4 @@
-"""Archived messages in their Parquet files: how they are laid out, read and summed up."""
+"""The Parquet files of the archive: their schema, reading, writing and checksums."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from crc32c import crc32c
 
 from headrace.model.errors import CorruptFile
 from headrace.spark.archive.manifest import StoredFile
-from headrace.spark.archive.paths import ArchivePath, file_url, make_directory, place_of
+from headrace.spark.archive.paths import ArchivePath, file_url, make_directory, resolve_url
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers", "due", "priority", "expires")
-"""All that a message has; the topic is in the path."""
+"""All fields of a message but the topic, which is in the path."""
 SQL_SCHEMA = (
     "partition int, offset bigint, timestamp timestamp, key binary, value binary, "
     "headers array<struct<key:string,value:binary>>, due timestamp, priority int, expires timestamp"
@@ -36,29 +36,31 @@ SCHEMA = pa.schema(
 )
 TIME_NONE = (1 << 63) - 1
 _GROUP_BYTES = 16 << 20
-"""Row groups that are not too large: whoever wants some offsets reads only those."""
+"""Size of a row group, small enough that reading a few offsets reads little else."""
 _WRITING: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 _ROWS = 50_000
-"""A record batch has so many rows."""
+"""Number of rows of a record batch."""
 
 
-def open_file(place: ArchivePath) -> pq.ParquetFile:
-    """A file to be read, whose pages are checked on the way; raises CorruptFile if it is not there or no Parquet."""
+def open_file(location: ArchivePath) -> pq.ParquetFile:
+    """Open a file for reading with verified pages; raises CorruptFile if it is missing or not Parquet."""
     try:
         return pq.ParquetFile(
-            place.filesystem.open_input_file(place.path), page_checksum_verification=True, pre_buffer=not place.local
+            location.filesystem.open_input_file(location.path),
+            page_checksum_verification=True,
+            pre_buffer=not location.local,
         )
     except FileNotFoundError as error:
         raise CorruptFile(
-            f"an archived file cannot be read: {place.path} is not there. Was the archive expired or deleted after the "
-            "read was planned? Then read again; else see that the files are where they were archived to"
+            f"an archived file cannot be read: {location.path} is not there. If the archive was expired or deleted "
+            "after the read was planned, read again; otherwise check that the files are where they were archived to"
         ) from error
     except (OSError, pa.ArrowInvalid) as error:
         raise CorruptFile(f"an archived file cannot be read: {error}") from error
 
 
-def write_file(place: ArchivePath, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    """Write messages to a file, or no file if there are none; returns how many rows and about how many bytes."""
+def write_file(location: ArchivePath, batches: Iterable[pa.RecordBatch]) -> tuple[int, int]:
+    """Write messages to a file, or no file without messages; returns the number of rows and estimated bytes."""
     writer: pq.ParquetWriter | None = None
     waiting: list[pa.RecordBatch] = []
     rows = raw_bytes = waiting_bytes = 0
@@ -66,8 +68,8 @@ def write_file(place: ArchivePath, batches: Iterable[pa.RecordBatch]) -> tuple[i
     def write_group() -> None:
         nonlocal writer, waiting_bytes
         if writer is None:
-            make_directory(place.parent)
-            writer = pq.ParquetWriter(place.path, SCHEMA, filesystem=place.filesystem, **_WRITING)
+            make_directory(location.parent)
+            writer = pq.ParquetWriter(location.path, SCHEMA, filesystem=location.filesystem, **_WRITING)
         group = pa.Table.from_batches(waiting, SCHEMA)
         writer.write_table(group, row_group_size=group.num_rows)
         waiting.clear()
@@ -90,8 +92,8 @@ def write_file(place: ArchivePath, batches: Iterable[pa.RecordBatch]) -> tuple[i
 
 
 def rows_of(stored: StoredFile, start: int, end: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The messages of a file from an offset on, before another, with these columns, among which is `offset`."""
-    opened = open_file(place_of(stored.url).below(stored.file.path))
+    """Yield the messages of a file between two offsets, with these columns, which must include `offset`."""
+    opened = open_file(resolve_url(stored.url).below(stored.file.path))
     try:
         if opened.metadata.num_rows != stored.file.rows:
             raise CorruptFile(f"{stored.file.path} has {opened.metadata.num_rows} messages, not {stored.file.rows}")
@@ -109,7 +111,7 @@ def rows_of(stored: StoredFile, start: int, end: int, columns: Sequence[str]) ->
 
 
 def _groups(metadata: Any, start: int, end: int) -> list[int]:
-    """The row groups that have some of these offsets, by the file's own statistics."""
+    """Return the row groups with some of these offsets, according to the file's statistics."""
     at = metadata.schema.names.index("offset")
     chosen = []
     for number in range(metadata.num_row_groups):
@@ -126,13 +128,13 @@ def _within(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
 
 
 def as_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows with exactly the types that an archive's columns have."""
+    """Cast rows to the archive's column types."""
     schema = pa.schema([SCHEMA.field(name) for name in batch.schema.names])
     return batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def find_time(stored: StoredFile, time_us: int) -> int | None:
-    """The offset of the file's first message of that time or a later one."""
+    """Return the offset of the file's first message at or after a time, or None."""
     for batch in rows_of(stored, stored.file.start, stored.file.end, ["offset", "timestamp"]):
         late = pc.greater_equal(batch.column("timestamp").cast(pa.int64()), time_us)
         at = pc.index(late, True).as_py()
@@ -141,8 +143,8 @@ def find_time(stored: StoredFile, time_us: int) -> int | None:
     return None
 
 
-class Sum:
-    """What tells whether two lists of messages are the same: a checksum over offsets, keys and values."""
+class MessageChecksum:
+    """A running checksum over offsets, keys and values of messages, with their count and times."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -151,7 +153,7 @@ class Sum:
         self._parts = [0] * 5
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """More of them; raises CorruptFile if their offsets do not rise."""
+        """Add messages; raises CorruptFile if offsets do not ascend."""
         if not batch.num_rows:
             return
         offsets = batch.column("offset").to_numpy()
@@ -169,12 +171,12 @@ class Sum:
 
     @property
     def checksum(self) -> str:
-        """As it is written down."""
+        """The checksum in hexadecimal."""
         return "".join(f"{part:08x}" for part in self._parts)
 
 
 def _contents(column: pa.Array) -> list[Any]:
-    """How long the values of a column are, -1 for null, and all their bytes."""
+    """Return the lengths of a column's values, -1 for null, and their bytes."""
     lengths = pc.fill_null(pc.binary_length(column), -1).cast(pa.int32()).to_numpy()
     _, offsets, data = column.buffers()
     if data is None or not len(column):

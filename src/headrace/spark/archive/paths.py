@@ -1,4 +1,4 @@
-"""Where archives are: paths and URLs, which pyarrow writes to and reads from."""
+"""Paths and URLs of archives, which pyarrow reads and writes."""
 
 import importlib.util
 import os
@@ -17,35 +17,35 @@ from headrace.model.names import file_name
 
 _LOCAL = "file://"
 _PYARROWS = {"s3a": "s3", "s3n": "s3"}
-"""Hadoop's names of schemes, and pyarrow's."""
+"""Maps Hadoop's names of URL schemes to pyarrow's."""
 _OBJECT_STORES: tuple[type, ...] = tuple(
     getattr(fs, name) for name in ("S3FileSystem", "GcsFileSystem") if hasattr(fs, name)
 )
 
 
 class ArchivePath(NamedTuple):
-    """A directory or a file somewhere, as pyarrow has it."""
+    """A directory or file in a pyarrow file system."""
 
     filesystem: fs.FileSystem
     path: str
 
     def below(self, *names: str) -> "ArchivePath":
-        """Something in it."""
+        """Return a path below this one."""
         return ArchivePath(self.filesystem, "/".join([self.path.rstrip("/"), *names]))
 
     @property
     def parent(self) -> "ArchivePath":
-        """The directory that it is in."""
+        """The parent directory."""
         return ArchivePath(self.filesystem, self.path.rpartition("/")[0])
 
     @property
     def local(self) -> bool:
-        """Whether it is on this machine's disk."""
+        """Whether the path is in the local file system."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
 
 def archive_url(given: str) -> str:
-    """The path or URL that the user gave as one that means the same everywhere."""
+    """Return a user's path or URL as a URL that does not depend on the working directory."""
     if not given:
         raise InvalidArgument("say where the archive is: a path or a URL")
     scheme, password = urlsplit(given).scheme, urlsplit(given).password
@@ -62,9 +62,9 @@ def archive_url(given: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def place_of(url: str) -> ArchivePath:
-    """Where a URL leads; raises InvalidArgument that says what to do if pyarrow does not know it."""
-    if url.startswith(_LOCAL):  # as Hadoop has it: what looks like %20 is no space
+def resolve_url(url: str) -> ArchivePath:
+    """Return the path of a URL; raises InvalidArgument if neither pyarrow nor fsspec supports its scheme."""
+    if url.startswith(_LOCAL):  # like Hadoop, without decoding %20
         return ArchivePath(fs.LocalFileSystem(), url.removeprefix(_LOCAL))
     scheme, colon, rest = url.partition(":")
     spoken = _PYARROWS.get(scheme, scheme) + colon + rest
@@ -95,7 +95,7 @@ def _by_fsspec(url: str) -> ArchivePath | None:
 
 
 def file_url(url: str, path: str) -> str:
-    """The URL of a file below an archive's, whose settings, behind a question mark, it leaves out.
+    """Return the URL of a file of an archive, without the query string of the archive's URL.
 
     >>> file_url("s3://company/archive?endpoint_override=127.0.0.1:9000&scheme=http", "a/b.parquet")
     's3://company/archive/a/b.parquet'
@@ -104,68 +104,68 @@ def file_url(url: str, path: str) -> str:
     return f"{base.rstrip('/')}/{path}"
 
 
-def make_directory(place: ArchivePath) -> None:
-    """Make a directory with those above it; a store of objects has none."""
-    if not isinstance(place.filesystem, _OBJECT_STORES):
-        place.filesystem.create_dir(place.path, recursive=True)
+def make_directory(location: ArchivePath) -> None:
+    """Create a directory with its parents; does nothing in an object store."""
+    if not isinstance(location.filesystem, _OBJECT_STORES):
+        location.filesystem.create_dir(location.path, recursive=True)
 
 
-def names_below(place: ArchivePath) -> list[str]:
-    """The names of what is in a directory; nothing if there is none."""
-    selector = fs.FileSelector(place.path, allow_not_found=True)
-    return sorted(found.base_name for found in place.filesystem.get_file_info(selector))
+def names_below(location: ArchivePath) -> list[str]:
+    """Return the names in a directory; an empty list if it does not exist."""
+    selector = fs.FileSelector(location.path, allow_not_found=True)
+    return sorted(found.base_name for found in location.filesystem.get_file_info(selector))
 
 
-def files_below(place: ArchivePath) -> Iterator[tuple[str, int]]:
-    """The Parquet files in a directory, with their sizes."""
-    selector = fs.FileSelector(place.path, allow_not_found=True)
-    for found in place.filesystem.get_file_info(selector):
+def files_below(location: ArchivePath) -> Iterator[tuple[str, int]]:
+    """Yield the Parquet files in a directory, with their sizes."""
+    selector = fs.FileSelector(location.path, allow_not_found=True)
+    for found in location.filesystem.get_file_info(selector):
         if found.type is fs.FileType.File and found.base_name.endswith(".parquet"):
             yield found.base_name, found.size
 
 
-def size_of(place: ArchivePath) -> int | None:
-    """How many bytes a file has; None if there is none."""
-    found = place.filesystem.get_file_info(place.path)
+def size_of(location: ArchivePath) -> int | None:
+    """Return the size of a file, or None if it does not exist."""
+    found = location.filesystem.get_file_info(location.path)
     return found.size if found.type is fs.FileType.File else None
 
 
-def remove_directory(place: ArchivePath) -> None:
-    """Remove a directory with all that is in it, if it is there."""
-    if place.filesystem.get_file_info(place.path).type is fs.FileType.Directory:
-        place.filesystem.delete_dir(place.path)
+def remove_directory(location: ArchivePath) -> None:
+    """Remove a directory with its contents, if it exists."""
+    if location.filesystem.get_file_info(location.path).type is fs.FileType.Directory:
+        location.filesystem.delete_dir(location.path)
 
 
-def write_whole(place: ArchivePath, content: bytes) -> None:
-    """Write a small file, all of it or nothing, and so that it lasts."""
-    directory = place.parent.path
-    make_directory(place.parent)
-    if not place.local:  # a store of objects shows them when they are whole
-        with place.filesystem.open_output_stream(place.path) as stream:
+def write_whole(location: ArchivePath, content: bytes) -> None:
+    """Write a small file atomically and durably."""
+    directory = location.parent.path
+    make_directory(location.parent)
+    if not location.local:  # an object store shows an object only when it is complete
+        with location.filesystem.open_output_stream(location.path) as stream:
             stream.write(content)
         return
-    new = f"{place.path}.{secrets.token_hex(4)}.new"  # others may write the same file at the same time
+    new = f"{location.path}.{secrets.token_hex(4)}.new"  # another process may write the same file concurrently
     with open(new, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(new, place.path)
+    os.replace(new, location.path)
     sync_path(directory, directory)
 
 
-def read_whole(place: ArchivePath) -> bytes:
-    """A small file."""
-    with place.filesystem.open_input_stream(place.path) as stream:
+def read_whole(location: ArchivePath) -> bytes:
+    """Read a small file."""
+    with location.filesystem.open_input_stream(location.path) as stream:
         return bytes(stream.read())
 
 
 def sync_path(path: str, root: str) -> None:
-    """Have a file of this machine last through a power loss, with the directories that it is in, up to a root's."""
+    """Fsync a local file and its parent directories, up to and including the root's parent."""
     above = os.path.dirname(root.rstrip("/")) or "/"
     while len(path) > len(above):
         _sync(path)
         path = os.path.dirname(path)
-    with suppress(PermissionError):  # which is somebody else's, and there for long
+    with suppress(PermissionError):  # it belongs to another user and existed before
         _sync(above)
 
 
@@ -178,15 +178,15 @@ def _sync(path: str) -> None:
 
 
 def archive_folder(topic: str) -> str:
-    """Where the archives of all topics of a name are."""
+    """Return the folder of the archives of all topics of a name."""
     return f"topic={file_name(topic)}"
 
 
 def topic_folder(topic: str, broker_id: str, topic_id: int) -> str:
-    """Where a topic's archive is below the archive's URL: a topic made again, or another broker's, is elsewhere."""
+    """Return the folder of a topic's archive, unique per broker and topic id, below the archive's URL."""
     return f"{archive_folder(topic)}/id={broker_id}-{topic_id}"
 
 
 def manifest_copy(number: int, revision: int) -> str:
-    """What the copy of an entry of the manifest is called, in the directory `_manifest` of a topic's folder."""
+    """Return the file name of the copy of a manifest entry, in the directory `_manifest` of a topic's folder."""
     return f"{number:08d}.{revision}.json" if revision else f"{number:08d}.json"

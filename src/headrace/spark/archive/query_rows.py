@@ -1,4 +1,4 @@
-"""Archived messages as a query wants them: its columns, its kind of value, without what has expired."""
+"""Converts archived messages to a query's columns and value format, without expired messages."""
 
 import logging
 import time
@@ -20,8 +20,8 @@ logger = logging.getLogger("headrace.spark")
 _BATCH_ROWS = 10_000
 
 
-class Serving:
-    """Makes record batches of a query's schema of archived files."""
+class ArchivedRowReader:
+    """Reads archived files as record batches of a query's schema."""
 
     def __init__(self, schema: pa.Schema, values: Values, *, fail_on_data_loss: bool = True) -> None:
         self._schema = schema
@@ -33,19 +33,19 @@ class Serving:
         self._columns = ["offset", "expires", *wanted]
 
     def record_batches(self, wanted: Range, files: Sequence[StoredFile]) -> Iterator[pa.RecordBatch]:
-        """The messages of a range."""
+        """Yield the messages of a range."""
         for stored in files:
             try:
                 for batch in rows_of(stored, wanted.start, wanted.end, self._columns):
                     alive = unexpired(batch)
                     if alive.num_rows:
-                        yield self._made(wanted, alive)
+                        yield self._record_batch(wanted, alive)
             except CorruptFile as error:
                 if self._fail:
                     raise
                 logger.warning("archived messages of %s[%s] are lost: %s", wanted.topic, wanted.partition, error)
 
-    def _made(self, wanted: Range, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _record_batch(self, wanted: Range, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays: dict[str, pa.Array] = {}
         rows = batch.num_rows
         for field in self._schema:
@@ -64,7 +64,7 @@ class Serving:
 
 
 def unexpired(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages whose time is not over."""
+    """Return the messages that have not expired."""
     expires = batch.column("expires")
     if expires.null_count == len(expires):
         return batch
@@ -73,7 +73,7 @@ def unexpired(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def batches_of(files: Sequence[StoredFile], start: int, end: int) -> Iterator[Batch]:
-    """Archived messages as batches, for whoever wants these; slower than record batches."""
+    """Yield archived messages as batches of the log's format; slower than record batches."""
     for stored in files:
         for rows in rows_of(stored, start, end, COLUMNS):
             for at in range(0, rows.num_rows, _BATCH_ROWS):

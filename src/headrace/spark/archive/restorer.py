@@ -1,4 +1,4 @@
-"""Restoring: archived messages are published again, in order, each file of them once however often it is asked for."""
+"""Restores archives: publishes archived messages again in order, each file exactly once even if it is repeated."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from pyspark.sql import SparkSession
 from headrace.client.times import microseconds
 from headrace.model.errors import InvalidArgument, TopicNotFound
 from headrace.spark.archive.commit import read_copies
-from headrace.spark.archive.copier import failures_told, numbered
+from headrace.spark.archive.copier import map_numbers, translate_spark_errors
 from headrace.spark.archive.manifest import Chunk, Manifest, StoredFile
 from headrace.spark.archive.parquet import SQL_SCHEMA, find_time, rows_of
 from headrace.spark.archive.paths import archive_url
 from headrace.spark.archive.tasks import rows_job
 from headrace.spark.source.message_source import BrokerSource
 
-Bound = int | datetime | None
-"""An offset, or a time; None: all there is."""
+RestoreBound = int | datetime | None
+"""An offset or a time; None for no bound."""
 
 
 @dataclass(frozen=True)
 class RestorePart:
-    """Archived messages that are published together."""
+    """Archived messages that are published in one transaction."""
 
     stored: StoredFile
     start: int
@@ -31,24 +31,24 @@ class RestorePart:
 
 
 @dataclass
-class Restored:
-    """What a restore has done."""
+class RestoreResult:
+    """The result of a restore."""
 
     topic: str
     messages: int
     parts: int
 
 
-def archived_chunks(origin: BrokerSource, topic: str, url: str = "", archive_id: str = "") -> list[Chunk]:
-    """A topic's archive: by the broker's manifest, or by its copies at a URL.
+def archived_chunks(source: BrokerSource, topic: str, url: str = "", archive_id: str = "") -> list[Chunk]:
+    """Return the chunks of a topic's archive, from the broker's manifest or from its copies at a URL.
 
-    Of several topics that have had the name it is that of the one there is now, else of the last one; or the one that
-    `archive_id` names, as the directories do: `BROKER-TOPIC`.
+    If several topics have had the name, `archive_id` chooses one, as `BROKER-TOPIC` like the directories; by default
+    it is the newest.
     """
     if url:
         found = read_copies(archive_url(url), topic)
     else:
-        manifest = Manifest(origin)
+        manifest = Manifest(source)
         manifest.refresh()
         each = [manifest.chunks(topic_id) for topic_id in manifest.topic_ids()]
         found = {
@@ -67,8 +67,8 @@ def archived_chunks(origin: BrokerSource, topic: str, url: str = "", archive_id:
     return max(found.values(), key=lambda chunks: chunks[0].topic_id)
 
 
-def chosen_parts(chunks: Sequence[Chunk], begin: Bound, until: Bound) -> dict[int, list[RestorePart]]:
-    """What is to be restored of each partition, in order."""
+def chosen_parts(chunks: Sequence[Chunk], begin: RestoreBound, until: RestoreBound) -> dict[int, list[RestorePart]]:
+    """Return the parts to restore of each partition, in order."""
     files: dict[int, list[StoredFile]] = {}
     for chunk in chunks:
         for file in chunk.files:
@@ -76,8 +76,8 @@ def chosen_parts(chunks: Sequence[Chunk], begin: Bound, until: Bound) -> dict[in
     parts: dict[int, list[RestorePart]] = {}
     for partition, stored in sorted(files.items()):
         stored.sort(key=lambda one: one.file.start)
-        first = _place(stored, begin, stored[0].file.start)
-        last = _place(stored, until, stored[-1].file.end)
+        first = _bound_offset(stored, begin, stored[0].file.start)
+        last = _bound_offset(stored, until, stored[-1].file.end)
         for one in stored:
             start, end = max(one.file.start, first), min(one.file.end, last)
             if start < end:
@@ -85,8 +85,8 @@ def chosen_parts(chunks: Sequence[Chunk], begin: Bound, until: Bound) -> dict[in
     return parts
 
 
-def _place(files: Sequence[StoredFile], bound: Bound, default: int) -> int:
-    """The offset that a bound means in a partition."""
+def _bound_offset(files: Sequence[StoredFile], bound: RestoreBound, default: int) -> int:
+    """Return the offset of a bound in a partition."""
     if bound is None:
         return default
     if not isinstance(bound, datetime):
@@ -101,7 +101,7 @@ def _place(files: Sequence[StoredFile], bound: Bound, default: int) -> int:
 
 
 def _count(part: RestorePart) -> int:
-    """How many messages a part has."""
+    """Return the number of messages of a part."""
     file = part.stored.file
     if (part.start, part.end) == (file.start, file.end):
         return file.rows
@@ -111,28 +111,28 @@ def _count(part: RestorePart) -> int:
 class Restorer:
     """Publishes archived messages to a topic, through the sink."""
 
-    def __init__(self, spark: SparkSession, origin: BrokerSource, address: str, target: str) -> None:
+    def __init__(self, spark: SparkSession, source: BrokerSource, address: str, target: str) -> None:
         self._spark = spark
-        self._origin = origin
+        self._source = source
         self._address = address
         self._target = target
 
-    def restore(self, chunks: Sequence[Chunk], parts: dict[int, list[RestorePart]]) -> Restored:
-        """Publish the parts; those that this topic was given before are not published again."""
-        target_id = self._made(chunks, parts)
-        # Spark looks for sinks in the session that is the active one of the thread, which this makes it.
+    def restore(self, chunks: Sequence[Chunk], parts: dict[int, list[RestorePart]]) -> RestoreResult:
+        """Publish the parts that have not been restored into this topic before."""
+        target_id = self._ensure_target(chunks, parts)
+        # Spark looks sinks up in the thread's active session. This call makes our session the active one.
         self._spark.createDataFrame([], "nothing int")
         messages = sum(self._partition(chunks[0], target_id, some) for some in parts.values())
-        return Restored(self._target, messages, sum(map(len, parts.values())))
+        return RestoreResult(self._target, messages, sum(map(len, parts.values())))
 
     def _partition(self, chunk: Chunk, target_id: int, parts: Sequence[RestorePart]) -> int:
         messages = 0
         for part in parts:
-            told = (chunk.broker_id, chunk.topic_id, target_id, part.stored.file.partition, part.start, part.end)
-            name = hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+            identity = (chunk.broker_id, chunk.topic_id, target_id, part.stored.file.partition, part.start, part.end)
+            name = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
             job = rows_job([(part.stored, part.start, part.end)])
-            with failures_told():
-                rows = numbered(self._spark, 1, job, SQL_SCHEMA).drop("offset")
+            with translate_spark_errors():
+                rows = map_numbers(self._spark, 1, job, SQL_SCHEMA).drop("offset")
                 once = {"txnAppId": f"headrace-restore/{name}", "txnVersion": "0"}
                 rows.write.format("headrace").options(address=self._address, topic=self._target, **once).mode(
                     "append"
@@ -140,16 +140,16 @@ class Restorer:
             messages += _count(part)
         return messages
 
-    def _made(self, chunks: Sequence[Chunk], parts: dict[int, list[RestorePart]]) -> int:
-        """The id of the topic to restore into, made if there is none."""
+    def _ensure_target(self, chunks: Sequence[Chunk], parts: dict[int, list[RestorePart]]) -> int:
+        """Return the id of the topic to restore into; creates it if it does not exist."""
         count = max(parts, default=0) + 1
         settings = chunks[-1].settings
-        kept = {name: settings[name] for name in ("message_bytes_max", "compression") if name in settings}
+        inherited = {name: settings[name] for name in ("message_bytes_max", "compression") if name in settings}
         try:
-            info = self._origin.bus.describe_topic(self._target)
+            info = self._source.bus.describe_topic(self._target)
         except TopicNotFound:
             wanted = max(count, int(settings.get("partitions", 1)))
-            info = self._origin.bus.create_topic(self._target, exist_ok=True, partitions=wanted, **kept)
+            info = self._source.bus.create_topic(self._target, exist_ok=True, partitions=wanted, **inherited)
         if len(info.partitions) < count:
             raise InvalidArgument(
                 f"{self._target} has {len(info.partitions)} partitions, and partition {count - 1} is to be restored: "

@@ -1,4 +1,4 @@
-"""How far the archive has come: per topic, what is archived, what is still in the log, what could be archived now."""
+"""Archive status: per topic, the offsets that are archived, in the log, and ready to be archived."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from headrace.model.errors import TopicNotFound
 from headrace.model.requests import TopicInfo
 from headrace.model.topic import SYSTEM_PREFIX, parse_topic
-from headrace.spark.archive.bounds import bound_us, checked_age, open_ranges, why_not
+from headrace.spark.archive.bounds import archive_refusal, bound_us, checked_age, open_ranges
 from headrace.spark.archive.manifest import Manifest
 from headrace.spark.source.message_source import BrokerSource
 
@@ -17,7 +17,7 @@ class PartitionStatus:
 
     partition: int
     archived_from: int | None
-    """Reads of the topic begin there; None if nothing is archived."""
+    """The first archived offset, at which reads begin; None if nothing is archived."""
     archived_to: int | None
     log_first: int
     log_end: int
@@ -37,11 +37,11 @@ class TopicStatus:
     chunks: int = 0
     urls: list[str] = field(default_factory=list)
     archived_until_us: int | None = None
-    """The latest time that an archived message has."""
+    """The latest timestamp of an archived message."""
     last_run_us: int | None = None
     partitions: list[PartitionStatus] = field(default_factory=list)
     deleted: bool = False
-    """Whether the topic is no more, or another of its name was made since."""
+    """Whether the topic was deleted, even if another topic has its name now."""
 
     @property
     def open(self) -> int:
@@ -49,23 +49,23 @@ class TopicStatus:
         return sum(each.open for each in self.partitions)
 
 
-def archive_status(origin: BrokerSource, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
-    """The status of these topics; of all that have an archive, and all that could, if none are named."""
-    manifest = Manifest(origin)
-    names = list(topics) or [info.topic for info in origin.bus.topics() if not _is_system(info.topic)]
+def archive_status(source: BrokerSource, topics: Sequence[str], older_than_s: float) -> list[TopicStatus]:
+    """Return the status of these topics; without names, of all topics that have or could have an archive."""
+    manifest = Manifest(source)
+    names = list(topics) or [info.topic for info in source.bus.topics() if not _is_system(info.topic)]
     infos = []
     for name in names:
         try:
-            infos.append(origin.bus.describe_topic(name))
+            infos.append(source.bus.describe_topic(name))
         except TopicNotFound:
             if not topics:
-                continue  # deleted this moment
+                continue  # it was deleted meanwhile
             manifest.refresh()
             if not any(manifest.chunks(each)[0].topic == name for each in manifest.topic_ids()):
                 raise
     manifest.refresh()
     living = {info.id: info for info in infos}
-    found = [_status(origin, manifest, info, older_than_s) for info in infos]
+    found = [_status(source, manifest, info, older_than_s) for info in infos]
     for topic_id in manifest.topic_ids():
         chunks = manifest.chunks(topic_id)
         name = chunks[0].topic
@@ -79,21 +79,21 @@ def _is_system(topic: str) -> bool:
     return parse_topic(topic).topic.startswith(SYSTEM_PREFIX)
 
 
-def _status(origin: BrokerSource, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
-    shelves = manifest.shelves(info.id)
+def _status(source: BrokerSource, manifest: Manifest, info: TopicInfo, older_than_s: float) -> TopicStatus:
+    partition_archives = manifest.partition_archives(info.id)
     ranges = {}
-    if why_not(info) is None:
-        bounds = origin.bus.offsets(info.topic, bound_us(checked_age(info, older_than_s)))
-        ranges = open_ranges(info, shelves, bounds)
+    if archive_refusal(info) is None:
+        bounds = source.bus.offsets(info.topic, bound_us(checked_age(info, older_than_s)))
+        ranges = open_ranges(info, partition_archives, bounds)
     status = _summed(manifest, TopicStatus(info.topic, info.id))
     for each in info.partitions:
         start, end = ranges.get(each.partition, (0, 0))
-        shelf = shelves.get(each.partition)
+        partition_archive = partition_archives.get(each.partition)
         status.partitions.append(
             PartitionStatus(
                 each.partition,
-                shelf.first if shelf else None,
-                shelf.end if shelf else None,
+                partition_archive.first if partition_archive else None,
+                partition_archive.end if partition_archive else None,
                 each.first_offset,
                 each.next_offset,
                 end - start,

@@ -1,4 +1,4 @@
-"""Topics as a sink for output modes that Spark has no sinks in Python for: each batch is written as a whole, once."""
+"""A sink for the output modes update and complete, which Spark's Python sinks lack: writes each batch exactly once."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _START_S = 600.0
-"""How long the first batch waits until Spark has told which query it is of."""
+"""How long the first batch waits for the id of its query."""
 
 
 class BatchSink:
     """Writes the batches of one query.
 
-    Each is a transaction that is named by the query, as its checkpoint knows it, and numbered by the batch: one that
-    Spark hands over again, because the driver died before Spark had noted that it is done, is recognised.
+    Each batch is a transaction named by the query's id in its checkpoint and numbered by the batch. If Spark repeats
+    a batch, because the driver died before it recorded the batch as done, the broker recognises it.
     """
 
     def __init__(self, session: "SparkSession", frame: "DataFrame", options: Mapping[str, str], mode: str) -> None:
@@ -33,10 +33,10 @@ class BatchSink:
         self._query_id: Future[str] = Future()
 
     def begin(self, query: "StreamingQuery") -> None:
-        """Learn which query it is of, as soon as it is started."""
+        """Set the query's id, once the query is started."""
         self._query_id.set_result(str(query.id))
 
     def write(self, batch: "DataFrame", number: int) -> None:
-        """Write a batch, unless it was."""
+        """Write a batch unless it was written before."""
         once = {"txnAppId": f"pipeline/{self._query_id.result(_START_S)}", "txnVersion": str(number)}
         batch.write.format("headrace").options(**self._options, **once).mode("append").save()

@@ -1,4 +1,4 @@
-"""The checkpoints of a pipeline's queries: set aside when somebody wants the queries to begin anew."""
+"""Moves the checkpoints of a pipeline's queries aside, so that the queries start over."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -9,11 +9,11 @@ from headrace.spark.pipelines.paths import Folder, is_local_path
 
 
 def set_aside(folder: Folder, checkpoints: str, queries: Iterable[str]) -> list[Path]:
-    """Rename the checkpoints of these queries; returns what they are called now.
+    """Rename the checkpoints of these queries; returns their new paths.
 
     Parameters:
-        folder: the pipeline's, whose lock the caller holds.
-        checkpoints: where they are, if not in the pipeline's own directory.
+        folder: the pipeline's directory, whose lock the caller holds.
+        checkpoints: the checkpoints' directory, if not in the pipeline's own.
         queries: their names.
     """
     if not is_local_path(checkpoints):

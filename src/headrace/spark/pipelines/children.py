@@ -1,4 +1,4 @@
-"""The drivers of a host as processes: started by this supervisor, or found running after another was killed."""
+"""The driver processes of a host: started by this supervisor, or left running by a killed one."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from headrace.spark.pipelines.logs import last_lines
 from headrace.spark.pipelines.paths import Folder
 from headrace.spark.pipelines.processes import is_alive, send, start_mark
 from headrace.spark.pipelines.records import FAILED, FINISHED, STARTING, STOPPED, PipelineRecord
-from headrace.spark.pipelines.supervisor_decisions import Seen
+from headrace.spark.pipelines.supervisor_decisions import ObservedDriver
 
-_WORDS_MAX = 500
+_LOG_LINE_CHARS_MAX = 500
 
 
 class Drivers:
@@ -25,31 +25,31 @@ class Drivers:
         self._refused: dict[str, str] = {}
 
     def folder(self, name: str) -> Folder:
-        """Where a pipeline's files are."""
+        """Return a pipeline's directory."""
         return Folder(self._home / name)
 
-    def see(self, record: PipelineRecord) -> Seen:
-        """What there is of a pipeline's driver."""
+    def observe(self, record: PipelineRecord) -> ObservedDriver:
+        """Return the state of a pipeline's driver process."""
         name, folder = record.name, self.folder(record.name)
         child, driver = self._children.get(name), folder.driver()
         if driver is not None and not driver.supervised:
-            driver = None  # somebody runs it by hand, and that is no business of ours; but it has the lock
+            driver = None  # a user runs it in the foreground; not supervised, but it holds the lock
         if child is not None and child.poll() is None:
             phase = driver.phase if driver is not None and driver.pid == child.pid else STARTING
-            return Seen(True, child.pid, start_mark(child.pid) or "", phase)
+            return ObservedDriver(True, child.pid, start_mark(child.pid) or "", phase)
         if driver is not None and is_alive(driver.pid, driver.started):
-            return Seen(True, driver.pid, driver.started, driver.phase)
+            return ObservedDriver(True, driver.pid, driver.started, driver.phase)
         if record.pid and is_alive(record.pid, record.started):
-            return Seen(True, record.pid, record.started, STARTING)
+            return ObservedDriver(True, record.pid, record.started, STARTING)
         ended = driver.phase if driver is not None and driver.phase in (FINISHED, STOPPED, FAILED) else FAILED
-        error = self._refused.get(name) or (driver.error if driver is not None else "") or self._last_words(name)
+        error = self._refused.get(name) or (driver.error if driver is not None else "") or self._exit_text(name)
         if ended == STOPPED:
             error = "the driver was asked to end, by a signal that the supervisor did not send"
         permanent = driver is not None and driver.permanent
-        return Seen(phase=ended, error=error, locked=folder.locked(), permanent=permanent)
+        return ObservedDriver(phase=ended, error=error, locked=folder.locked(), permanent=permanent)
 
     def start(self, record: PipelineRecord) -> None:
-        """Start a driver; if that does not work, the next look tells why."""
+        """Start a driver; if that fails, the next observation has the error."""
         name, folder = record.name, self.folder(record.name)
         folder.make()
         folder.forget_driver()
@@ -73,32 +73,32 @@ class Drivers:
         finally:
             os.close(fd)
 
-    def terminate(self, seen: Seen) -> None:
-        """Ask a driver to end."""
-        send(seen.pid, seen.started, signal.SIGTERM)
+    def terminate(self, observed: ObservedDriver) -> None:
+        """Send SIGTERM to a driver."""
+        send(observed.pid, observed.started, signal.SIGTERM)
 
-    def kill(self, seen: Seen) -> None:
-        """End a driver, and the Java process that it has started, at once."""
-        if is_alive(seen.pid, seen.started) and os.getpgid(seen.pid) == seen.pid:
-            os.killpg(seen.pid, signal.SIGKILL)
-        send(seen.pid, seen.started, signal.SIGKILL)
+    def kill(self, observed: ObservedDriver) -> None:
+        """Kill a driver and its Java process."""
+        if is_alive(observed.pid, observed.started) and os.getpgid(observed.pid) == observed.pid:
+            os.killpg(observed.pid, signal.SIGKILL)
+        send(observed.pid, observed.started, signal.SIGKILL)
 
-    def _last_words(self, name: str) -> str:
-        """What is known of a driver that has not said why it ended."""
+    def _exit_text(self, name: str) -> str:
+        """Return how a driver exited, with the last line of its log."""
         child = self._children.get(name)
         if child is None or child.returncode is None:
             return ""
         code = child.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         line, _ = last_lines(self.folder(name).log, 1)
-        said = line.decode("utf-8", "replace").strip()[:_WORDS_MAX]
+        said = line.decode("utf-8", "replace").strip()[:_LOG_LINE_CHARS_MAX]
         return f"the driver {how}" + (f"; the log ends with: {said}" if said else "")
 
 
 def command(record: PipelineRecord, address: str, folder: Folder) -> list[str]:
-    """How the driver of a pipeline is started."""
+    """Return the command line of a pipeline's driver."""
     wanted = record.definition
-    # -P: the file's own folder is on the path, as if Python ran the file, and not the current directory.
+    # -P keeps the working directory off the path; the driver adds the file's folder, as Python does for a script.
     words = [wanted.python, "-P", "-m", "headrace", "pipeline", "run", wanted.file, "--name", record.name]
     words += ["--connect", address, "--supervised", str(folder.path), "--master", wanted.master]
     for name, value in wanted.conf.items():

@@ -1,4 +1,4 @@
-"""What a pipeline is: where it reads, what it does, where and when it writes."""
+"""The definition of a pipeline: its sources, function or SQL, sink and trigger."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from headrace.spark.pipelines.triggers import Trigger, trigger_of
 APPEND = "append"
 OUTPUT_MODES = (APPEND, "update", "complete")
 SESSION_ARGUMENT = "spark"
-"""A function that has an argument of this name gets the session."""
+"""The argument of a function that receives the session."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -24,7 +24,7 @@ _found: ContextVar[list["Definition"] | None] = ContextVar("found", default=None
 
 @dataclass(frozen=True)
 class Definition:
-    """A streaming query as its author describes it, checked."""
+    """The validated definition of a streaming query."""
 
     name: str
     sources: tuple[PipelineSource, ...]
@@ -32,20 +32,20 @@ class Definition:
     trigger: Trigger = field(default_factory=Trigger)
     output_mode: str = "append"
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Settings of Spark, which hold for the whole application."""
+    """Spark settings, which apply to the whole application."""
     function: Callable[..., Any] | None = None
-    """Makes a DataFrame of those of the sources."""
+    """Transforms the sources' DataFrames into one DataFrame."""
     sql: str = ""
     """A query over the sources as views, instead of a function."""
     by_name: bool = False
-    """Whether the function gets its sources by name, not in order."""
+    """Whether the function receives its sources as keyword arguments."""
     wants_session: bool = False
     file: str = ""
     line: int = 0
 
     @property
     def place(self) -> str:
-        """Where it is written, for people."""
+        """The file and line of the definition."""
         return f"{self.file}:{self.line}"
 
 
@@ -103,8 +103,8 @@ def pipeline(
 
 
 @contextmanager
-def gathering(found: list[Definition]) -> Iterator[None]:
-    """Note what is made a pipeline in the block."""
+def collect_definitions(found: list[Definition]) -> Iterator[None]:
+    """Append the definitions that are made in the block to a list."""
     token = _found.set(found)
     try:
         yield
@@ -113,14 +113,14 @@ def gathering(found: list[Definition]) -> Iterator[None]:
 
 
 def checked_mode(mode: Any) -> str:
-    """The output mode, if there is such a one."""
+    """Return the output mode; raises InvalidArgument if it is unknown."""
     if mode not in OUTPUT_MODES:
         raise InvalidArgument(f"there is no output mode {mode!r}: it is {', '.join(OUTPUT_MODES)}")
     return str(mode)
 
 
 def checked_conf(conf: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of Spark, as text."""
+    """Return Spark settings as text; raises InvalidArgument for names that are not Spark's."""
     for name in conf:
         if not str(name).startswith("spark."):
             raise InvalidArgument(f"conf has names that begin with 'spark.', not {name!r}")
@@ -168,7 +168,7 @@ def _check_arguments(
     by_name: bool,
     wants_session: bool,
 ) -> None:
-    """Whether the function takes what it will be given."""
+    """Raise InvalidArgument unless the function accepts its sources as arguments."""
     own = {each: kind for each, kind in parameters.items() if not (wants_session and each == SESSION_ARGUMENT)}
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in own.values()) and not by_name:
         return

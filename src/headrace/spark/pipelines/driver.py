@@ -1,4 +1,4 @@
-"""Drives a pipeline: one process, one Spark application, all queries of a file, until it ends or is asked to."""
+"""The driver of a pipeline: runs all queries of a file in one process and one Spark application."""
 
 import logging
 import os
@@ -30,28 +30,28 @@ logger = logging.getLogger("headrace.pipelines")
 
 LOOK_EVERY_S = 0.25
 LOCK_S = 60.0
-"""How long a driver that a supervisor has started waits until what the last one has left is gone."""
+"""How long a supervised driver waits for the processes of the previous driver to end."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """How a pipeline is to run."""
+class RunRequest:
+    """The settings of a pipeline's run."""
 
     name: str
     file: str
     address: str
-    """Of the broker."""
+    """The broker's address."""
     master: str
     conf: Mapping[str, str] = field(default_factory=dict)
     checkpoints: str = ""
-    """Empty: in the pipeline's own directory."""
+    """Directory of the checkpoints; empty for the pipeline's own."""
     once: bool = False
     quick: bool = False
     supervised: bool = False
 
 
-class Post:
-    """A driver's place: its lock, and what others read of it."""
+class DriverRegistration:
+    """Registers this process as the driver: holds the pipeline's lock, and writes the driver's status file."""
 
     def __init__(self, folder: Folder, *, supervised: bool, check: Callable[[], None]) -> None:
         self.folder = folder
@@ -60,37 +60,37 @@ class Post:
         self._driver.supervised = supervised
         folder.write_driver(self._driver)
 
-    def __enter__(self) -> "Post":
+    def __enter__(self) -> "DriverRegistration":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, HeadraceError):
-            self.tell(phase=FAILED, error=str(error), permanent=is_permanent(error))
+            self.update(phase=FAILED, error=str(error), permanent=is_permanent(error))
         elif isinstance(error, Exception):
-            self.tell(phase=FAILED, error=f"{type(error).__name__}: {error}")
+            self.update(phase=FAILED, error=f"{type(error).__name__}: {error}")
         self._lock.release()
 
     @property
     def lock_fd(self) -> int:
-        """The lock, for what works for this driver."""
+        """The lock's file descriptor, for child processes of the driver."""
         return self._lock.fd
 
     @property
     def driver(self) -> DriverProcess:
-        """What is written now."""
+        """The current content of the status file."""
         return self._driver
 
-    def tell(self, **changes: object) -> None:
-        """Let others know."""
+    def update(self, **changes: object) -> None:
+        """Change fields of the status file."""
         for name, value in changes.items():
             setattr(self._driver, name, value)
         self.folder.write_driver(self._driver)
 
 
-def definitions_of(order: Order) -> list[Definition] | None:
-    """The queries of a file; None if it can be read only when there is a session."""
+def definitions_of(request: RunRequest) -> list[Definition] | None:
+    """Return the queries of a file; None if the file can only be loaded with a session."""
     try:
-        return load(order.file)
+        return load(request.file)
     except SessionNeeded:
         if has_session():
             raise
@@ -98,64 +98,69 @@ def definitions_of(order: Order) -> list[Definition] | None:
 
 
 def drive(
-    order: Order,
+    request: RunRequest,
     definitions: Sequence[Definition] | None,
     bus: Bus,
-    post: Post,
+    registration: DriverRegistration,
     *,
-    heard: Callable[[QueryProgress], None],
-    started: Callable[[DriverProcess], None],
-    asked: Callable[[], bool],
-    told: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[QueryProgress], None],
+    on_started: Callable[[DriverProcess], None],
+    should_stop: Callable[[], bool],
+    on_step: Callable[[str], None] = lambda _: None,
     log_fd: int | None = None,
 ) -> None:
-    """Run the queries until all have ended, one has failed, or `asked` says so.
+    """Run the queries until all have ended, one has failed, or a stop was requested.
 
     Parameters:
-        order: how.
-        definitions: the queries, as `definitions_of` has found them.
-        bus: where progress is published.
-        post: the driver's place.
-        heard: told how the queries get on.
-        started: told when each has begun: where it begins to read is fixed, and its first batch is done or takes long.
-        asked: whether somebody wants it to end.
-        told: told what is going on before that.
-        log_fd: where Java's log goes; by default to standard error.
+        request: the settings of the run.
+        definitions: the queries, as returned by `definitions_of`.
+        bus: the broker to which progress is published.
+        registration: the driver's lock and status file.
+        on_progress: called with the progress of queries.
+        on_started: called when all queries have fixed their start offsets and finished a batch, or take long for it.
+        should_stop: returns whether a stop was requested.
+        on_step: called with a text at each step before that.
+        log_fd: the file descriptor of Java's log; by default standard error.
     """
     ours = not has_session()
 
     def tell(doing: str) -> None:
-        post.tell(doing=doing)
-        told(doing)
+        registration.update(doing=doing)
+        on_step(doing)
 
     tell("starting Spark")
-    session = _session(order, definitions, post, log_fd)
+    session = _session(request, definitions, registration, log_fd)
     from headrace.spark.pipelines.application import Application
 
     reporter = Reporter(bus)
 
     def hear(progress: QueryProgress) -> None:
         reporter.add(progress)
-        heard(progress)
+        on_progress(progress)
 
-    application = Application(session, order.name, hear)
+    application = Application(session, request.name, hear)
     with _Closing(application, reporter, session if ours else None):
-        known = _loaded_now(session, order) if definitions is None else definitions
-        checkpoints = order.checkpoints or str(post.folder.checkpoints)
+        known = _loaded_now(session, request) if definitions is None else definitions
+        checkpoints = request.checkpoints or str(registration.folder.checkpoints)
         make_topics(bus, known)
         names = [definition.name for definition in known]
-        post.tell(queries=names, checkpoints=checkpoints, ui=_ui(session))
+        registration.update(queries=names, checkpoints=checkpoints, ui=_ui(session))
         application.start(
-            known, address=order.address, checkpoints=checkpoints, once=order.once, tell=tell, asked=asked
+            known,
+            address=request.address,
+            checkpoints=checkpoints,
+            once=request.once,
+            tell=tell,
+            should_stop=should_stop,
         )
-        if not asked():
-            post.tell(phase=RUNNING, doing="")
-            started(post.driver)
-        post.tell(phase=_watch(application, post, asked))
+        if not should_stop():
+            registration.update(phase=RUNNING, doing="")
+            on_started(registration.driver)
+        registration.update(phase=_watch(application, registration, should_stop))
 
 
 class _Closing:
-    """Closes all that was opened; but who has asked twice for the end does not want to wait for that."""
+    """Closes application, session and reporter, except on a second interrupt, which ends the process at once."""
 
     def __init__(self, application: "Application", reporter: Reporter, session: "SparkSession | None") -> None:
         self._application = application
@@ -173,71 +178,77 @@ class _Closing:
             self._reporter.close()
 
 
-def _session(order: Order, definitions: Sequence[Definition] | None, post: Post, log_fd: int | None) -> "SparkSession":
+def _session(
+    request: RunRequest, definitions: Sequence[Definition] | None, registration: DriverRegistration, log_fd: int | None
+) -> "SparkSession":
     settings = session_settings(
-        order.name,
-        order.master,
-        {**settings_of(definitions or ()), **order.conf},
-        quick=order.quick,
-        quiet=log_fd is None and not order.supervised,
+        request.name,
+        request.master,
+        {**settings_of(definitions or ()), **request.conf},
+        quick=request.quick,
+        quiet=log_fd is None and not request.supervised,
     )
-    folder = os.path.dirname(os.path.abspath(order.file))
-    return open_session(order.master, settings, lock_fd=post.lock_fd, folder=folder, log_fd=log_fd)
+    folder = os.path.dirname(os.path.abspath(request.file))
+    return open_session(request.master, settings, lock_fd=registration.lock_fd, folder=folder, log_fd=log_fd)
 
 
 def make_topics(bus: Bus, definitions: Sequence[Definition]) -> None:
-    """See that the topics of queries are there before they begin, if the broker may make topics by itself."""
+    """Create missing topics of the queries, if the broker may create topics automatically."""
     names = {name for each in definitions for source in each.sources for name in source.topics}
     names |= {name for each in definitions for name in each.sink.topics}
     for name in sorted(names):
         try:
             bus.describe_topic(name)
         except TopicNotFound:
-            with suppress(TopicNotFound):  # it may not, and then Spark says so of a source
+            with suppress(TopicNotFound):  # the broker may not; then Spark reports the missing source
                 bus.describe_topic(name, create=True)
                 logger.info("created topic %s, which a query names", name)
 
 
-def _watch(application: "Application", post: Post, asked: Callable[[], bool]) -> str:
-    """Wait for the end, and say how it came."""
+def _watch(application: "Application", registration: DriverRegistration, should_stop: Callable[[], bool]) -> str:
+    """Wait for the queries to end; returns the final phase."""
     while application.running():
-        if asked():
-            post.tell(phase=STOPPING)
+        if should_stop():
+            registration.update(phase=STOPPING)
             application.stop()
             return STOPPED
         time.sleep(LOOK_EVERY_S)
     return FINISHED
 
 
-def _loaded_now(session: "SparkSession", order: Order) -> list[Definition]:
-    """The queries of a file that could not be read before; its settings come late for some."""
-    definitions = load(order.file)
+def _loaded_now(session: "SparkSession", request: RunRequest) -> list[Definition]:
+    """Load a file that needs a session, and apply its settings that Spark still accepts."""
+    definitions = load(request.file)
     for name, value in settings_of(definitions).items():
-        if name not in order.conf:
+        if name not in request.conf:
             try:
                 session.conf.set(name, value)
             except Exception as error:
                 raise InvalidArgument(
-                    f"{order.file}: {name} must be known before Spark starts, and this file can be read only then, as "
-                    f"it uses Spark outside of its functions: give --conf {name}={value}"
+                    f"{request.file}: {name} must be known before Spark starts, and this file can be read only then, "
+                    f"as it uses Spark outside of its functions: give --conf {name}={value}"
                 ) from error
     return definitions
 
 
-def warnings_of(order: Order) -> list[str]:
-    """What may not be as the user thinks."""
+def warnings_of(request: RunRequest) -> list[str]:
+    """Return warnings about settings that do not work on a cluster."""
     found = []
-    if local_cores(order.master) is None:
-        if not order.checkpoints or is_local_path(order.checkpoints):
+    if local_cores(request.master) is None:
+        if not request.checkpoints or is_local_path(request.checkpoints):
             found.append(
                 "the checkpoints are in a directory, which all executors must see: give --checkpoints a URL otherwise"
             )
-        if order.address.startswith("headrace+unix:") or "://127." in order.address or "://localhost" in order.address:
-            found.append(f"executors on other machines cannot reach a broker at {order.address}")
+        if (
+            request.address.startswith("headrace+unix:")
+            or "://127." in request.address
+            or "://localhost" in request.address
+        ):
+            found.append(f"executors on other machines cannot reach a broker at {request.address}")
     return found
 
 
 def _ui(session: object) -> str:
-    """Where Spark's pages are, if this process has a context that tells."""
+    """Return the address of Spark's web UI, if this process has a context that knows it."""
     context = getattr(session, "_sc", None)
     return str(getattr(context, "uiWebUrl", None) or "")

@@ -1,4 +1,4 @@
-"""Why a query has failed, and whether to start it again can help."""
+"""Classifies failures of queries: their cause, and whether a restart can help."""
 
 import re
 
@@ -13,11 +13,11 @@ _INCOMPATIBLE = re.compile(r"^\[\w*(?:NOT_COMPATIBLE|NOT_MATCH_IN_STATE_METADATA
 _LOST = re.compile(r"failOnDataLoss|\bTopicNotFound: |there is no topic ")
 _RAISED = re.compile(r"^headrace[\w.]*\.(\w+): ", re.MULTILINE)
 _MISTAKES = (SyntaxError, NameError, TypeError, AttributeError, ImportError)
-"""What is wrong with a file, and not with the world around it."""
+"""Errors in the file itself, which a restart cannot fix."""
 
 
 def query_failure(name: str, text: str, checkpoint: str) -> QueryFailed:
-    """The error of a query that Spark has ended, from what Spark says.
+    """Return the error of a failed query, from Spark's text.
 
     >>> query_failure("totals", "There are [1] sources in the checkpoint offsets and now there are [2]", "/c").code
     'checkpoint_incompatible'
@@ -36,7 +36,7 @@ def query_failure(name: str, text: str, checkpoint: str) -> QueryFailed:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a driver that is started again will fail again: somebody has to change something first."""
+    """Return whether a restart would fail again until somebody changes something."""
     if isinstance(error, CheckpointIncompatible | SourceLost | TopicNotFound):
         return True
     if not isinstance(error, InvalidArgument):
@@ -50,7 +50,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def _change(text: str) -> str:
-    """What is another in the query than in its checkpoint; empty if nothing is known of that."""
+    """Return how the query differs from its checkpoint; empty if that is not the cause."""
     if found := _TOPICS.search(text):
         return found[0]
     if found := _SOURCES.search(text):
@@ -64,7 +64,7 @@ def _change(text: str) -> str:
 
 
 def _is_analysis(error: BaseException) -> bool:
-    """Whether Spark does not understand the query; a source that could not reach its broker looks alike."""
+    """Return whether Spark rejects the query itself; excludes sources that could not reach their broker."""
     from pyspark.errors import AnalysisException, ParseException
 
     if not isinstance(error, AnalysisException | ParseException):

@@ -1,4 +1,4 @@
-"""Hears from Spark how the queries get on."""
+"""Receives Spark's events about the progress of queries."""
 
 import json
 import threading
@@ -14,61 +14,61 @@ from pyspark.sql.streaming.listener import (
 
 from headrace.spark.pipelines.progress import QueryProgress, idle_after, progress_of
 
-Heard = Callable[[QueryProgress], None]
+ProgressCallback = Callable[[QueryProgress], None]
 
 
 class Listener(StreamingQueryListener):
-    """Hands on the progress of queries, and notes when each of them was last between two batches.
+    """Forwards the progress of queries, and counts how often each has been between two batches.
 
     Spark calls it on threads of its own.
     """
 
-    def __init__(self, pipeline: str, heard: Heard) -> None:
+    def __init__(self, pipeline: str, on_progress: ProgressCallback) -> None:
         super().__init__()
         self._pipeline = pipeline
-        self._heard = heard
+        self._on_progress = on_progress
         self._changed = threading.Condition()
         self._pauses: dict[str, int] = {}
         self._last: dict[str, QueryProgress] = {}
         self._ended: set[str] = set()
 
     def pauses(self, run_id: str) -> int:
-        """How often a query has been between two batches."""
+        """Return how often a query has been between two batches."""
         with self._changed:
             return self._pauses.get(run_id, 0)
 
     def wait_for_pause(self, run_id: str, after: int, timeout: float) -> bool:
-        """Wait until a query has been between two batches once more; whether it has."""
+        """Wait until a query has been between two batches once more; returns whether it has."""
         with self._changed:
             return self._changed.wait_for(lambda: self._pauses.get(run_id, 0) > after, timeout)
 
     def wait_for_ends(self, run_ids: set[str], timeout: float) -> bool:
-        """Wait until all has been heard of queries that have ended; whether it has."""
+        """Wait for the last events of ended queries; returns whether they have arrived."""
         with self._changed:
             return self._changed.wait_for(lambda: run_ids <= self._ended, timeout)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """A query has begun."""
+        """Ignore the start of a query."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A batch is done."""
+        """Forward the progress of a finished batch."""
         said = json.loads(event.progress.json)
         run_id = str(said["runId"])
         progress = progress_of(self._pipeline, said)
         self._last[run_id] = progress
         self._pause(run_id)
-        self._heard(progress)
+        self._on_progress(progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """There was nothing to do for a while."""
+        """Forward that a query is idle."""
         run_id = str(event.runId)
         self._pause(run_id)
         last = self._last.get(run_id)
         if last is not None:
-            self._heard(idle_after(last))
+            self._on_progress(idle_after(last))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """A query has ended; this is the last that is heard of it."""
+        """Record the end of a query, its last event."""
         self._ended.add(str(event.runId))
         self._pause(str(event.runId))
 

@@ -1,4 +1,4 @@
-"""Pipelines from files: Python with decorated functions, or SQL; what is wrong in one is told with its line."""
+"""Loads pipelines from Python files with decorated functions or from SQL files; errors name the line."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.spark.errors import SessionNeeded, SparkMissing
-from headrace.spark.pipelines.definition import Definition, gathering
+from headrace.spark.pipelines.definition import Definition, collect_definitions
 from headrace.spark.pipelines.sql_files import definition_from_sql
 
 MODULE = "headrace_pipeline_file"
@@ -21,7 +21,7 @@ _MARK = "__headrace_pipeline__"
 
 
 def load(path: str) -> list[Definition]:
-    """The pipelines of a file, in the order in which they are written."""
+    """Return the pipelines of a file, in their order in the file."""
     file = os.path.abspath(path)
     if not os.path.isfile(file):
         raise InvalidArgument(f"there is no file {path}") from FileNotFoundError(path)
@@ -39,7 +39,7 @@ def load(path: str) -> list[Definition]:
 
 
 def settings_of(definitions: Sequence[Definition]) -> dict[str, str]:
-    """The settings of Spark that the pipelines of a file want, which must agree: they share one application."""
+    """Return the Spark settings of a file's pipelines, which must agree as they share one application."""
     wanted: dict[str, tuple[str, Definition]] = {}
     for definition in definitions:
         for name, value in definition.conf.items():
@@ -53,12 +53,12 @@ def settings_of(definitions: Sequence[Definition]) -> dict[str, str]:
 
 
 def _from_python(file: str) -> list[Definition]:
-    gathered: list[Definition] = []
-    with gathering(gathered):
+    collected: list[Definition] = []
+    with collect_definitions(collected):
         module = _imported(file)
-    # What other files define is theirs, unless this one takes it by name.
+    # Definitions of other files count only if this file imports them by name.
     taken = [getattr(each, _MARK) for each in vars(module).values() if callable(each) and hasattr(each, _MARK)]
-    own = [definition for definition in gathered if definition.file == file]
+    own = [definition for definition in collected if definition.file == file]
     others = {id(definition): definition for definition in taken if definition.file != file}
     return [*own, *others.values()]
 
@@ -94,14 +94,14 @@ def _imported(file: str) -> ModuleType:
 
 
 def _wants_session(error: Exception) -> bool:
-    """Whether a file, as many do, calls a function such as `col` outside of its own functions."""
-    if isinstance(error, AssertionError):  # which is how some functions of Spark's say it
+    """Return whether the file has called a function that needs a session, such as `col`, at import."""
+    if isinstance(error, AssertionError):  # some functions of PySpark assert a session
         return "pyspark" in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts
     return getattr(error, "getCondition", lambda: "")() in _NO_SESSION
 
 
 def _send_code_of(module: ModuleType) -> None:
-    """Let Spark's workers get the functions of a file with their code: they cannot import it."""
+    """Pickle the functions of a file by value, as Spark's workers cannot import the file."""
     if "pyspark" in sys.modules:
         from pyspark import cloudpickle
 
@@ -110,7 +110,7 @@ def _send_code_of(module: ModuleType) -> None:
 
 
 def _where(file: str, error: BaseException) -> str:
-    """The line of the file at which an error came up."""
+    """Return the file and line at which an error was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else file
 

@@ -1,4 +1,4 @@
-"""The log of a driver: a file that begins anew when it has become large, and that can be followed."""
+"""The log file of a driver: rotation, tail and follow."""
 
 import os
 import shutil
@@ -8,15 +8,15 @@ from pathlib import Path
 
 BYTES_MAX = 10 << 20
 KEPT = 3
-"""So many older files are kept."""
+"""Number of rotated files to keep."""
 _TAIL_BYTES = 64 << 10
 
 
 def rotate(path: Path, bytes_max: int = BYTES_MAX) -> bool:
-    """Put a log aside that is too large; whether it was.
+    """Rotate a log that is too large; returns whether it was.
 
-    Those who write to it keep it open, so it is copied and then emptied. What is written in between is lost: at
-    most some lines in ten megabytes.
+    Its writers keep it open, so it is copied and then truncated. Lines written in between are lost: at most some
+    lines in ten megabytes.
     """
     try:
         if path.stat().st_size < bytes_max:
@@ -33,7 +33,7 @@ def rotate(path: Path, bytes_max: int = BYTES_MAX) -> bool:
 
 
 def last_lines(path: Path, lines: int) -> tuple[bytes, int]:
-    """The last lines of a log, and where it ends; what was put aside does not count."""
+    """Return the last lines of a log and its end position, without rotated files."""
     try:
         with path.open("rb") as file:
             end = position = file.seek(0, os.SEEK_END)
@@ -50,10 +50,10 @@ def last_lines(path: Path, lines: int) -> tuple[bytes, int]:
 
 
 def follow(path: Path, position: int, every_s: float = 0.2) -> Iterator[bytes]:
-    """What is written to a log from a position on; empty now and then, when there is nothing."""
+    """Yield what is written to a log from a position on; yields empty bytes while there is nothing new."""
     while True:
         size = path.stat().st_size if path.exists() else 0
-        if size < position:  # it was put aside
+        if size < position:  # the log was rotated
             position = 0
         if size > position:
             with path.open("rb") as file:

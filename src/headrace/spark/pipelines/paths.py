@@ -1,4 +1,4 @@
-"""Where a pipeline's files are: its checkpoints, its log, and the lock that its driver holds."""
+"""The files of a pipeline: checkpoints, log, record copy, and its driver's lock and status."""
 
 import fcntl
 import ipaddress
@@ -26,25 +26,25 @@ _LOOK_EVERY_S = 0.1
 
 
 class DriverProcess(msgspec.Struct):
-    """What the process that drives a pipeline writes of itself beside its lock."""
+    """The driver's status file, which its process writes beside its lock."""
 
     pid: int
     started: str
-    """Tells it from a later process with the same id."""
+    """Start time of the process, which distinguishes it from a later one with the same id."""
     begun_us: int
     phase: str = "starting"
     """`starting`, `running`, `stopping`; at last `finished`, `stopped` (by a signal) or `failed`."""
     error: str = ""
     permanent: bool = False
-    """Whether the error would come again: somebody has to change something first."""
+    """Whether a restart would fail again until somebody changes something."""
     queries: list[str] = []
     checkpoints: str = ""
     supervised: bool = False
     """Whether a supervisor has started it."""
     ui: str = ""
-    """Where Spark's own pages are."""
+    """Address of Spark's web UI."""
     doing: str = ""
-    """While it starts: what it is at."""
+    """The current step of the start."""
 
 
 class Folder:
@@ -55,43 +55,43 @@ class Folder:
 
     @property
     def log(self) -> Path:
-        """What the driver and Spark have to say."""
+        """The log of the driver and Spark."""
         return self.path / _LOG
 
     @property
     def checkpoints(self) -> Path:
-        """Where queries keep how far they are, unless it is said otherwise."""
+        """The default directory of checkpoints."""
         return self.path / "checkpoints"
 
     def make(self) -> None:
-        """Make it, if it is not there."""
+        """Create the directory, if it does not exist."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(f"cannot make {self.path}: {error.strerror}") from error
 
     def driver(self) -> DriverProcess | None:
-        """What the last driver wrote of itself."""
+        """Return the status of the last driver, or None."""
         try:
             return msgspec.json.decode((self.path / _DRIVER).read_bytes(), type=DriverProcess)
         except (OSError, msgspec.DecodeError):
             return None
 
     def write_driver(self, driver: DriverProcess) -> None:
-        """Write what a driver says of itself, whole or not at all."""
+        """Write a driver's status atomically."""
         new = self.path / f"{_DRIVER}.new"
         new.write_bytes(msgspec.json.encode(driver))
         new.replace(self.path / _DRIVER)
 
     def record(self) -> PipelineRecord | None:
-        """The copy of the pipeline's record that its supervisor keeps."""
+        """Return the supervisor's copy of the pipeline's record, or None."""
         try:
             return decoded((self.path / _RECORD).read_bytes())
         except OSError:
             return None
 
     def write_record(self, record: PipelineRecord) -> None:
-        """Keep a copy of the pipeline's record, should the broker lose it."""
+        """Write a copy of the pipeline's record, in case the broker loses it."""
         self.make()
         new = self.path / f"{_RECORD}.new"
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -99,14 +99,14 @@ class Folder:
         new.replace(self.path / _RECORD)
 
     def forget_record(self) -> None:
-        """Remove the copy: the pipeline was removed."""
+        """Remove the copy of the record."""
         (self.path / _RECORD).unlink(missing_ok=True)
 
     def lock(self, wait: float = 0.0, check: Callable[[], None] = lambda: None) -> "Lock":
-        """Become the driver, or say who is."""
+        """Take the driver's lock; raises PipelineInUse with the holder's process id."""
         self.make()
         end = time.monotonic() + wait
-        while (lock := taken(self.path / _LOCK)) is None:
+        while (lock := try_lock(self.path / _LOCK)) is None:
             if time.monotonic() >= end:
                 driver = self.driver()
                 who = f"It is process {driver.pid}." if driver is not None else f"See {self.path / _LOCK}."
@@ -116,28 +116,28 @@ class Folder:
         return lock
 
     def locked(self) -> bool:
-        """Whether there is a driver, or something that one has left and that is not quite dead."""
+        """Return whether a driver, or a process that it has left behind, holds the lock."""
         return is_locked(self.path / _LOCK)
 
     def forget_driver(self) -> None:
-        """Remove what the last driver wrote of itself."""
+        """Remove the status of the last driver."""
         (self.path / _DRIVER).unlink(missing_ok=True)
 
 
 class Lock:
-    """Held for as long as any process has it in its hands."""
+    """A file lock, held as long as any process has its file descriptor open."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        """To be handed on to what works for the holder: then the lock lives as long as that does."""
+        """Child processes that inherit it keep the lock held."""
 
     def release(self) -> None:
-        """Let it go, as far as this process is concerned."""
+        """Release the lock in this process."""
         os.close(self.fd)
 
 
-def taken(path: Path) -> Lock | None:
-    """Take a lock; None if another process has it."""
+def try_lock(path: Path) -> Lock | None:
+    """Take a lock; returns None if another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,11 +148,11 @@ def taken(path: Path) -> Lock | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has a lock; another user's counts as one that has."""
+    """Return whether a process holds a lock; a lock of another user counts as held."""
     try:
         if not path.exists():
             return False
-        lock = taken(path)
+        lock = try_lock(path)
     except PermissionError:
         return True
     if lock is not None:
@@ -161,12 +161,12 @@ def is_locked(path: Path) -> bool:
 
 
 def this_driver() -> DriverProcess:
-    """What this process is."""
+    """Return the status of this process as a driver."""
     return DriverProcess(os.getpid(), start_mark(os.getpid()) or "", time.time_ns() // 1000)
 
 
 def home_of(info: BrokerInfo, address: str, environ: Mapping[str, str]) -> Path:
-    """Where the pipelines of a broker have their directories: beside its data if that is here, else in the user's."""
+    """Return the directory of a broker's pipelines: in its data directory if that is local, else in the user's."""
     data, tenant = Path(info.data), parse_address(address).tenant
     folder = f"{PIPELINES}@{tenant}" if tenant else PIPELINES  # tenants may have pipelines of the same name
     if is_here(address) and (data / "broker" / "journal").is_dir() and os.access(data, os.W_OK):
@@ -176,7 +176,7 @@ def home_of(info: BrokerInfo, address: str, environ: Mapping[str, str]) -> Path:
 
 
 def is_here(address: str) -> bool:
-    """Whether an address is one of this machine.
+    """Return whether an address is on this machine.
 
     >>> is_here("headrace://127.0.0.1:7390"), is_here("headrace://192.0.2.7:7390")
     (True, False)
@@ -191,7 +191,7 @@ def is_here(address: str) -> bool:
 
 
 def is_local_path(place: str) -> bool:
-    """Whether checkpoints there are files of this machine.
+    """Return whether a path or URL is in the local file system.
 
     >>> is_local_path("/data/checkpoints"), is_local_path("s3a://bucket/checkpoints")
     (True, False)

@@ -1,4 +1,4 @@
-"""How a query gets on: what Spark says after each batch, in the words of this project."""
+"""The progress of a query, converted from Spark's report after each batch."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 ROWS_OUT = "headrace_rows_out"
-"""The name under which rows on their way to the sink are counted: Spark does not count those of all sinks."""
+"""The name of the metric that counts the sink's rows, as Spark does not count them for all sinks."""
 
 
 class QueryProgress(msgspec.Struct):
-    """What a query has done in its last batch."""
+    """The progress of a query in its last batch."""
 
     pipeline: str
     query: str
@@ -21,26 +21,26 @@ class QueryProgress(msgspec.Struct):
     batch: int = -1
     rows_in: int = 0
     rows_out: int | None = None
-    """None if nobody has counted them."""
+    """None if unknown."""
     rows_in_per_s: float = 0.0
-    """As they came."""
+    """Rate of arrival."""
     rows_out_per_s: float | None = None
     rows_done_per_s: float = 0.0
-    """As they were worked off, which is how fast the query could go."""
+    """Rate of processing, the query's capacity."""
     lag: int | None = None
-    """Messages that wait to be read; None if the sources do not say."""
+    """Messages that are not yet read; None if unknown."""
     batch_ms: int = 0
     durations_ms: dict[str, int] = {}
-    """Where the time of the batch went."""
+    """Duration of each phase of the batch."""
     state_rows: int = 0
     state_bytes: int = 0
     watermark: str = ""
     idle: bool = False
-    """Nothing came in."""
+    """Whether the batch had no input."""
 
 
 def progress_of(pipeline: str, said: Mapping[str, Any]) -> QueryProgress:
-    """What Spark's progress, as JSON, means."""
+    """Convert Spark's progress report from JSON."""
     batch_ms = int(said.get("batchDuration") or 0)
     rows_in = int(said.get("numInputRows") or 0)
     rows_out = _rows_out(said)
@@ -67,7 +67,7 @@ def progress_of(pipeline: str, said: Mapping[str, Any]) -> QueryProgress:
 
 
 def lag_of(sources: list[Mapping[str, Any]]) -> int | None:
-    """How much the sources have that was not read; None if none of them tells.
+    """Return the lag of the sources; None if no source reports its latest offset.
 
     >>> lag_of([{"endOffset": {"orders": {"0": 3}}, "latestOffset": {"orders": {"0": 10}}}])
     7
@@ -78,7 +78,7 @@ def lag_of(sources: list[Mapping[str, Any]]) -> int | None:
 
 
 def _behind(end: Any, latest: Any) -> int | None:
-    """By how much numbers at the same places differ."""
+    """Return the sum of differences between numbers at the same keys."""
     if isinstance(end, bool) or isinstance(latest, bool):
         return None
     if isinstance(end, int) and isinstance(latest, int):
@@ -92,7 +92,7 @@ def _behind(end: Any, latest: Any) -> int | None:
 
 
 def _plain(offset: Any) -> Any:
-    """An offset as Spark tells it: JSON, or JSON in a text."""
+    """Decode an offset of Spark: JSON, or JSON in a text."""
     if not isinstance(offset, str):
         return offset
     try:
@@ -122,13 +122,13 @@ def _per_s(rows: int, batch_ms: int) -> float:
 
 
 def _number(given: Any) -> float:
-    """A rate; Spark says "NaN" or "Infinity" where there is none."""
+    """Return a rate, or 0 for Spark's "NaN" and "Infinity"."""
     number = float(given or 0)
     return round(number, 1) if math.isfinite(number) else 0.0
 
 
 def idle_after(last: QueryProgress) -> QueryProgress:
-    """What to say of a query to which nothing comes any more."""
+    """Return the progress of a query that has become idle."""
     idle = QueryProgress(last.pipeline, last.query, time.time_ns() // 1000, last.batch, idle=True)
     idle.rows_out = None if last.rows_out is None else 0
     idle.rows_out_per_s = None if last.rows_out_per_s is None else 0.0

@@ -1,4 +1,4 @@
-"""From a definition to a streaming query that runs."""
+"""Builds and starts the streaming query of a definition."""
 
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,11 @@ def start_query(
     """Start the query that a definition describes.
 
     Parameters:
-        session: where.
-        definition: what.
-        address: of the broker, for sources and sinks that name none.
-        checkpoints: below this it keeps how far it is.
-        once: end when all that is there now is done, whatever the trigger says.
+        session: the Spark session.
+        definition: the query's definition.
+        address: the broker's address, for sources and sinks that name none.
+        checkpoints: the directory of the query's checkpoint.
+        once: process the available data and end, whatever the trigger is.
     """
     try:
         frame = _frame(session, definition, address)
@@ -56,7 +56,7 @@ def start_query(
 
 
 def error_text(error: BaseException) -> str:
-    """What is worth telling of an error of Spark's: not the plan, and not where in Java it came up."""
+    """Return the text of Spark's error, without the plan and the Java stack trace."""
     text = str(error).partition(_PLAN_BEGINS)[0].partition(_JAVA_BEGINS)[0].strip()
     if is_of_python(told := RuntimeError(text)):
         return problem_text(told)
@@ -132,7 +132,7 @@ def _writer(
 
 
 def _where(definition: Definition, error: BaseException) -> str:
-    """The line of the pipeline's file at which something went wrong, or that of its function."""
+    """Return the file and line at which the error was raised, or those of the pipeline's function."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == definition.file]
     return f"{definition.file}:{lines[-1]}" if lines else definition.place

@@ -1,4 +1,4 @@
-"""The supervisor's own copies of records: what the broker has lost is published again from them."""
+"""The supervisor's copies of records, from which it publishes lost records again."""
 
 import logging
 from pathlib import Path
@@ -16,25 +16,25 @@ class RecordCopies:
     def __init__(self, home: Path, host: str) -> None:
         self._home = home
         self._host = host
-        self._kept: dict[str, PipelineRecord] = {}
+        self._stored: dict[str, PipelineRecord] = {}
 
-    def keep(self, records: list[PipelineRecord]) -> None:
-        """Keep these, where they differ from what is kept."""
+    def store(self, records: list[PipelineRecord]) -> None:
+        """Write copies of records that differ from the stored ones."""
         for record in records:
-            if self._kept.get(record.name) != record:
+            if self._stored.get(record.name) != record:
                 try:
                     Folder(self._home / record.name).write_record(record)
                 except OSError as error:
-                    logger.warning("no copy of the record of %s was kept: %s", record.name, error)
-                self._kept[record.name] = record
+                    logger.warning("record copy not written  pipeline=%s error=%s", record.name, error)
+                self._stored[record.name] = record
 
-    def heal(self, registry: Registry) -> None:
-        """Publish again what is missing in the topic, unless it says that the pipeline was removed."""
+    def restore_missing(self, registry: Registry) -> None:
+        """Publish records again that are missing in the topic, unless the pipeline was removed."""
         for folder in [Folder(path) for path in sorted(self._home.iterdir()) if path.is_dir()]:
             record = folder.record()
             if record is None or record.name in registry.records or not record.belongs_to(self._host, str(self._home)):
                 continue
-            self._kept.pop(record.name, None)
+            self._stored.pop(record.name, None)
             if record.name in registry.removed:
                 folder.forget_record()
                 continue
@@ -43,4 +43,4 @@ class RecordCopies:
 
 def _publish(registry: Registry, lost: PipelineRecord) -> None:
     registry.change(lost.name, lambda now: lost if now is None else None)
-    logger.warning("%s had lost the record of %s, which is published again", TOPIC, lost.name)
+    logger.warning("record was missing; published again  topic=%s pipeline=%s", TOPIC, lost.name)

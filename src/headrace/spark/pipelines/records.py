@@ -1,98 +1,98 @@
-"""What the broker keeps of each pipeline: what is wanted, and what is."""
+"""The records of pipelines in the broker: their settings, desired and actual state."""
 
 from typing import Any
 
 import msgspec
 
 TOPIC = "headrace.pipelines"
-"""One message a pipeline, by its name."""
+"""The topic with one record per pipeline, by its name."""
 PROGRESS_TOPIC = "headrace.pipelines.progress"
 PROGRESS_KEPT_S = 86400.0
 
 RUNNING, STOPPED = "running", "stopped"
-"""What can be wanted."""
+"""The desired states."""
 STARTING, STOPPING, WAITING, FINISHED, FAILED = "starting", "stopping", "waiting", "finished", "failed"
-"""What a pipeline can be besides: `waiting` is between two attempts; `finished` and `failed` are for good."""
+"""Further actual states: `waiting` is between two attempts; `finished` and `failed` are final."""
 POLICIES = ("always", "on-failure", "never")
 
 
-class Wanted(msgspec.Struct, kw_only=True):
-    """A pipeline as it is to run."""
+class PipelineSettings(msgspec.Struct, kw_only=True):
+    """The settings of a pipeline."""
 
     file: str
-    """Absolute."""
+    """Absolute path."""
     sha256: str
-    """Of the file, when it was last started by somebody."""
+    """Digest of the file when a user last started it."""
     master: str
     host: str
-    """Where its driver runs."""
+    """The host of its driver."""
     home: str = ""
-    """Where on that host pipelines of its supervisor have their directories; empty: wherever they are."""
+    """The directory of the supervisor's pipelines on that host; empty for any."""
     conf: dict[str, str] = {}
     checkpoints: str = ""
-    """Empty: in the pipeline's own directory."""
+    """Directory of the checkpoints; empty for the pipeline's own."""
     once: bool = False
     quick: bool = False
     restart: str = "on-failure"
     restarts_max: int | None = None
-    """How many attempts one after the other may fail; None: as many as may be."""
+    """Maximum number of consecutive failures; None for no limit."""
     python: str = ""
-    """The interpreter of whoever started it, in whose environment pyspark is."""
+    """The Python interpreter of the user who started it."""
     directory: str = ""
-    """The working directory of whoever started it."""
+    """The working directory of the user who started it."""
     environment: dict[str, str] = {}
-    """What Spark and Java look for in the environment."""
+    """Environment variables of Spark and Java."""
 
 
 class PipelineRecord(msgspec.Struct, kw_only=True):
-    """All that is kept of a pipeline."""
+    """The record of a pipeline."""
 
     name: str
-    definition: Wanted
+    definition: PipelineSettings
     wanted: str = RUNNING
     generation: int = 1
-    """Goes up when somebody wants it to begin anew."""
+    """Increases when a user restarts the pipeline."""
     state: str = WAITING
     state_generation: int = 0
-    """Of the last driver that was started."""
+    """Generation of the last driver that was started."""
     pid: int = 0
     started: str = ""
-    """Tells the process from a later one with the same id."""
+    """Start time of the process, which distinguishes it from a later one with the same id."""
     restarts: int = 0
-    """How often it was started again since somebody started it."""
+    """Number of restarts since a user started it."""
     error: str = ""
-    """Of the last attempt that failed."""
+    """Error of the last failed attempt."""
     error_us: int = 0
     started_us: int = 0
     """When its driver was last started."""
     changed_us: int = 0
     next_start_us: int = 0
-    """While it waits: when it is tried again."""
+    """Time of the next attempt, while waiting."""
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing to be done about it."""
+        """Whether the supervisor has nothing left to do for it."""
         if self.wanted == STOPPED:
             return self.state in (STOPPED, FINISHED, FAILED)
         return self.state in (FINISHED, FAILED) and self.state_generation == self.generation
 
     def belongs_to(self, host: str, home: str) -> bool:
-        """Whether the supervisor there is to look after it."""
+        """Return whether the supervisor of that host and directory is responsible for it."""
         return self.definition.host == host and self.definition.home in ("", home)
 
     def whole(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return the record as plain values, for JSON output."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         return content
 
 
 def encoded(record: PipelineRecord) -> bytes:
-    """A record as a message's value."""
+    """Encode a record as a message value."""
     return msgspec.json.encode(record)
 
 
 def decoded(value: bytes) -> PipelineRecord | None:
-    """The record that a message holds; None if it is none that this version knows."""
+    """Decode a record from a message value; returns None if this version does not know its format."""
     try:
         return msgspec.json.decode(value, type=PipelineRecord)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""The pipelines that a broker knows: read from a topic, and changed so that no two writers undo each other's work."""
+"""The registry of pipelines: reads their records from a topic, and changes them with optimistic concurrency."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,38 +23,38 @@ _FETCH_BYTES = 4 << 20
 _ATTEMPTS = 100
 _AGAIN_S = 0.01
 _LOOKED_BACK = (500, 20_000)
-"""How many messages before the end of what is said about progress are looked at; more, if that was not enough."""
+"""How many messages of the progress topic are read from its end, in a first and a second attempt."""
 
 Change = Callable[[PipelineRecord | None], PipelineRecord | None]
-"""What becomes of a record; None if nothing does."""
+"""Returns the new record; None for no change."""
 
 
 class Registry:
-    """What a broker knows of pipelines."""
+    """The records of a broker's pipelines."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._offset = 0
         self._offsets: dict[str, int] = {}
-        """Where the records are in the topic."""
+        """Offsets of the records in the topic."""
         self.records: dict[str, PipelineRecord] = {}
-        """As of the last look, by name."""
+        """Records by name, as of the last read."""
         self.removed: set[str] = set()
-        """Names of which the topic says that they were removed; others that are missing were lost."""
+        """Names with a tombstone in the topic; other missing records were lost."""
 
     def prepare(self) -> None:
-        """Make the topics, if they are not there."""
+        """Create the topics, if they do not exist."""
         self._bus.create_topic(TOPIC, exist_ok=True, partitions=1, compact_by_key=True)
         self._bus.create_topic(
             PROGRESS_TOPIC, exist_ok=True, partitions=1, retain_seconds=PROGRESS_KEPT_S, durability="written"
         )
 
     def exists(self) -> bool:
-        """Whether the broker has ever had a pipeline; asking about one would make the topic."""
+        """Return whether the registry's topic exists, without creating it."""
         return bool(self._bus.topics(TOPIC))
 
     def look(self, wait: float = 0.0) -> bool:
-        """Read what is new, or wait a moment for it; whether there was something."""
+        """Read new records, waiting for them if `wait` says so; returns whether there were any."""
         before = self._offset
         try:
             self._read(wait)
@@ -64,9 +64,9 @@ class Registry:
         return self._offset > before
 
     def check_kept(self) -> bool:
-        """Whether the topic still holds every record that is known here; if not, all that it holds is read again.
+        """Return whether the topic still holds every known record; if not, read the topic again.
 
-        Whoever has read up to the end does not notice that what was read was trimmed.
+        A reader at the end of the log does not notice that earlier records were trimmed.
         """
         first = self._bus.offsets(TOPIC, at="earliest")[0]
         if all(offset >= first for offset in self._offsets.values()):
@@ -75,15 +75,15 @@ class Registry:
         return False
 
     def get(self, name: str) -> PipelineRecord:
-        """A pipeline's record, as of the last look."""
+        """Return a pipeline's record, as of the last read; raises PipelineNotFound."""
         if name not in self.records:
             raise PipelineNotFound(f"the broker knows no pipeline {name!r}")
         return self.records[name]
 
     def change(self, name: str, change: Change) -> PipelineRecord | None:
-        """Change a record as it is now, not as it was; returns what is there then.
+        """Change the current record, retrying on conflicts; returns the resulting record.
 
-        `change` may be called more than once, must not alter what it is given, and returns None to leave it so.
+        `change` may be called more than once, must not modify its argument, and returns None for no change.
         """
         for _ in range(_ATTEMPTS):
             self.look()
@@ -95,12 +95,12 @@ class Registry:
         raise UnexpectedOffset(f"others have changed {TOPIC} {_ATTEMPTS} times in a row; try again")
 
     def remove(self, name: str) -> None:
-        """Forget a pipeline."""
+        """Remove a pipeline's record."""
         self._bus.publish(TOPIC, None, key=name)
         self.look()
 
     def progress(self, *names: str) -> dict[str, dict[str, QueryProgress]]:
-        """The last that the queries of pipelines have said, by pipeline and query; nothing if that is long ago."""
+        """Return the latest progress of the queries by pipeline and query; none if it is too old."""
         latest: dict[str, dict[str, QueryProgress]] = {name: {} for name in names}
         if not names or not self._bus.topics(PROGRESS_TOPIC):
             return latest
@@ -117,7 +117,7 @@ class Registry:
         return latest
 
     def _publish(self, name: str, value: bytes) -> bool:
-        """Whether nobody was quicker."""
+        """Publish a record; returns False if another writer was first."""
         try:
             self._bus.publish(TOPIC, value, key=name, expected_offset=self._offset)
         except UnexpectedOffset:
@@ -150,7 +150,7 @@ class Registry:
 
 
 def _batches(bus: Bus, topic: str, offset: int, wait: float = 0.0) -> Iterator[ReceivedBatch]:
-    """What a topic of one partition has from an offset on."""
+    """Yield the batches of a topic with one partition from an offset on."""
     while True:
         batches = bus.fetch(topic, 0, offset, bytes_max=_FETCH_BYTES, wait=wait)
         if not batches:

@@ -1,4 +1,4 @@
-"""Publishes how queries get on, without keeping them waiting for it."""
+"""Publishes the progress of queries in the background."""
 
 import logging
 import threading
@@ -14,10 +14,10 @@ from headrace.spark.pipelines.records import PROGRESS_TOPIC
 logger = logging.getLogger("headrace.pipelines")
 
 _WAITING_MAX = 1000
-"""While the broker is away, the oldest of more than so many are dropped."""
+"""Queue limit; while the broker is unreachable, the oldest reports are dropped."""
 _AGAIN_S = 1.0
 _LAST_S = 3.0
-"""How long the end of a run waits for what has not been published."""
+"""How long the end of a run waits for unpublished reports."""
 
 
 class Reporter:
@@ -32,13 +32,13 @@ class Reporter:
         self._thread.start()
 
     def add(self, progress: QueryProgress) -> None:
-        """Publish this, some time soon."""
+        """Queue a report."""
         with self._changed:
             self._waiting.append(progress)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Publish what is left, if that takes no time."""
+        """Publish the queued reports, up to a short timeout, and stop the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -57,7 +57,7 @@ class Reporter:
                     key = f"{each.pipeline}/{each.query}"
                     self._bus.publish(PROGRESS_TOPIC, msgspec.json.encode(each), key=key)
             except HeadraceError as error:
-                logger.warning("progress was not published: %s", error)
+                logger.warning("progress not published  error=%s", error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._ending, _AGAIN_S)
                     if self._ending:

@@ -1,4 +1,4 @@
-"""The Spark session of a pipeline: on this machine, on a cluster, or on a Spark Connect server."""
+"""The Spark session of a pipeline: local, on a cluster, or on a Spark Connect server."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ ALWAYS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What makes micro-batches quicker and gives nothing up; Spark's pages, which everybody may look at, are off."""
+"""Settings that speed up micro-batches without a drawback; Spark's web UI, which has no access control, is off."""
 _ON_LOOPBACK = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 
 _LOCAL_FILES = "spark.hadoop.fs.file.impl"
@@ -40,11 +40,11 @@ QUICK = {
     ),
     _LOCAL_FILES: "org.apache.hadoop.fs.RawLocalFileSystem",
 }
-"""What makes them quicker still, and gives up the checksums of local files."""
+"""Settings that speed up micro-batches further, without checksums of local files."""
 
 
 def local_cores(master: str) -> int | None:
-    """On how many cores of this machine a master runs; None if it is elsewhere.
+    """Return the number of local cores of a master; None if it is not local.
 
     >>> local_cores("local[2]"), local_cores("yarn")
     (2, None)
@@ -56,19 +56,19 @@ def local_cores(master: str) -> int | None:
 
 
 def is_connect(master: str) -> bool:
-    """Whether it is the address of a Spark Connect server."""
+    """Return whether a master is the address of a Spark Connect server."""
     return master.startswith("sc://")
 
 
 def checked_master(master: str) -> str:
-    """The master, if it looks like one."""
+    """Return the master; raises InvalidArgument if Spark has no such master."""
     if local_cores(master) is None and not re.match(r"(sc|spark|k8s|yarn|mesos)\b", master):
         raise InvalidArgument(f"{master!r} is no master of Spark's; it is {_MASTERS}")
     return master
 
 
 def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: bool, quiet: bool) -> dict[str, str]:
-    """All settings of an application; what the user says counts."""
+    """Return all settings of an application; the user's take precedence."""
     settings = {"spark.app.name": name} if is_connect(master) else {"spark.app.name": name, **ALWAYS}
     cores = local_cores(master)
     if cores is not None:
@@ -76,14 +76,14 @@ def session_settings(name: str, master: str, conf: Mapping[str, str], *, quick: 
     if quick:
         settings |= QUICK
         if "RocksDB" in conf.get(_STATE_STORE, ""):
-            del settings[_LOCAL_FILES]  # its files want those checksums
+            del settings[_LOCAL_FILES]  # RocksDB's files need the checksums
     if quiet and not is_connect(master):
         settings["spark.log.level"] = "ERROR"
     return settings | dict(conf)
 
 
 def need_spark(master: str) -> None:
-    """See that what a session needs is installed, or say what to install."""
+    """Raise SparkMissing with what to install unless PySpark and Java are installed."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkMissing(
             "pyspark is not installed; "
@@ -103,7 +103,7 @@ def need_spark(master: str) -> None:
 
 
 def has_session() -> bool:
-    """Whether this process has a session, as a notebook has: then that is used, and is not ours to stop."""
+    """Return whether this process has an active session, as in a notebook; it is then used and not stopped."""
     if importlib.util.find_spec("pyspark") is None:
         return False
     from pyspark.sql import SparkSession
@@ -114,14 +114,14 @@ def has_session() -> bool:
 def open_session(
     master: str, settings: Mapping[str, str], *, lock_fd: int, folder: str, log_fd: int | None = None
 ) -> "SparkSession":
-    """Make the session, unless this process has one; the Java process that it needs holds the driver's lock, too.
+    """Return the active session or start one, whose Java process holds the driver's lock too.
 
     Parameters:
-        master: where the queries run.
-        settings: of Spark.
-        lock_fd: the driver's lock.
-        folder: where the pipeline's file is, from which workers of this machine may import, too.
-        log_fd: where Java's standard error goes; by default that of this process.
+        master: the Spark master.
+        settings: the Spark settings.
+        lock_fd: the file descriptor of the driver's lock.
+        folder: the folder of the pipeline's file, from which local workers may import.
+        log_fd: the file descriptor for Java's standard error; by default that of this process.
     """
     need_spark(master)
     from pyspark.errors import PySparkException
@@ -143,13 +143,13 @@ def open_session(
     except PySparkException as error:
         if error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise SparkMissing(
-                "Java ended before Spark had begun; what it said is above. Spark needs Java 17 or later"
+                "Java exited before Spark started; its output is above. Spark needs Java 17 or later"
             ) from error
-        raise InvalidArgument(f"Spark could not begin: {error}") from error
+        raise InvalidArgument(f"Spark could not start: {error}") from error
 
 
 def _begin_context(master: str, settings: Mapping[str, str], lock_fd: int, log_fd: int | None) -> None:
-    """Start Java with the lock in its hands: when this process is killed, Java may live a little longer."""
+    """Start Java with the lock's file descriptor, as Java may outlive this process when it is killed."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -160,6 +160,6 @@ def _begin_context(master: str, settings: Mapping[str, str], lock_fd: int, log_f
     launch: Any = launch_gateway
     before = signal.getsignal(signal.SIGINT)
     SparkContext(conf=conf, gateway=launch(conf, started))
-    # Spark takes Ctrl-C for itself, and would cancel the batches that are to be finished.
+    # Spark installs a SIGINT handler that would cancel batches which should finish.
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The two ends of a pipeline: where its rows come from and where they go."""
+"""The sources and the sink of a pipeline."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from headrace.model.topic import parse_topic
 
 HEADRACE = "headrace"
 PLAIN_SINKS = ("console", "noop")
-"""Sinks of Spark's that need no options: they stand for themselves."""
+"""Spark's sinks that need no options."""
 _SELECTING = ("subscribe", "subscribepattern", "assign")
 _SOURCE_WORDS = ("format", "schema", "batch", "watermark")
 _SINK_WORDS = ("format", "partitionBy", "table")
@@ -19,22 +19,22 @@ _SINK_WORDS = ("format", "partitionBy", "table")
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """One source: what `spark.readStream` is told."""
+    """A source: the arguments of `spark.readStream`."""
 
     argument: str
     """Its name as a function's argument, or as a view."""
     format: str
     options: Mapping[str, str] = field(default_factory=dict)
     schema: str = ""
-    """Columns and their types, for sources that must be told."""
+    """Columns and types, for sources that require a schema."""
     batch: bool = False
-    """Read as a table when the query is made, not as a stream."""
+    """Whether the source is read once as a table, not as a stream."""
     watermark: tuple[str, str] | None = None
     """A column, and how late its rows may be."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics of the pipeline's own broker that it names one by one."""
+        """The topics of the pipeline's broker that the source names."""
         plain = {name.lower(): value for name, value in self.options.items()}
         if self.format != HEADRACE or "address" in plain or "path" in plain:
             return ()
@@ -43,7 +43,7 @@ class PipelineSource:
 
 @dataclass(frozen=True)
 class PipelineSink:
-    """The sink: what `writeStream` is told."""
+    """The sink: the arguments of `writeStream`."""
 
     format: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class PipelineSink:
 
     @property
     def keeps_progress(self) -> bool:
-        """Whether a query goes on where it was: what only shows rows begins anew."""
+        """Whether the query uses a checkpoint; sinks that only show rows start over."""
         return self.format not in (*PLAIN_SINKS, "memory")
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topic of the pipeline's own broker that all rows go to."""
+        """The topic of the pipeline's broker that receives all rows."""
         ours = self.format == HEADRACE and "address" not in self.options
         return (self.options["topic"],) if ours and "topic" in self.options else ()
 
@@ -71,7 +71,7 @@ class PipelineSink:
 
 
 def sources_of(given: Any, options: Mapping[str, Any]) -> tuple[PipelineSource, ...]:
-    """The sources that an author names; `options` are for those that are topics.
+    """Return the sources of a definition; `options` apply to those that are topics.
 
     >>> [source.options for source in sources_of("orders", {"maxOffsetsPerTrigger": 5})]
     [{'maxOffsetsPerTrigger': '5', 'subscribe': 'orders'}]
@@ -92,7 +92,7 @@ def sources_of(given: Any, options: Mapping[str, Any]) -> tuple[PipelineSource, 
 
 
 def source_of(argument: str, given: Any, options: Mapping[str, Any]) -> PipelineSource:
-    """One source, from a topic or from options."""
+    """Return a source from a topic's name or from options."""
     own: dict[str, Any] = {"subscribe": str(parse_topic(given))} if isinstance(given, str) else {}
     if isinstance(given, Mapping):
         own = dict(given)
@@ -113,7 +113,7 @@ def source_of(argument: str, given: Any, options: Mapping[str, Any]) -> Pipeline
 
 
 def sink_of(given: Any) -> PipelineSink:
-    """The sink that an author names.
+    """Return the sink of a definition.
 
     >>> str(sink_of("alerts")), str(sink_of({"format": "parquet", "path": "/tmp/out"}))
     ('alerts', '/tmp/out')
@@ -140,7 +140,7 @@ def sink_of(given: Any) -> PipelineSink:
 
 
 def _check_selection(options: Mapping[str, Any]) -> None:
-    """Whether a source of ours says what it reads."""
+    """Raise InvalidArgument unless the options of a Headrace source name what to read."""
     names = {name.lower() for name in options}
     if not names & {*_SELECTING, "view"}:
         near = [name for name in options if get_close_matches(name.lower(), _SELECTING, 1)]
@@ -149,7 +149,7 @@ def _check_selection(options: Mapping[str, Any]) -> None:
 
 
 def _check_words(own: Mapping[str, Any], words: tuple[str, ...]) -> None:
-    """Find slips in the words that are ours, not options of a format."""
+    """Raise InvalidArgument for one of our option names in the wrong case."""
     for name in own:
         same = [word for word in words if word.lower() == name.lower() and word != name]
         if same:
@@ -157,7 +157,7 @@ def _check_words(own: Mapping[str, Any], words: tuple[str, ...]) -> None:
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as Spark takes them.
+    """Convert option values to Spark's text form.
 
     >>> texts({"failOnDataLoss": False, "assign": {"orders": [0, 1]}})
     {'failOnDataLoss': 'false', 'assign': '{"orders": [0, 1]}'}
@@ -174,7 +174,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _watermark(given: Any) -> tuple[str, str] | None:
-    """A column and a time span, from a pair or from text."""
+    """Parse a watermark: a column and a time span, from a pair or from text."""
     if given is None:
         return None
     parts = given.split(None, 1) if isinstance(given, str) else list(given)

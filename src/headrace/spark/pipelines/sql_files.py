@@ -1,4 +1,4 @@
-"""Pipelines in SQL: comments at the top of a file say where rows come from and go, one SELECT says the rest."""
+"""Pipelines in SQL files: comments at the top name sources and sink, followed by one SELECT."""
 
 import json
 import os
@@ -22,8 +22,8 @@ _QUERY = re.compile(r"(select|with|from|values|table)\b|\(", re.IGNORECASE)
 _SELECTING = {"subscribe", "subscribepattern", "assign", "view", "format"}
 
 
-class Said(NamedTuple):
-    """What a comment says, and in which line."""
+class Directive(NamedTuple):
+    """A directive in a comment, with its line."""
 
     word: str
     text: str
@@ -31,10 +31,10 @@ class Said(NamedTuple):
 
 
 def definition_from_sql(text: str, file: str) -> Definition:
-    """The pipeline that an SQL file describes."""
+    """Return the pipeline of an SQL file."""
     comments, sql, line = _parts(text)
-    said = list(_directives(comments, file))
-    by_word = {word: [each for each in said if each.word == word] for word in _WORDS}
+    directive = list(_directives(comments, file))
+    by_word = {word: [each for each in directive if each.word == word] for word in _WORDS}
     for word in _ONCE:
         if len(by_word[word]) > 1:
             raise InvalidArgument(f"{file}:{by_word[word][1].line}: {word} is said twice")
@@ -69,7 +69,7 @@ def _name_of(stem: str) -> str:
 
 
 def _parts(text: str) -> tuple[list[tuple[int, str]], str, int]:
-    """The comments at the top with their lines, the query, and the line in which it begins."""
+    """Return the comments at the top with their lines, the query, and its first line."""
     lines = text.splitlines()
     comments: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
@@ -81,9 +81,9 @@ def _parts(text: str) -> tuple[list[tuple[int, str]], str, int]:
     return comments, "", len(lines)
 
 
-def _directives(comments: list[tuple[int, str]], file: str) -> Iterator[Said]:
-    """What the comments say; a brace that is open goes on in the next line."""
-    open_one: Said | None = None
+def _directives(comments: list[tuple[int, str]], file: str) -> Iterator[Directive]:
+    """Yield the directives of the comments; one with an open brace continues in the next line."""
+    open_one: Directive | None = None
     for number, comment in comments:
         if open_one is not None:
             open_one = open_one._replace(text=f"{open_one.text} {comment.lstrip('-').strip()}")
@@ -96,30 +96,30 @@ def _directives(comments: list[tuple[int, str]], file: str) -> Iterator[Said]:
         raise InvalidArgument(f"{file}:{open_one.line}: a brace is opened and not closed: {open_one.text!r}")
 
 
-def _directive(number: int, comment: str, file: str) -> Said | None:
+def _directive(number: int, comment: str, file: str) -> Directive | None:
     found = _SAID.fullmatch(comment)
     if found is None:
         return None
     word = " ".join(found[1].lower().replace("_", " ").split())
     if word in _WORDS:
-        return Said(word, found[2].strip(), number)
+        return Directive(word, found[2].strip(), number)
     near = get_close_matches(word, _WORDS, 1, 0.75)
     if near:
         raise InvalidArgument(f"{file}:{number}: {found[1]!r} is none of {', '.join(_WORDS)}; did you mean {near[0]}?")
     return None
 
 
-def _read(said: Said, file: str, parse: Any) -> Any:
+def _read(directive: Directive, file: str, parse: Any) -> Any:
     try:
-        if not said.text:
-            raise InvalidArgument(f"nothing stands behind {said.word}:")
-        return parse(said.text)
+        if not directive.text:
+            raise InvalidArgument(f"nothing stands behind {directive.word}:")
+        return parse(directive.text)
     except HeadraceError as error:
-        raise InvalidArgument(f"{file}:{said.line}: {error}") from error
+        raise InvalidArgument(f"{file}:{directive.line}: {error}") from error
 
 
-def _one(said: list[Said], file: str, parse: Any) -> Any:
-    return _read(said[0], file, parse) if said else None
+def _one(directive: list[Directive], file: str, parse: Any) -> Any:
+    return _read(directive[0], file, parse) if directive else None
 
 
 def _source(text: str, options: dict[str, Any]) -> PipelineSource:
@@ -166,9 +166,9 @@ def _object(text: str) -> dict[str, Any]:
     return content
 
 
-def _check_views(sources: list[PipelineSource], said: list[Said], file: str) -> None:
+def _check_views(sources: list[PipelineSource], directive: list[Directive], file: str) -> None:
     for number, source in enumerate(sources):
         if source.argument.lower() in [before.argument.lower() for before in sources[:number]]:
             raise InvalidArgument(
-                f"{file}:{said[number].line}: there are two sources {source.argument!r}: write TOPIC as OTHER_NAME"
+                f"{file}:{directive[number].line}: there are two sources {source.argument!r}: write TOPIC as OTHER_NAME"
             )

@@ -1,4 +1,4 @@
-"""What a supervisor does about a pipeline: decided from what is wanted, what is seen, and the time."""
+"""Decides a supervisor's next action on a pipeline, from its record, its driver's state, and the time."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -20,127 +20,135 @@ from headrace.spark.pipelines.records import (
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MOST_S = 60.0
 HEALTHY_S = 60.0
-"""After so long the attempts before do not count any more."""
+"""A driver that has run this long resets the count of failures."""
 GRACE_S = 30.0
-"""How long a driver that is asked to end may take before it is killed."""
+"""How long a driver may take to end after SIGTERM before it is killed."""
 KILL_AGAIN_S = 5.0
 UNKNOWN_END = "the driver ended without a word: it was killed, or it crashed; see the log"
 
 
 class Do(Enum):
-    """What is to be done to a driver."""
+    """An action on a driver."""
 
     START = "start"
     TERMINATE = "terminate"
     KILL = "kill"
 
 
-class Seen(NamedTuple):
-    """What there is of a pipeline's driver."""
+class ObservedDriver(NamedTuple):
+    """The observed state of a pipeline's driver process."""
 
     alive: bool = False
     pid: int = 0
     started: str = ""
     phase: str = STARTING
-    """What the driver says of itself."""
+    """The phase in the driver's status file."""
     error: str = ""
     locked: bool = False
-    """Whether something that belongs to a driver is still there."""
+    """Whether a process of the driver still holds its lock."""
     permanent: bool = False
-    """Whether another driver would fail as this one did."""
+    """Whether a restart would fail in the same way."""
 
 
 @dataclass(frozen=True)
-class Care:
-    """What a supervisor remembers of one pipeline between two looks at it."""
+class SupervisionState:
+    """What a supervisor remembers of a pipeline between two ticks."""
 
     failures: int = 0
-    """One after the other."""
+    """Consecutive failures."""
     running_since_us: int = 0
     asked_us: int = 0
-    """When the driver was asked to end."""
+    """When SIGTERM was sent to the driver."""
     killed_us: int = 0
     expected: bool = False
-    """Whether a driver should be there."""
+    """Whether a driver should be running."""
 
 
 class Decision(NamedTuple):
-    """What to do, and what to keep."""
+    """The next action on a pipeline, with its new record and state."""
 
     do: Do | None
     record: PipelineRecord
-    """As it should be from now on; the same object if nothing has changed."""
-    care: Care
+    """The new record; the same object if nothing has changed."""
+    memory: SupervisionState
 
 
 def decide(
-    care: Care, record: PipelineRecord, seen: Seen, now_us: int, chance: float, *, ending: bool = False
+    memory: SupervisionState,
+    record: PipelineRecord,
+    observed: ObservedDriver,
+    now_us: int,
+    chance: float,
+    *,
+    ending: bool = False,
 ) -> Decision:
-    """What to do about a pipeline now.
+    """Decide the next action on a pipeline.
 
     Parameters:
-        care: what is remembered of it.
-        record: what is wanted, and what the broker knows.
-        seen: what there is.
+        memory: the supervisor's state of the pipeline.
+        record: the pipeline's record in the broker.
+        observed: the state of its driver process.
         now_us: the time.
-        chance: from 0 to 1, so that what failed together is not tried again together.
-        ending: whether the supervisor itself is to end, and its drivers with it.
+        chance: jitter from 0 to 1, so that pipelines that failed together do not restart together.
+        ending: whether the supervisor is stopping, with its drivers.
     """
     wants = record.wanted == RUNNING and not ending
-    if seen.alive:
+    if observed.alive:
         if wants and record.generation == record.state_generation:
-            return _let_run(care, record, seen, now_us)
-        return _end(care, record, seen, now_us)
-    if care.expected or record.state in (STARTING, RUNNING, STOPPING):
-        return _ended(care, record, seen, now_us, chance, wants)
+            return _let_run(memory, record, observed, now_us)
+        return _end(memory, record, observed, now_us)
+    if memory.expected or record.state in (STARTING, RUNNING, STOPPING):
+        return _ended(memory, record, observed, now_us, chance, wants)
     if not wants:
         state = record.state if record.settled else STOPPED
-        return Decision(None, _changed(record, now_us, state=state, next_start_us=0), Care())
-    if record.settled or seen.locked or now_us < record.next_start_us:
-        return Decision(None, record, care)
-    return _start(care, record, now_us)
+        return Decision(None, _changed(record, now_us, state=state, next_start_us=0), SupervisionState())
+    if record.settled or observed.locked or now_us < record.next_start_us:
+        return Decision(None, record, memory)
+    return _start(memory, record, now_us)
 
 
-def _let_run(care: Care, record: PipelineRecord, seen: Seen, now_us: int) -> Decision:
-    state = RUNNING if seen.phase == RUNNING else STARTING
-    since_us = (care.running_since_us or now_us) if state == RUNNING else 0
+def _let_run(memory: SupervisionState, record: PipelineRecord, observed: ObservedDriver, now_us: int) -> Decision:
+    state = RUNNING if observed.phase == RUNNING else STARTING
+    since_us = (memory.running_since_us or now_us) if state == RUNNING else 0
     healthy = bool(since_us) and now_us - since_us >= HEALTHY_S * 1e6
-    care = Care(0 if healthy else care.failures, since_us, expected=True)
-    new = _changed(record, now_us, state=state, pid=seen.pid, started=seen.started, next_start_us=0)
-    return Decision(None, new, care)
+    memory = SupervisionState(0 if healthy else memory.failures, since_us, expected=True)
+    new = _changed(record, now_us, state=state, pid=observed.pid, started=observed.started, next_start_us=0)
+    return Decision(None, new, memory)
 
 
-def _end(care: Care, record: PipelineRecord, seen: Seen, now_us: int) -> Decision:
-    """A driver is there that should not be."""
-    new = _changed(record, now_us, state=STOPPING, pid=seen.pid, started=seen.started)
-    if not care.asked_us:
-        return Decision(Do.TERMINATE, new, replace(care, asked_us=now_us, expected=True))
-    if now_us - care.asked_us >= GRACE_S * 1e6 and now_us - care.killed_us >= KILL_AGAIN_S * 1e6:
-        return Decision(Do.KILL, new, replace(care, killed_us=now_us))
-    return Decision(None, new, care)
+def _end(memory: SupervisionState, record: PipelineRecord, observed: ObservedDriver, now_us: int) -> Decision:
+    """Stop a driver that should not be running: SIGTERM first, SIGKILL after the grace period."""
+    new = _changed(record, now_us, state=STOPPING, pid=observed.pid, started=observed.started)
+    if not memory.asked_us:
+        return Decision(Do.TERMINATE, new, replace(memory, asked_us=now_us, expected=True))
+    if now_us - memory.asked_us >= GRACE_S * 1e6 and now_us - memory.killed_us >= KILL_AGAIN_S * 1e6:
+        return Decision(Do.KILL, new, replace(memory, killed_us=now_us))
+    return Decision(None, new, memory)
 
 
-def _ended(care: Care, record: PipelineRecord, seen: Seen, now_us: int, chance: float, wants: bool) -> Decision:
-    """A driver was there and is no more."""
+def _ended(
+    memory: SupervisionState, record: PipelineRecord, observed: ObservedDriver, now_us: int, chance: float, wants: bool
+) -> Decision:
+    """Decide what follows the end of a driver: stop, fail, or restart after a pause."""
     gone = {"pid": 0, "started": "", "next_start_us": 0}
-    finished = seen.phase == FINISHED
+    finished = observed.phase == FINISHED
     if not wants:
         state = FINISHED if finished and record.state != STOPPING else STOPPED
-        return Decision(None, _changed(record, now_us, **gone | {"state": state}), Care())
+        return Decision(None, _changed(record, now_us, **gone | {"state": state}), SupervisionState())
     if record.generation != record.state_generation:
-        return Decision(None, _changed(record, now_us, **gone | {"state": WAITING}), Care())
+        return Decision(None, _changed(record, now_us, **gone | {"state": WAITING}), SupervisionState())
     policy, most = record.definition.restart, record.definition.restarts_max
     if finished and policy != "always":
-        return Decision(None, _changed(record, now_us, **gone | {"state": FINISHED}), Care())
-    words = {} if finished else {"error": seen.error or UNKNOWN_END, "error_us": now_us}
-    if policy == "never" or seen.permanent or (most is not None and care.failures >= most):
-        return Decision(None, _changed(record, now_us, **gone | words | {"state": FAILED}), Care())
-    next_us = now_us + round(pause_s(care.failures, chance) * 1e6)
+        return Decision(None, _changed(record, now_us, **gone | {"state": FINISHED}), SupervisionState())
+    words = {} if finished else {"error": observed.error or UNKNOWN_END, "error_us": now_us}
+    if policy == "never" or observed.permanent or (most is not None and memory.failures >= most):
+        return Decision(None, _changed(record, now_us, **gone | words | {"state": FAILED}), SupervisionState())
+    next_us = now_us + round(pause_s(memory.failures, chance) * 1e6)
     new = _changed(record, now_us, **gone | words | {"state": WAITING, "next_start_us": next_us})
-    return Decision(None, new, Care(care.failures + 1))
+    return Decision(None, new, SupervisionState(memory.failures + 1))
 
 
-def _start(care: Care, record: PipelineRecord, now_us: int) -> Decision:
+def _start(memory: SupervisionState, record: PipelineRecord, now_us: int) -> Decision:
     again = record.state_generation == record.generation
     new = _changed(
         record,
@@ -153,11 +161,11 @@ def _start(care: Care, record: PipelineRecord, now_us: int) -> Decision:
         error=record.error if again else "",
         error_us=record.error_us if again else 0,
     )
-    return Decision(Do.START, new, Care(care.failures if again else 0, expected=True))
+    return Decision(Do.START, new, SupervisionState(memory.failures if again else 0, expected=True))
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """How long to wait after so many failures before: twice as long after each.
+    """Return the back-off after a number of consecutive failures, which doubles with each.
 
     >>> [pause_s(failures, 1.0) for failures in (0, 1, 2, 10)]
     [1.0, 2.0, 4.0, 60.0]

@@ -1,4 +1,4 @@
-"""When a query does its work."""
+"""Triggers of streaming queries."""
 
 import re
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ _SPAN = re.compile(rf"(\d+ +({_UNITS}))( +\d+ +({_UNITS}))*")
 
 @dataclass(frozen=True)
 class Trigger:
-    """When a query does its work: every so often, once for all there is, or again and again."""
+    """When a query runs: at an interval, once for the available data, or continuously."""
 
     every: str = ""
-    """`10 seconds`; empty if it does not wait."""
+    """The interval, such as `10 seconds`; empty for none."""
     available_now: bool = False
-    """Only what there is now, then it ends."""
+    """Whether the query ends after the available data."""
 
     @property
     def words(self) -> dict[str, Any]:
-        """What Spark's `trigger()` takes; empty if it need not be called."""
+        """The arguments of Spark's `trigger()`; empty if it need not be called."""
         if self.available_now:
             return {"availableNow": True}
         return {"processingTime": self.every} if self.every else {}
@@ -33,7 +33,7 @@ class Trigger:
 
 
 def trigger_of(text: Any) -> Trigger:
-    """The trigger that a text means.
+    """Parse a trigger.
 
     >>> str(trigger_of("1 second")), str(trigger_of(None))
     ('1 second', 'as fast as possible')

@@ -1,4 +1,4 @@
-"""The options and the columns of the sink, checked when a query is planned."""
+"""Validates the options and columns of the sink when a query is planned."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from headrace.model.topic import parse_topic
 
 _NAMES = ("address", "topic", "timeout", "txnAppId", "txnVersion")
 _SPARKS = ("checkpointlocation", "queryname")
-"""Options of Spark's own, which it hands to every sink."""
+"""Spark's own options, which it passes to every sink."""
 _APP_CHARS_MAX = 150
 _VERSION_MAX = (1 << 63) - 1
 
@@ -37,21 +37,21 @@ _TIME = (TimestampType, TimestampNTZType)
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """Where to write, checked."""
+    """The validated options of the sink."""
 
     address: str = DEFAULT_ADDRESS
     topic: str = ""
-    """For all rows; empty: the column `topic` says it for each."""
+    """Topic for all rows; empty if the column `topic` names it for each."""
     timeout: float = 60.0
-    """How many seconds a request may take, while a broker starts again for example."""
+    """Request timeout in seconds, which covers a restart of the broker."""
     app_id: str = ""
-    """Whose batch write it is, so that it is not done again; empty: nobody's."""
+    """The application's id for idempotent batch writes; empty if writes are not idempotent."""
     version: int = 0
-    """Which one of that."""
+    """The number of the application's batch write."""
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options as a user gave them; raises InvalidArgument that says what is wrong with them."""
+    """Validate a user's options; raises InvalidArgument."""
     _check_names(given)
     plain = {name.lower(): value for name, value in given.items()}
     address, topic = plain.get("address", DEFAULT_ADDRESS), plain.get("topic", "")
@@ -67,24 +67,24 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
-    """Where the columns of the sink are in a schema; raises InvalidArgument that names those that do not fit."""
-    places: dict[str, int] = {}
-    for place, field in enumerate(schema.fields):
+    """Return the index of each column of the sink in a schema; raises InvalidArgument for one that does not fit."""
+    indexes: dict[str, int] = {}
+    for index, field in enumerate(schema.fields):
         name = field.name.lower()
         if name not in _COLUMNS:
             raise InvalidArgument(f"the sink has no column {field.name}: leave it out; there are {_known()}")
-        if name in places:
+        if name in indexes:
             raise InvalidArgument(f"the column {name} is there twice")
         words, fits = _COLUMNS[name]
         if not fits(field.dataType) and not isinstance(field.dataType, NullType):
             kind = field.dataType.simpleString()
             raise InvalidArgument(f"the column {name} is {words}, not {kind}; cast it")
-        places[name] = place
-    if "value" not in places:
+        indexes[name] = index
+    if "value" not in indexes:
         raise InvalidArgument(f"the column value is missing; it is {_COLUMNS['value'][0]}")
-    if "topic" not in places and not options.topic:
+    if "topic" not in indexes and not options.topic:
         raise InvalidArgument('nothing says where to write: give option("topic", ...), or a column topic')
-    return places
+    return indexes
 
 
 def _among(*kinds: type[DataType]) -> Callable[[DataType], bool]:

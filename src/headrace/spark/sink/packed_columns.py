@@ -1,4 +1,4 @@
-"""Arrow's columns as a batch has them: packed, and where that can be done without an object for each message."""
+"""Encodes Arrow columns as MessagePack columns of a batch, without a Python object per message where possible."""
 
 import time
 from itertools import islice
@@ -20,7 +20,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def packed(rows: pa.RecordBatch, codec: Codec) -> Batch:
-    """A batch of rows that are as messages are."""
+    """Encode rows with normalized columns as a batch."""
     given = dict(zip(rows.schema.names, rows.columns, strict=True))
     now_us = time.time_ns() // 1000
     times_us = now_us, now_us
@@ -49,7 +49,7 @@ def _listed(column: list[Any]) -> msgspec.Raw:
 
 
 def _bytes(column: pa.Array) -> msgspec.Raw:
-    """Bytes; those that are all of one length are put side by side as they lie in Arrow's memory."""
+    """Encode byte strings; strings of one length are copied from Arrow's memory as a block."""
     if column.null_count:
         return _listed(column.to_pylist())
     count, kind = len(column), np.int64 if pa.types.is_large_binary(column.type) else np.int32
@@ -64,14 +64,14 @@ def _bytes(column: pa.Array) -> msgspec.Raw:
 
 
 def _numbers(column: pa.Array) -> msgspec.Raw:
-    """Numbers of 64 bits, as times are."""
+    """Encode 64-bit integers, such as times."""
     if column.null_count or pc.min(column).as_py() < 0:
         return _listed(column.to_pylist())
     return _rows(_UINT64, column.to_numpy().astype(">i8").view(np.uint8).reshape(len(column), 8))
 
 
 def _rows(head: bytes, table: np.ndarray) -> msgspec.Raw:
-    """A packed array with an entry for each row of the table, which all begin with the head."""
+    """Encode an array whose entries are the head followed by a row of the table."""
     count, width = table.shape
     begin = _array_head(count)
     whole = np.empty(len(begin) + count * (len(head) + width), np.uint8)
@@ -83,21 +83,21 @@ def _rows(head: bytes, table: np.ndarray) -> msgspec.Raw:
 
 
 def _array_head(count: int) -> bytes:
-    """How MessagePack begins an array."""
+    """Return the MessagePack head of an array."""
     if count < 1 << 4:
         return bytes([0x90 | count])
     return b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
 
 
 def _bytes_head(width: int) -> bytes:
-    """How MessagePack begins so many bytes."""
+    """Return the MessagePack head of a byte string."""
     if width < 1 << 8:
         return b"\xc4" + width.to_bytes(1)
     return b"\xc5" + width.to_bytes(2) if width < 1 << 16 else b"\xc6" + width.to_bytes(4)
 
 
 def _headers(column: pa.Array) -> list[Headers | None]:
-    """Headers as messages have them."""
+    """Convert Arrow headers to message headers."""
     flat = column.flatten()
     names, texts = flat.field(0).to_pylist(), flat.field(1).to_pylist()
     if None in names:

@@ -1,4 +1,4 @@
-"""From Arrow's record batches to a topic's batches: divided by topic and partition, and staged, column by column."""
+"""Converts Arrow record batches to batches of topics: groups rows by topic and partition, and stages them."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -16,43 +16,43 @@ from headrace.model.partitioning import by_key
 from headrace.spark.sink.packed_columns import packed
 
 _BATCH_BYTES = 256 << 10
-"""A batch of this size costs little for each message, and whoever looks for one of them has not much to decode."""
+"""Target size of a batch: large enough for low overhead per message, small enough to decode for a single one."""
 _BATCH_COUNT = 10_000
-_HELD_BYTES_MAX = 32 << 20
-"""Of batches that are not full yet, for all partitions together."""
+_BUFFERED_BYTES_MAX = 32 << 20
+"""Maximum size of rows that wait for a full batch, for all partitions together."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ANY = -1
-"""Stands for a partition: whichever has its turn."""
+"""Stands for the next partition in round-robin order."""
 
-_Lane = tuple[str, int]
+_Target = tuple[str, int]
 
 
 class TopicBatches:
-    """Rows on their way into a transaction: gathered for each partition until they are worth a batch."""
+    """Accumulates rows for each partition, and stages them in a transaction as full batches."""
 
-    def __init__(self, transaction: Transaction, places: Mapping[str, int], topic: str, turn: int) -> None:
-        """`places` are the columns', `topic` that of all rows if it is not empty, `turn` the first partition's."""
+    def __init__(self, transaction: Transaction, column_indexes: Mapping[str, int], topic: str, turn: int) -> None:
+        """`column_indexes` locate the sink's columns, `topic` gets all rows unless empty, `turn` begins round-robin."""
         self._transaction = transaction
-        self._places = places
+        self._column_indexes = column_indexes
         self._topic = topic
         self._turn = turn
-        self._held: dict[_Lane, list[pa.RecordBatch]] = {}
-        self._lane_bytes: dict[_Lane, int] = {}
-        self._held_bytes = 0
+        self._buffered: dict[_Target, list[pa.RecordBatch]] = {}
+        self._target_bytes: dict[_Target, int] = {}
+        self._buffered_bytes = 0
         self.rows = 0
         self.bytes = 0
-        """Of all messages that were staged."""
+        """Size of all staged messages."""
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Stage rows, soon."""
+        """Add rows, and stage partitions with a full batch."""
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        rows = normalized(batch, self._places)
+        rows = normalized(batch, self._column_indexes)
         if self._topic:
             self._add(self._topic, rows)
             return
-        topics = batch.column(self._places["topic"])
+        topics = batch.column(self._column_indexes["topic"])
         if topics.null_count:
             raise InvalidArgument('a row has no topic: fill the column topic, or give option("topic", ...)')
         names = topics.dictionary_encode()
@@ -60,45 +60,45 @@ class TopicBatches:
             self._add(names.dictionary[number].as_py(), some)
 
     def flush(self) -> None:
-        """Stage all that is held."""
-        for lane in list(self._held):
-            self._send(lane)
+        """Stage all accumulated rows."""
+        for target in list(self._buffered):
+            self._send(target)
 
     def _add(self, topic: str, rows: pa.RecordBatch) -> None:
         numbers = partitions(topic, rows, self._transaction.metadata(topic))
         for number, some in [(_ANY, rows)] if numbers is None else grouped(rows, numbers):
-            lane = topic, number
+            target = topic, number
             size = some.nbytes
-            if lane in self._held and self._held[lane][0].schema != some.schema:
-                self._send(lane)  # a column is all null here and not there: these do not go together
-            self._held.setdefault(lane, []).append(some)
-            self._lane_bytes[lane] = self._lane_bytes.get(lane, 0) + size
-            self._held_bytes += size
-            if self._lane_bytes[lane] >= _BATCH_BYTES:
-                self._send(lane)
-        if self._held_bytes > _HELD_BYTES_MAX:
+            if target in self._buffered and self._buffered[target][0].schema != some.schema:
+                self._send(target)  # schemas differ where a column is all null, and cannot share a batch
+            self._buffered.setdefault(target, []).append(some)
+            self._target_bytes[target] = self._target_bytes.get(target, 0) + size
+            self._buffered_bytes += size
+            if self._target_bytes[target] >= _BATCH_BYTES:
+                self._send(target)
+        if self._buffered_bytes > _BUFFERED_BYTES_MAX:
             self.flush()
 
-    def _send(self, lane: _Lane) -> None:
-        topic, number = lane
-        pieces = self._held.pop(lane)
-        self._held_bytes -= self._lane_bytes.pop(lane)
+    def _send(self, target: _Target) -> None:
+        topic, number = target
+        pieces = self._buffered.pop(target)
+        self._buffered_bytes -= self._target_bytes.pop(target)
         rows = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        shape = self._transaction.metadata(topic)
-        for portion, size in portions(topic, rows, shape):
+        metadata = self._transaction.metadata(topic)
+        for portion, size in portions(topic, rows, metadata):
             partition = number
             if number == _ANY:
-                partition = self._turn % shape.partitions
+                partition = self._turn % metadata.partitions
                 self._turn += 1
-            self._transaction.stage(topic, partition, packed(portion, shape.codec))
+            self._transaction.stage(topic, partition, packed(portion, metadata.codec))
             self.bytes += size
 
 
-def normalized(batch: pa.RecordBatch, places: Mapping[str, int]) -> pa.RecordBatch:
-    """The columns of messages that are there and not all null, in the types that messages have."""
-    names, arrays = ["value"], [_CONVERT["value"](batch.column(places["value"]))]
-    for name, place in places.items():
-        column = batch.column(place)
+def normalized(batch: pa.RecordBatch, column_indexes: Mapping[str, int]) -> pa.RecordBatch:
+    """Return the columns that are present and not all null, cast to the types of message fields."""
+    names, arrays = ["value"], [_CONVERT["value"](batch.column(column_indexes["value"]))]
+    for name, index in column_indexes.items():
+        column = batch.column(index)
         if name not in ("value", "topic") and column.null_count < len(column):
             names.append(name)
             try:
@@ -109,12 +109,12 @@ def normalized(batch: pa.RecordBatch, places: Mapping[str, int]) -> pa.RecordBat
 
 
 def grouped(rows: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows that have the same number, in their order, for each number there is."""
+    """Yield each distinct number with its rows, in their order."""
     bounds = pc.min_max(numbers)
     if bounds["min"] == bounds["max"]:
         yield bounds["min"].as_py(), rows
         return
-    order = pc.array_sort_indices(numbers)  # which leaves equal ones in their order
+    order = pc.array_sort_indices(numbers)  # a stable sort
     runs = pc.run_end_encode(numbers.take(order))
     start = 0
     for number, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
@@ -122,10 +122,10 @@ def grouped(rows: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.R
         start = end
 
 
-def partitions(topic: str, rows: pa.RecordBatch, shape: TopicMetadata) -> pa.Array | None:
-    """The partition of each row; None if none of them has a say in it."""
+def partitions(topic: str, rows: pa.RecordBatch, metadata: TopicMetadata) -> pa.Array | None:
+    """Return the partition of each row; None if no row has a key or a partition."""
     names = rows.schema.names
-    keyed = "key" in names and shape.partitions > 1
+    keyed = "key" in names and metadata.partitions > 1
     if "partition" not in names and not keyed:
         return None
     chosen = pa.nulls(len(rows), pa.int32())
@@ -133,21 +133,21 @@ def partitions(topic: str, rows: pa.RecordBatch, shape: TopicMetadata) -> pa.Arr
         chosen = rows.column("partition")
         least = pc.min(chosen).as_py()
         if least is not None and least < 0:
-            raise PartitionNotFound(f"{topic} has partitions 0 to {shape.partitions - 1}, not {least}")
+            raise PartitionNotFound(f"{topic} has partitions 0 to {metadata.partitions - 1}, not {least}")
     if keyed and chosen.null_count:
-        keys = rows.column("key").dictionary_encode()  # the same key is looked at once
-        own = pa.array([by_key(key, shape.partitions) for key in keys.dictionary.to_pylist()], pa.int32())
+        keys = rows.column("key").dictionary_encode()  # hash each distinct key once
+        own = pa.array([by_key(key, metadata.partitions) for key in keys.dictionary.to_pylist()], pa.int32())
         chosen = pc.coalesce(chosen, own.take(keys.indices))
     return chosen.fill_null(_ANY) if chosen.null_count else chosen
 
 
-def portions(topic: str, rows: pa.RecordBatch, shape: TopicMetadata) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The rows divided into batches of a good size, with how many bytes their messages have."""
+def portions(topic: str, rows: pa.RecordBatch, metadata: TopicMetadata) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Divide rows into batches of about the target size; yields each with the size of its messages."""
     sizes = _sizes(rows)
     largest = pc.max(sizes).as_py()
-    check_message_bytes(largest, shape.message_bytes_max, topic)
+    check_message_bytes(largest, metadata.message_bytes_max, topic)
     ends = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")
-    # Rather some that are equal than a small one in the end.
+    # Batches of equal size rather than a small last one.
     share = min(ceil(ends[-1] / max(ceil(ends[-1] / _BATCH_BYTES), 1)) + largest, _BATCH_BYTES)
     start = before = 0
     while start < len(rows):
@@ -158,7 +158,7 @@ def portions(topic: str, rows: pa.RecordBatch, shape: TopicMetadata) -> Iterator
 
 
 def _sizes(rows: pa.RecordBatch) -> pa.Array:
-    """How many bytes each message has."""
+    """Return the size of each message."""
     sizes = _lengths(rows.column("value"))
     if "key" in rows.schema.names:
         sizes = pc.add(sizes, _lengths(rows.column("key")))
@@ -168,7 +168,7 @@ def _sizes(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _header_sizes(column: pa.Array) -> pa.Array:
-    """How many bytes each message's headers have."""
+    """Return the size of each message's headers."""
     flat = column.flatten()
     each = pc.add(_lengths(flat.field(0)), _lengths(flat.field(1)))
     so_far = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(each)])
@@ -191,7 +191,7 @@ def _to_bytes(column: pa.Array) -> pa.Array:
 
 
 def _to_time(column: pa.Array) -> pa.Array:
-    """Microseconds since 1970; what has no time zone is taken as UTC."""
+    """Convert times to microseconds since 1970; times without a zone are UTC."""
     times = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
     bounds = pc.min_max(times)
     for bound in (bounds["min"].as_py(), bounds["max"].as_py()):

@@ -1,4 +1,4 @@
-"""The sink: tasks stage what they write in one transaction that they share, and the driver commits it, once."""
+"""The sink: tasks stage their rows in one shared transaction, which the driver commits once."""
 
 import logging
 import uuid
@@ -21,34 +21,34 @@ _CLIENT = "spark"
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 _SILENCE_S = 3600.0
-"""How long the broker keeps what was staged when it hears nothing more of it: tasks may take long to come to it."""
+"""Transaction timeout: how long the broker keeps staged batches without activity; tasks may start late."""
 _COMMIT_BYTES_PER_S = 4 << 20
-"""A commit may take longer when there is much: a slow disk writes so much."""
+"""Assumed write rate of a slow disk, by which the timeout of a commit grows with its size."""
 _ABORT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
-    """What a task has staged."""
+class StagedRows(WriterCommitMessage):
+    """A task's commit message: the stages that it has added to the transaction."""
 
     transaction: str
     sequence: int
     epoch: int
     committed: bool
-    """There was nothing to do: a write before this one has committed all of it."""
+    """Whether an earlier write has committed this transaction already."""
     stages: Sequence[int] = ()
     rows: int = 0
     bytes: int = 0
 
 
 class _Sink:
-    """What batches and streams have in common."""
+    """Stages, commits and aborts rows, for batch and stream writers."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
-        self._places = checked_columns(schema, options)
+        self._column_indexes = checked_columns(schema, options)
 
-    def stage(self, transaction: str, sequence: int, batches: Iterator[pa.RecordBatch]) -> Written:
+    def stage(self, transaction: str, sequence: int, batches: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stage rows in a transaction, on an executor."""
         options = self._options
         task = TaskContext.get()
@@ -56,53 +56,54 @@ class _Sink:
             part = bus.transaction(transaction, sequence=sequence, timeout=_SILENCE_S)
             part.join()
             if part.already_committed:
-                for _ in batches:  # Spark wants to be rid of them
+                for _ in batches:  # Spark requires the input to be consumed
                     pass
-                return Written(transaction, sequence, part.epoch, committed=True)
-            outgoing = TopicBatches(part, self._places, options.topic, task.partitionId() if task is not None else 0)
+                return StagedRows(transaction, sequence, part.epoch, committed=True)
+            outgoing = TopicBatches(
+                part, self._column_indexes, options.topic, task.partitionId() if task is not None else 0
+            )
             for batch in batches:
                 outgoing.add(batch)
             outgoing.flush()
             stages = part.staged()
-        return Written(transaction, sequence, part.epoch, False, stages, outgoing.rows, outgoing.bytes)
+        return StagedRows(transaction, sequence, part.epoch, False, stages, outgoing.rows, outgoing.bytes)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make what the tasks staged visible, on the driver."""
-        written = [message for message in messages if isinstance(message, Written)]
-        if not written or any(one.committed for one in written):
-            return  # if it was committed when one of them came to it, all of it was
-        first = written[0]
-        if len({one.epoch for one in written}) > 1:
+        """Commit the rows that the tasks have staged, on the driver."""
+        staged = [message for message in messages if isinstance(message, StagedRows)]
+        if not staged or any(one.committed for one in staged):
+            return  # a transaction that one task finds committed is committed as a whole
+        first = staged[0]
+        if len({one.epoch for one in staged}) > 1:
             raise TransactionFenced(
                 f"the transaction {first.transaction} was begun anew while tasks were writing; nothing was written: "
                 "write again"
             )
         with self._connect(self._options.timeout) as bus:
             whole = bus.transaction(first.transaction, sequence=first.sequence)
-            whole.adopt_stages(first.epoch, [stage for one in written for stage in one.stages])
-            whole.commit(self._options.timeout + sum(one.bytes for one in written) / _COMMIT_BYTES_PER_S)
+            whole.adopt_stages(first.epoch, [stage for one in staged for stage in one.stages])
+            whole.commit(self._options.timeout + sum(one.bytes for one in staged) / _COMMIT_BYTES_PER_S)
 
     def abort(self, transaction: str, sequence: int, *, for_good: bool) -> None:
-        """Have what the tasks staged forgotten, on the driver; if that fails the broker does it in its time."""
+        """Abort the transaction on the driver; if that fails, the broker aborts it at its timeout."""
         try:
             with self._connect(min(self._options.timeout, _ABORT_S)) as bus:
                 whole = bus.transaction(transaction, sequence=sequence)
                 whole.join()
                 if for_good:
-                    # A task that does not know yet that all is over would begin it anew. So it is done, with nothing
-                    # in it.
+                    # A task that is still running would begin the transaction anew. An empty commit ends it for good.
                     whole.commit()
                 else:
                     whole.abort()
         except HeadraceError as error:
-            logger.info("the transaction %s is left for the broker to abort: %s", transaction, error)
+            logger.info("abort failed; the broker aborts at its timeout  transaction=%s error=%s", transaction, error)
 
     def _connect(self, timeout: float) -> Bus:
         return connect(self._options.address, name=_CLIENT, timeout=timeout, wait=timeout)
 
 
 class HeadraceArrowWriter(DataSourceArrowWriter):
-    """Writes a DataFrame, all of it or nothing."""
+    """Writes a DataFrame in one transaction."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         checked = sink_options(options)
@@ -111,22 +112,22 @@ class HeadraceArrowWriter(DataSourceArrowWriter):
         self._transaction = f"spark/app/{checked.app_id}" if self._repeatable else f"spark/batch/{uuid.uuid4()}"
         self._sequence = checked.version
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Stage a task's rows."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Stage the rows of a task."""
         return self._sink.stage(self._transaction, self._sequence, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of it visible."""
+        """Commit the rows of all tasks."""
         self._sink.commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Forget all of it."""
+        """Abort the transaction."""
         del messages
         self._sink.abort(self._transaction, self._sequence, for_good=not self._repeatable)
 
 
 class HeadraceStreamArrowWriter(DataSourceStreamArrowWriter):
-    """Writes a stream, each batch of it once."""
+    """Writes each batch of a stream in one transaction, exactly once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         checked = sink_options(options)
@@ -134,7 +135,7 @@ class HeadraceStreamArrowWriter(DataSourceStreamArrowWriter):
             raise InvalidArgument("txnAppId and txnVersion are for batch writes: a stream's batches have numbers")
         self._sink = _Sink(checked, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         """Stage a task's rows of a batch."""
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task is not None else None
@@ -144,12 +145,12 @@ class HeadraceStreamArrowWriter(DataSourceStreamArrowWriter):
         return self._sink.stage(f"spark/{query}", int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Make all of a batch visible."""
+        """Commit a batch."""
         self._sink.commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Forget all of a batch."""
+        """Abort a batch."""
         for message in messages:
-            if isinstance(message, Written):
+            if isinstance(message, StagedRows):
                 self._sink.abort(message.transaction, message.sequence, for_good=False)
                 return

@@ -1,4 +1,4 @@
-"""Messages as Arrow record batches: columns to columns, never a row at a time."""
+"""Decodes batches of messages to Arrow record batches, column by column."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +17,10 @@ from headrace.spark.source.planning import Range, Window
 
 _ROWS = 50_000
 _BYTES = 16 << 20
-"""A record batch has about so many rows or bytes."""
+"""Approximate size of a record batch, in rows and bytes."""
 
 Values = Callable[[pa.Array], dict[str, pa.Array]]
-"""Makes the column `value`, and what goes with it, of the messages' bytes."""
+"""Converts message values to the column `value` and, for JSON, the column `_corrupt`."""
 
 _NIL = b"\xc0"
 _UINT64, _UINT64_BYTES = 0xCF, 8
@@ -33,7 +33,7 @@ _HEADERS = msgspec.msgpack.Decoder(list[Headers | None] | None)
 
 
 class Decoder:
-    """Makes record batches of the batches of a range."""
+    """Decodes the batches of a range to record batches."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Decoder:
         self._expired_too = expired_too
 
     def record_batches(self, wanted: Range, batches: Iterator[Batch]) -> Iterator[pa.RecordBatch]:
-        """The messages of a range, in record batches of a good size."""
-        pieces: list[_Piece] = []
+        """Yield the messages of a range, in record batches of about the target size."""
+        pieces: list[_LazyBatch] = []
         rows = size = 0
         for batch in batches:
             if not self._is_wanted(batch, wanted):
                 continue
-            pieces.append(_Piece(batch, wanted, self._expired_too))
+            pieces.append(_LazyBatch(batch, wanted, self._expired_too))
             rows += batch.count
             size += batch.raw_bytes
             if rows >= _ROWS or size >= _BYTES:
@@ -75,7 +75,7 @@ class Decoder:
         too_new = window.time_max_us is not None and batch.time_min > window.time_max_us
         return bool(batch.count) and not too_old and not too_new
 
-    def _joined(self, wanted: Range, pieces: list["_Piece"], rows: int) -> pa.RecordBatch:
+    def _joined(self, wanted: Range, pieces: list["_LazyBatch"], rows: int) -> pa.RecordBatch:
         arrays: dict[str, pa.Array] = {}
         for name in self._schema.names:
             if name in arrays:
@@ -91,8 +91,8 @@ class Decoder:
         return whole.filter(pa.array(wanted_ones, pa.bool_()))
 
 
-class _Piece:
-    """One batch. Its columns are decoded when they are asked for, with those of others: most reads need few of them."""
+class _LazyBatch:
+    """A batch whose columns are decoded on demand, as most reads need few of them."""
 
     __slots__ = ("batch", "count", "raw", "wanted")
 
@@ -101,14 +101,14 @@ class _Piece:
         self.raw = batch.raw_columns()
         self.count = batch.count
         self.wanted: list[bool] | None = None
-        """For each message, whether it is; None if all are."""
+        """For each message, whether it is wanted; None if all are."""
         outside = batch.base_offset < wanted.start or batch.next_offset > wanted.end
         expires = None if expired_too else self.column("expires", _TIMES)
         if outside or expires is not None:
             self.wanted = self._picked(wanted, expires)
 
     def _picked(self, wanted: Range, expires: Sequence[int | None] | None) -> list[bool] | None:
-        """Leave out what is not of the range, and what has expired."""
+        """Return which messages are in the range and unexpired; None if all are."""
         now_us, base = time.time_ns() // 1000, self.batch.base_offset
         places = range(self.count) if self.raw.places is None else self.raw.places
         picked = [
@@ -119,7 +119,7 @@ class _Piece:
         return None if all(picked) else picked
 
     def column(self, name: str, decoder: Any) -> list[Any] | None:
-        """A column; None if no message has it."""
+        """Decode a column; returns None if no message has it."""
         try:
             column: list[Any] | None = decoder.decode(getattr(self.raw, name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -133,8 +133,8 @@ class _Piece:
         return f"offsets {self.batch.base_offset} to {self.batch.next_offset - 1}"
 
 
-def _chained(pieces: list[_Piece], name: str, decoder: Any) -> list[Any]:
-    """A column of all pieces, None where a piece has nothing."""
+def _chained(pieces: list[_LazyBatch], name: str, decoder: Any) -> list[Any]:
+    """Decode a column of all batches, with None where a message has no entry."""
     chained: list[Any] = []
     for piece in pieces:
         column = piece.column(name, decoder)
@@ -142,12 +142,12 @@ def _chained(pieces: list[_Piece], name: str, decoder: Any) -> list[Any]:
     return chained
 
 
-def _is_nowhere(pieces: list[_Piece], name: str) -> bool:
+def _is_nowhere(pieces: list[_LazyBatch], name: str) -> bool:
     return all(bytes(getattr(piece.raw, name)) == _NIL for piece in pieces)
 
 
-def _binary(pieces: list[_Piece], name: str, rows: int) -> pa.Array:
-    """A column of bytes of all pieces."""
+def _binary(pieces: list[_LazyBatch], name: str, rows: int) -> pa.Array:
+    """Decode a column of byte strings of all batches."""
     tables = _even(pieces, name, _bytes_head)
     if tables is None:
         return pa.array(_chained(pieces, name, _TEXTS), pa.binary())
@@ -157,10 +157,10 @@ def _binary(pieces: list[_Piece], name: str, rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(edges), pa.py_buffer(content)])
 
 
-def _even(pieces: list[_Piece], name: str, head_of: Callable[[np.ndarray], int | None]) -> list[np.ndarray] | None:
-    """A column as tables of bytes, a row for each message; None if messages of a batch differ in length.
+def _even(pieces: list[_LazyBatch], name: str, head_of: Callable[[np.ndarray], int | None]) -> list[np.ndarray] | None:
+    """Return a column as byte tables with a row per message; None if messages of a batch differ in length.
 
-    Messages of one length need no object each: what lies side by side in the batch does so in Arrow.
+    Entries of one length are contiguous in a batch as in Arrow, so they need no Python object each.
     """
     runs: list[tuple[int, list[memoryview]]] = []  # neighbours of one length, together
     for piece in pieces:
@@ -188,25 +188,25 @@ def _concatenated(tables: list[np.ndarray]) -> np.ndarray:
 
 
 def _bytes_head(table: np.ndarray) -> int | None:
-    """How many bytes of the first row say that bytes follow, and how many; None if they do not."""
+    """Return the length of the MessagePack head of a byte string that fills the row; None if there is none."""
     head = {0xC4: 2, 0xC5: 3, 0xC6: 5}.get(int(table[0, 0]))
     return head if head and int.from_bytes(table[0, 1:head].tobytes()) == table.shape[1] - head else None
 
 
 def _number_head(table: np.ndarray) -> int | None:
-    """As `_bytes_head`, for numbers of eight bytes, as times of our days are."""
+    """Like `_bytes_head`, for unsigned 64-bit integers, the encoding of current times."""
     return 1 if table[0, 0] == _UINT64 and table.shape[1] == 1 + _UINT64_BYTES else None
 
 
-def _topics(wanted: Range, _pieces: list[_Piece], rows: int) -> pa.Array:
+def _topics(wanted: Range, _pieces: list[_LazyBatch], rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(wanted.topic, pa.string()), rows)
 
 
-def _partitions(wanted: Range, _pieces: list[_Piece], rows: int) -> pa.Array:
+def _partitions(wanted: Range, _pieces: list[_LazyBatch], rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(wanted.partition, pa.int32()), rows)
 
 
-def _offsets(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+def _offsets(_wanted: Range, pieces: list[_LazyBatch], _rows: int) -> pa.Array:
     parts = []
     for piece in pieces:
         base, places = piece.batch.base_offset, piece.raw.places
@@ -214,7 +214,7 @@ def _offsets(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     return pa.array(np.concatenate(parts), pa.int64())
 
 
-def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+def _timestamps(_wanted: Range, pieces: list[_LazyBatch], _rows: int) -> pa.Array:
     tables = _even(pieces, "timestamps", _number_head)
     if tables is not None:
         numbers = np.ascontiguousarray(_concatenated(tables)).view(">i8").astype(np.int64).reshape(-1)
@@ -228,23 +228,23 @@ def _timestamps(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
     return pa.array(np.concatenate(parts), pa.int64()).view(_TIME)
 
 
-def _keys(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
+def _keys(_wanted: Range, pieces: list[_LazyBatch], rows: int) -> pa.Array:
     return pa.nulls(rows, pa.binary()) if _is_nowhere(pieces, "keys") else _binary(pieces, "keys", rows)
 
 
-def _dues(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+def _dues(_wanted: Range, pieces: list[_LazyBatch], _rows: int) -> pa.Array:
     return pa.array(_chained(pieces, "dues", _TIMES), pa.int64()).view(_TIME)
 
 
-def _expires(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+def _expires(_wanted: Range, pieces: list[_LazyBatch], _rows: int) -> pa.Array:
     return pa.array(_chained(pieces, "expires", _TIMES), pa.int64()).view(_TIME)
 
 
-def _priorities(_wanted: Range, pieces: list[_Piece], _rows: int) -> pa.Array:
+def _priorities(_wanted: Range, pieces: list[_LazyBatch], _rows: int) -> pa.Array:
     return pa.array(_chained(pieces, "priorities", _PRIORITIES), pa.int32())
 
 
-def _headers(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
+def _headers(_wanted: Range, pieces: list[_LazyBatch], rows: int) -> pa.Array:
     given = _chained(pieces, "headers", _HEADERS)
     if given.count(None) == rows:
         return pa.nulls(rows, pa.list_(_HEADER))
@@ -257,7 +257,7 @@ def _headers(_wanted: Range, pieces: list[_Piece], rows: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(edges, pa.int32()), pairs, mask=absent)
 
 
-_COLUMNS: dict[str, Callable[[Range, list[_Piece], int], pa.Array]] = {
+_COLUMNS: dict[str, Callable[[Range, list[_LazyBatch], int], pa.Array]] = {
     "topic": _topics,
     "partition": _partitions,
     "offset": _offsets,

@@ -1,4 +1,4 @@
-"""The schema of JSON, found by looking at some of it."""
+"""Infers the schema of JSON values from a sample."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,16 +19,16 @@ from headrace.model.errors import InvalidArgument
 
 _FIELDS_MAX = 2000
 _DEPTH_MAX = 30
-"""What is deeper is text."""
+"""Maximum nesting; deeper values are text."""
 _LONG = 1 << 63
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def inferred_type(samples: Sequence[bytes | None]) -> StructType:
-    """A schema that fits all samples that are JSON objects; raises InvalidArgument if none is.
+    """Return a schema that fits all samples that are JSON objects; raises InvalidArgument if none is.
 
-    Fields come in the order in which they are first seen. What is of different kinds is text.
+    Fields are in the order of their first appearance. A field with values of several types is text.
     """
     objects = [found for found in map(_object, samples) if found is not None]
     if not objects:
@@ -47,20 +47,20 @@ def inferred_type(samples: Sequence[bytes | None]) -> StructType:
 
 
 def all_objects(samples: Sequence[bytes | None]) -> bool:
-    """Whether there are samples, and all of them are JSON objects but for those that are null."""
+    """Return whether there are samples that are not null, and all of these are JSON objects."""
     there = [sample for sample in samples if sample is not None]
     return bool(there) and all(_object(sample) is not None for sample in there)
 
 
 def ddl(kind: DataType) -> str:
-    """A type in the words of SQL; fields of the outermost structure as the option `value.schema` has them."""
+    """Return the DDL of a type; the fields of a top-level struct are listed as the option `value.schema` expects."""
     if isinstance(kind, StructType):
         return ", ".join(f"{quoted(field.name)} {_words(field.dataType)}" for field in kind.fields)
     return _words(kind)
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes any."""
+    """Quote a name for SQL."""
     return f"`{name.replace('`', '``')}`"
 
 

@@ -1,4 +1,4 @@
-"""Values that are JSON, as columns: by a schema, in one go, and without ever failing because of a value."""
+"""Converts JSON values to columns by a schema; a value that does not fit never fails the read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,46 +7,46 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from headrace.spark.source.json_forms import REFUSALS, Fields
+from headrace.spark.source.json_converters import CONVERSION_ERRORS, StructConverter
 from headrace.spark.source.json_inference import inferred_type
 
 __all__ = ["JsonValues", "inferred_type"]
 
 _PART = 256
-"""So many rows are looked at one by one when one of them does not fit."""
+"""Number of rows that are converted one by one when one of them does not fit."""
 _CONVERSIONS = (pa.ArrowException, ValueError, ArithmeticError)
-"""What making a column raises when some row does not fit."""
+"""Errors of building a column when a row does not fit."""
 
 
 class JsonValues:
-    """Makes the columns `value` and `_corrupt` of JSON.
+    """Converts JSON values to the columns `value` and `_corrupt`.
 
-    A value that is no JSON, no object, or does not fit the schema, is null in `value`, and its text is in `_corrupt`.
+    A value that is not a JSON object or does not fit the schema is null in `value`, and its text is in `_corrupt`.
     """
 
     def __init__(self, kind: StructType) -> None:
-        self._form = Fields(kind)
-        self._decode = msgspec.json.Decoder(self._form.decoded).decode
+        self._converter = StructConverter(kind)
+        self._decode = msgspec.json.Decoder(self._converter.decoded).decode
 
     def __call__(self, values: Sequence[bytes | None]) -> dict[str, pa.Array]:
-        """The columns of some values."""
+        """Return the columns of these values."""
         rows = self._rows(values)
         try:
-            column = self._form.column(rows)
+            column = self._converter.column(rows)
         except _CONVERSIONS:
             column = self._by_parts(values, rows)
         return {"value": column, "_corrupt": _corrupt(values, rows)}
 
     def _by_parts(self, values: Sequence[bytes | None], rows: list[Any]) -> pa.Array:
-        """The column of rows of which some do not fit; these become None."""
+        """Build the column part by part; rows that do not fit become None."""
         parts = []
         for begin in range(0, len(rows), _PART):
             part = slice(begin, begin + _PART)
             try:
-                parts.append(self._form.column(rows[part]))
+                parts.append(self._converter.column(rows[part]))
             except _CONVERSIONS:
                 rows[part] = [self._row(value) for value in values[part]]
-                parts.append(self._form.column(rows[part]))
+                parts.append(self._converter.column(rows[part]))
         return pa.concat_arrays(parts)
 
     def _rows(self, values: Sequence[bytes | None]) -> list[Any]:
@@ -54,23 +54,23 @@ class JsonValues:
         if None not in values:
             try:
                 return [decode(value) for value in values]  # type: ignore[arg-type]
-            except REFUSALS:
+            except CONVERSION_ERRORS:
                 pass
         rows = []
         for value in values:
             try:
                 rows.append(None if value is None else decode(value))
-            except REFUSALS:
+            except CONVERSION_ERRORS:
                 rows.append(self._row(value))
         return rows
 
     def _row(self, value: bytes | None) -> Any:
-        """A row that certainly fits, or None."""
+        """Return a row that fits the schema, or None."""
         if value is None:
             return None
         try:
-            return self._form.read(msgspec.Raw(value))
-        except REFUSALS:
+            return self._converter.read(msgspec.Raw(value))
+        except CONVERSION_ERRORS:
             return None
 
 

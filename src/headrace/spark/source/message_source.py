@@ -1,4 +1,4 @@
-"""Where messages come from: a broker, or the files of a data directory."""
+"""Sources of messages: a broker, or the files of a data directory."""
 
 import os
 import re
@@ -22,35 +22,35 @@ _CLIENT = "spark"
 
 
 class MessageSource(Protocol):
-    """A place that has topics."""
+    """A source of the messages of topics."""
 
     def names(self) -> list[str]:
-        """The topics there are."""
+        """Return the names of all topics."""
 
     def topic(self, name: str) -> TopicState:
-        """A topic as it is now; raises TopicNotFound."""
+        """Return the current state of a topic; raises TopicNotFound."""
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
-        """For each partition, the offset of the first message of that time or a later one."""
+        """Return for each partition the offset of the first message at or after a time."""
 
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
-        """The batches with these offsets, the first and last perhaps with more; raises when some are gone."""
+        """Yield the batches with these offsets; the first and last may hold more. Raises if some were removed."""
 
     def commit(self, group: str, positions: dict[tuple[str, int], int], /) -> None:
-        """Let everybody see how far a reader has come."""
+        """Commit the positions of a reader as a group, for monitoring."""
 
     def close(self) -> None:
-        """Let go."""
+        """Close the source."""
 
 
 def open_source(options: SourceOptions) -> MessageSource:
-    """The place that the options name."""
+    """Open the source that the options name."""
     log = FileSource(options.path) if options.path else BrokerSource(options.address, options.timeout)
     return ArchivedSource(log) if options.archive else log
 
 
 class BrokerSource:
-    """A broker, asked through its native protocol; connected when it is first needed."""
+    """A broker, reached by the native protocol; connects on first use."""
 
     def __init__(self, address: str, timeout: float) -> None:
         self._address = address
@@ -65,25 +65,25 @@ class BrokerSource:
         return self._connected
 
     def names(self) -> list[str]:
-        """The topics there are."""
+        """Return the names of all topics."""
         return [info.topic for info in self.bus.topics()]
 
     def topic(self, name: str) -> TopicState:
-        """A topic as it is now."""
+        """Return the current state of a topic."""
         info = self.bus.describe_topic(name)
         spans = {one.partition: OffsetSpan(one.first_offset, one.next_offset, one.bytes) for one in info.partitions}
         return TopicState(name, info.id, spans)
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
-        """For each partition, the offset of the first message of that time or a later one."""
+        """Return for each partition the offset of the first message at or after a time."""
         return self.bus.offsets(name, time_us)
 
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
-        """The batches with these offsets."""
+        """Yield the batches with these offsets."""
         while start < end:
             found = self.bus.fetch(name, partition, start, bytes_max=_FETCH_BYTES)
             if not found:
-                return  # nothing before the end is valid any more
+                return  # all messages up to the end have expired
             for batch in found:
                 if batch.base_offset >= end:
                     return
@@ -91,90 +91,92 @@ class BrokerSource:
                 yield batch
 
     def commit(self, group: str, positions: dict[tuple[str, int], int], /) -> None:
-        """Let everybody see how far a reader has come."""
+        """Commit the positions of a reader as a group, for monitoring."""
         self.bus.commit(group, positions)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connected is not None:
             self._connected.close()
             self._connected = None
 
 
-class _Place(NamedTuple):
-    """A topic's partitions on the disk."""
+class _TopicDirectories(NamedTuple):
+    """The directories of a topic's partitions."""
 
     id: int
     directories: dict[int, str]
 
 
 class FileSource:
-    """The data directory of a broker, or of one embedded log, which need not run."""
+    """The data directory of a broker, running or not, or of an embedded log."""
 
     def __init__(self, path: str) -> None:
         self._path = path.removeprefix("file://").rstrip("/")
-        self._host = StorageRuntime()
+        self._runtime = StorageRuntime()
         self._readers: dict[str, OfflineLogReader] = {}
 
     def names(self) -> list[str]:
-        """The topics there are."""
-        return sorted(self._places())
+        """Return the names of all topics."""
+        return sorted(self._topic_directories())
 
     def topic(self, name: str) -> TopicState:
-        """A topic as its files are now."""
-        place = self._place(name)
+        """Return the state of a topic from its files."""
+        topic = self._find_topic(name)
         spans = {}
-        for number, directory in sorted(place.directories.items()):
+        for number, directory in sorted(topic.directories.items()):
             reader = self._reader(directory, anew=True)
             spans[number] = OffsetSpan(reader.first_offset, reader.next_offset, reader.size_bytes)
-        return TopicState(name, place.id, spans)
+        return TopicState(name, topic.id, spans)
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
-        """For each partition, the offset of the first message of that time or a later one."""
-        directories = self._place(name).directories
+        """Return for each partition the offset of the first message at or after a time."""
+        directories = self._find_topic(name).directories
         return {number: self._reader(directory).find_time(time_us) for number, directory in directories.items()}
 
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
-        """The batches with these offsets."""
-        directory = self._place(name).directories.get(partition)
+        """Yield the batches with these offsets."""
+        directory = self._find_topic(name).directories.get(partition)
         if directory is None:
             raise OffsetOutOfRange(f"there are no files of partition {partition} of {name}")
         return self._reader(directory).batches(start, until=end)
 
     def commit(self, group: str, _positions: dict[tuple[str, int], int], /) -> None:
-        """Refused: there is nobody to remember it."""
-        raise InvalidArgument(f"without a broker nobody keeps positions of the group {group}: leave `group.id` out")
+        """Refuse: only a broker stores positions."""
+        raise InvalidArgument(
+            f"without a broker, positions of the group {group} cannot be stored: leave `group.id` out"
+        )
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
-        self._host.close()
+        self._runtime.close()
 
-    def _place(self, name: str) -> _Place:
-        place = self._places().get(str(parse_topic(name)))
-        if place is None:
+    def _find_topic(self, name: str) -> _TopicDirectories:
+        topic = self._topic_directories().get(str(parse_topic(name)))
+        if topic is None:
             raise TopicNotFound(f"there is no topic {name} in {self._path}")
-        return place
+        return topic
 
-    def _places(self) -> dict[str, _Place]:
-        """Topics to their partitions; of two topics of one name the newer counts: the other is deleted."""
+    def _topic_directories(self) -> dict[str, _TopicDirectories]:
+        """Map topics to their partitions; of two topics of one name the newer wins, as the older is deleted."""
         if os.path.exists(f"{self._path}/meta"):
-            return {os.path.basename(self._path): _Place(0, {0: self._path})}
-        places: dict[str, _Place] = {}
+            return {os.path.basename(self._path): _TopicDirectories(0, {0: self._path})}
+        found: dict[str, _TopicDirectories] = {}
         for directory in self._directories():
-            owner = read_owner(self._host, directory).owner
+            owner = read_owner(self._runtime, directory).owner
             if owner is None:
-                continue  # it is just being made or removed, or is none of a broker's
-            if owner.topic not in places or places[owner.topic].id < owner.topic_id:
-                places[owner.topic] = _Place(owner.topic_id, {})
-            if places[owner.topic].id == owner.topic_id:
-                places[owner.topic].directories[owner.partition] = directory
-        return places
+                continue  # it is being created or removed, or belongs to no broker
+            if owner.topic not in found or found[owner.topic].id < owner.topic_id:
+                found[owner.topic] = _TopicDirectories(owner.topic_id, {})
+            if found[owner.topic].id == owner.topic_id:
+                found[owner.topic].directories[owner.partition] = directory
+        return found
 
     def _directories(self) -> list[str]:
-        """What looks like a partition: topics/ID/NUMBER."""
+        """Return the partition directories, topics/ID/NUMBER."""
         root = f"{self._path}/topics"
         try:
             topics = os.listdir(root)
@@ -182,7 +184,7 @@ class FileSource:
             raise LogNotFound(f"{self._path} is no data directory: {error}") from error
         found = []
         for topic in filter(str.isdecimal, topics):
-            with suppress(OSError):  # deleted this moment
+            with suppress(OSError):  # it was deleted meanwhile
                 found += [f"{root}/{topic}/{number}" for number in os.listdir(f"{root}/{topic}") if number.isdecimal()]
         return found
 
@@ -190,26 +192,26 @@ class FileSource:
         if anew and directory in self._readers:
             self._readers.pop(directory).close()
         if directory not in self._readers:
-            self._readers[directory] = OfflineLogReader(self._host, directory)
+            self._readers[directory] = OfflineLogReader(self._runtime, directory)
         return self._readers[directory]
 
 
-def surviving(
-    origin: MessageSource, name: str, partition: int, start: int, end: int, *, gone_too: bool = True
+def readable_batches(
+    source: MessageSource, name: str, partition: int, start: int, end: int, *, skip_removed: bool = True
 ) -> Iterator[Batch]:
-    """The batches with these offsets that are still there: what is damaged is passed over; what is gone too, or not."""
+    """Yield the readable batches with these offsets: skips damaged ones and, with `skip_removed`, removed ones."""
     while start < end:
         try:
-            for batch in origin.batches(name, partition, start, end):
+            for batch in source.batches(name, partition, start, end):
                 yield batch
                 start = batch.next_offset
             return
         except CorruptBatch as error:
             start = max(error.next_offset, start + 1)
         except OffsetOutOfRange:
-            if not gone_too:
+            if not skip_removed:
                 raise
-            first = origin.topic(name).spans.get(partition, OffsetSpan(end, end)).first
+            first = source.topic(name).spans.get(partition, OffsetSpan(end, end)).first
             if first <= start:
                 return
             start = first
@@ -217,18 +219,18 @@ def surviving(
             return
 
 
-def chosen_topics(origin: MessageSource, options: SourceOptions) -> list[TopicState]:
-    """The topics that the options name, as they are now, only with the partitions that they name."""
+def chosen_topics(source: MessageSource, options: SourceOptions) -> list[TopicState]:
+    """Return the current state of the topics that the options name, limited to the partitions that they name."""
     if options.pattern:
         states: list[TopicState] = []
-        for name in origin.names():
+        for name in source.names():
             if re.fullmatch(options.pattern, name):
-                with suppress(TopicNotFound):  # deleted this moment
-                    states.append(origin.topic(name))
+                with suppress(TopicNotFound):  # it was deleted meanwhile
+                    states.append(source.topic(name))
         return states
     if options.assigned:
-        return [_assigned(origin.topic(name), numbers) for name, numbers in options.assigned.items()]
-    return [origin.topic(name) for name in options.topics]
+        return [_assigned(source.topic(name), numbers) for name, numbers in options.assigned.items()]
+    return [source.topic(name) for name in options.topics]
 
 
 def _assigned(state: TopicState, numbers: Sequence[int]) -> TopicState:

@@ -1,4 +1,4 @@
-"""The options of the source: the names are those of Spark's connector for Kafka where they mean the same."""
+"""The options of the source, named like those of Spark's Kafka connector where they mean the same."""
 
 import re
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ _LOWER = {name.lower(): name for name in _NAMES}
 
 
 class Edge(Enum):
-    """Where a read begins or ends in a partition."""
+    """The kind of a bound."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -56,29 +56,29 @@ class Edge(Enum):
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a read begins or ends: everywhere alike, or in each partition elsewhere."""
+    """Where a read begins or ends: the same for all partitions, or given per partition."""
 
     edge: Edge
-    places: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Topics to partitions to offsets, or to microseconds since 1970."""
+    by_partition: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Maps topics to partitions to offsets, or to times in microseconds since 1970."""
     time_us: int | None = None
-    """For all partitions."""
+    """A time for all partitions."""
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What is to be read, checked."""
+    """The validated options of the source."""
 
     address: str = DEFAULT_ADDRESS
     path: str = ""
-    """Of a data directory, to be read without a broker."""
+    """Path of a data directory, to read without a broker."""
     timeout: float = 60.0
-    """How many seconds a request may take, while a broker starts again for example."""
+    """Request timeout in seconds, which covers a restart of the broker."""
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     start: Bound | None = None
-    """None: as Kafka's connector has it, the earliest for a batch and the latest for a stream."""
+    """None for the default of Kafka's connector: the earliest for a batch, the latest for a stream."""
     end: Bound = Bound(Edge.LATEST)
     max_offsets: int | None = None
     min_partitions: int | None = None
@@ -88,13 +88,13 @@ class SourceOptions:
     value_schema: str = ""
     group: str = ""
     archive: bool = True
-    """Whether what is archived of a topic is read too, where the log begins later."""
+    """Whether reads include archived messages that the log no longer has."""
     view: str = ""
     subscription: str = "default"
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options as a user gave them; raises InvalidArgument that says what is wrong with them."""
+    """Validate a user's options; raises InvalidArgument."""
     plain = {name.lower(): value for name, value in given.items()}
     _check_names(given)
     path, address = plain.get("path", ""), plain.get("address", DEFAULT_ADDRESS)
@@ -177,13 +177,13 @@ def _bound(plain: Mapping[str, str], side: str) -> Bound | None:
     if given == [by_offset] and text.lower() in ("earliest", "latest"):
         return Bound(Edge(text.lower()))
     example = '{"orders": {"0": 23, "1": -2}}' if given == [by_offset] else '{"orders": {"0": 1735689600000}}'
-    places: dict[str, dict[int, int]] = _json(text, dict[str, dict[int, int]], given[0], example)
+    by_partition: dict[str, dict[int, int]] = _json(text, dict[str, dict[int, int]], given[0], example)
     if given == [by_times]:
-        in_us = {topic: {at: ms * 1000 for at, ms in times.items()} for topic, times in places.items()}
+        in_us = {topic: {at: ms * 1000 for at, ms in times.items()} for topic, times in by_partition.items()}
         return Bound(Edge.TIMES, in_us)
-    if any(offset < EARLIEST for offsets in places.values() for offset in offsets.values()):
+    if any(offset < EARLIEST for offsets in by_partition.values() for offset in offsets.values()):
         raise InvalidArgument(f"in {by_offset}, -2 stands for earliest and -1 for latest; other offsets are from 0 on")
-    return Bound(Edge.OFFSETS, places)
+    return Bound(Edge.OFFSETS, by_partition)
 
 
 def _json(text: str, kind: Any, name: str, example: str) -> Any:

@@ -1,4 +1,4 @@
-"""Planning a read: from offsets to ranges that tasks read, without asking anybody."""
+"""Plans a read: divides offsets into ranges and assigns these to tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 TASK_OFFSETS = 2_000_000
 TASK_BYTES = 256 << 20
-"""A range that is larger is divided: one partition of a topic keeps several cores busy."""
+"""Maximum size of a range; larger ones are split, so that several cores read one partition."""
 
 
 SMALL_OFFSETS = 100_000
 SMALL_BYTES = 8 << 20
-"""A range that is not larger is read in less time than a task takes to start, and may share one."""
+"""Maximum size of a small range, which takes less time than the start of a task, and may share one."""
 SMALL_TASKS = 16
-"""Small ranges share tasks where there are more of them than this, and then this many tasks read them."""
+"""Number of tasks that small ranges share when there are more of them than this."""
 _RANGE_OFFSETS = 1000
-"""To ask for a range takes as long as to read about so many messages."""
+"""Cost of requesting a range, as a number of messages read."""
 
 
 class OffsetSpan(NamedTuple):
-    """What there is to read of a partition."""
+    """The available offsets of a partition."""
 
     first: int
     end: int
@@ -30,11 +30,11 @@ class OffsetSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicState:
-    """A topic as it is when a read is planned."""
+    """The state of a topic when a read is planned."""
 
     name: str
     id: int
-    """A topic that is deleted and made again has another."""
+    """A topic that is deleted and created again gets another id."""
     spans: Mapping[int, OffsetSpan]
 
 
@@ -45,49 +45,49 @@ class Range(NamedTuple):
     partition: int
     start: int
     end: int
-    """Not read any more."""
+    """Exclusive."""
 
     @property
     def size(self) -> int:
-        """How many offsets it has."""
+        """The number of offsets."""
         return max(self.end - self.start, 0)
 
 
 @dataclass
 class Window:
-    """What pushed filters leave of a read: each bound narrows it."""
+    """The bounds of a read from pushed-down filters; each filter narrows it."""
 
     partitions: frozenset[int] | None = None
     offset_min: int = 0
     offset_max: int | None = None
-    """The last that is wanted."""
+    """Inclusive."""
     time_min_us: int | None = None
     time_max_us: int | None = None
-    """The last that is wanted."""
+    """Inclusive."""
 
     def only_partitions(self, numbers: Iterable[int]) -> None:
-        """Only these."""
+        """Read only these partitions."""
         wanted = frozenset(numbers)
         self.partitions = wanted if self.partitions is None else self.partitions & wanted
 
     def from_offset(self, offset: int) -> None:
-        """Nothing before it."""
+        """Read from this offset on."""
         self.offset_min = max(self.offset_min, offset)
 
     def to_offset(self, offset: int) -> None:
-        """Nothing behind it."""
+        """Read up to and including this offset."""
         self.offset_max = offset if self.offset_max is None else min(self.offset_max, offset)
 
     def from_time(self, time_us: int) -> None:
-        """Nothing older."""
+        """Read messages from this time on."""
         self.time_min_us = time_us if self.time_min_us is None else max(self.time_min_us, time_us)
 
     def to_time(self, time_us: int) -> None:
-        """Nothing newer."""
+        """Read messages up to and including this time."""
         self.time_max_us = time_us if self.time_max_us is None else min(self.time_max_us, time_us)
 
     def narrowed(self, one: Range) -> Range:
-        """What is left of a range, perhaps nothing."""
+        """Return the part of a range within the bounds, which may be empty."""
         if self.partitions is not None and one.partition not in self.partitions:
             return one._replace(end=one.start)
         start = max(one.start, self.offset_min)
@@ -95,8 +95,10 @@ class Window:
         return one._replace(start=start, end=max(start, end))
 
 
-def divided(ranges: Sequence[Range], spans: Mapping[tuple[str, int], OffsetSpan], at_least: int | None) -> list[Range]:
-    """The ranges, large ones divided, and all of them into `at_least` parts if there are messages enough."""
+def split_ranges(
+    ranges: Sequence[Range], spans: Mapping[tuple[str, int], OffsetSpan], at_least: int | None
+) -> list[Range]:
+    """Split large ranges, and all of them into `at_least` parts if there are enough messages."""
     ranges = [one for one in ranges if one.size]
     total = sum(one.size for one in ranges)
     divisions = []
@@ -108,10 +110,10 @@ def divided(ranges: Sequence[Range], spans: Mapping[tuple[str, int], OffsetSpan]
     return divisions
 
 
-def joined(
+def assign_to_tasks(
     ranges: Sequence[Range], spans: Mapping[tuple[str, int], OffsetSpan], at_least: int | None
 ) -> list[tuple[Range, ...]]:
-    """The ranges for each task: small ones share a task where there are many of them."""
+    """Return the ranges of each task; many small ranges share tasks."""
     small = [one for one in ranges if one.size <= SMALL_OFFSETS and _bytes(one, spans) <= SMALL_BYTES]
     few = set(small)
     large = [(one,) for one in ranges if one not in few]
@@ -127,7 +129,7 @@ def joined(
 
 
 def _bytes(one: Range, spans: Mapping[tuple[str, int], OffsetSpan]) -> float:
-    """About how many bytes a range has."""
+    """Return the estimated size of a range."""
     span = spans.get((one.topic, one.partition), OffsetSpan(0, 0))
     return one.size / max(span.end - span.first, one.size, 1) * span.bytes
 
@@ -137,8 +139,8 @@ def _cut(one: Range, parts: int) -> list[Range]:
     return [one._replace(start=edges[at], end=edges[at + 1]) for at in range(parts)]
 
 
-def admitted(ranges: Sequence[Range], rows_max: int) -> dict[tuple[str, int], int]:
-    """Where a trigger ends that may read so many messages: every partition gets its share, and moves if it can."""
+def limit_rows(ranges: Sequence[Range], rows_max: int) -> dict[tuple[str, int], int]:
+    """Return the end offsets of a trigger with a row limit, which partitions share by their sizes."""
     total = sum(one.size for one in ranges)
     ends = {}
     left = rows_max

@@ -1,4 +1,4 @@
-"""Reading topics as a batch: planned on the driver, read by tasks."""
+"""Reads topics as a batch: the driver plans ranges, tasks read them."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ from pyspark.sql.types import StructType
 
 from headrace.model.batch import Batch
 from headrace.model.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
-from headrace.spark.archive.archived_source import ArchivedSource, Shelved
-from headrace.spark.archive.query_rows import Serving
+from headrace.spark.archive.archived_source import ArchivedRange, ArchivedSource
+from headrace.spark.archive.query_rows import ArchivedRowReader
 from headrace.spark.source.arrow import Decoder
-from headrace.spark.source.message_source import MessageSource, chosen_topics, open_source, surviving
+from headrace.spark.source.message_source import MessageSource, chosen_topics, open_source, readable_batches
 from headrace.spark.source.options import EARLIEST, LATEST, Bound, Edge, SourceOptions
-from headrace.spark.source.planning import OffsetSpan, Range, TopicState, Window, divided, joined
+from headrace.spark.source.planning import OffsetSpan, Range, TopicState, Window, assign_to_tasks, split_ranges
 from headrace.spark.source.values import value_columns
 
 logger = logging.getLogger("headrace.spark")
@@ -40,89 +40,100 @@ class Part(NamedTuple):
     """A range that a task reads."""
 
     wanted: Range
-    shelved: Shelved | None
-    """What of it is archived."""
+    archived_range: ArchivedRange | None
+    """Its archived part."""
 
 
 class RangePartition(InputPartition):
-    """What one task reads: a range, or several small ones."""
+    """The input of one task: a range, or several small ones."""
 
     def __init__(self, parts: Sequence[Part], window: Window) -> None:
         self.parts = tuple(parts)
         self.window = window
 
 
-def range_partitions(origin: MessageSource, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
-    """The ranges of each task, with what it has to know."""
-    archived = origin if isinstance(origin, ArchivedSource) else None
+def range_partitions(source: MessageSource, tasks: Iterable[Sequence[Range]], window: Window) -> list[InputPartition]:
+    """Return the input partition of each task, with the archived parts of its ranges."""
+    archived = source if isinstance(source, ArchivedSource) else None
     return [
-        RangePartition([Part(one, archived.shelved(one) if archived else None) for one in task], window)
+        RangePartition([Part(one, archived.archived_range(one) if archived else None) for one in task], window)
         for task in tasks
     ]
 
 
 def read_ranges(options: SourceOptions, schema: StructType, task: RangePartition) -> Iterator[pa.RecordBatch]:
-    """A task's messages; closes what it opened."""
+    """Yield the messages of a task."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     values, fail = value_columns(schema), options.fail_on_data_loss
     decoder = Decoder(arrow, values, task.window, fail_on_data_loss=fail)
-    serving = Serving(arrow, values, fail_on_data_loss=fail)
-    origin = open_source(options)
+    archived_rows = ArchivedRowReader(arrow, values, fail_on_data_loss=fail)
+    source = open_source(options)
     try:
-        for wanted, shelved in task.parts:
+        for wanted, archived_range in task.parts:
             try:
-                if isinstance(origin, ArchivedSource) and shelved is not None:
-                    yield from _continued(origin, wanted, shelved, decoder, serving, fail)
+                if isinstance(source, ArchivedSource) and archived_range is not None:
+                    yield from _read_archived_range(source, wanted, archived_range, decoder, archived_rows, fail)
                 else:
-                    yield from decoder.record_batches(wanted, _batches(origin, wanted, fail, gone_too=True))
+                    yield from decoder.record_batches(wanted, _batches(source, wanted, fail, skip_removed=True))
             except OffsetOutOfRange as error:
-                raise lost(wanted, str(error)) from error
+                raise data_loss_error(wanted, str(error)) from error
     finally:
-        origin.close()
+        source.close()
 
 
-def _batches(origin: MessageSource, wanted: Range, fail: bool, *, gone_too: bool) -> Iterator[Batch]:
-    place = wanted.topic, wanted.partition, wanted.start, wanted.end
-    return origin.batches(*place) if fail else surviving(origin, *place, gone_too=gone_too)
+def _batches(source: MessageSource, wanted: Range, fail: bool, *, skip_removed: bool) -> Iterator[Batch]:
+    offsets = wanted.topic, wanted.partition, wanted.start, wanted.end
+    return source.batches(*offsets) if fail else readable_batches(source, *offsets, skip_removed=skip_removed)
 
 
-def _continued(
-    origin: ArchivedSource, wanted: Range, shelved: Shelved, decoder: Decoder, serving: Serving, fail: bool
+def _read_archived_range(
+    source: ArchivedSource,
+    wanted: Range,
+    archived_range: ArchivedRange,
+    decoder: Decoder,
+    archived_rows: ArchivedRowReader,
+    fail: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """A range from the archive and then from the log; and again from the archive, if the log was trimmed meanwhile."""
-    at = min(shelved.log_first, wanted.end)
-    yield from serving.record_batches(wanted._replace(end=at), shelved.files)
+    """Read a range from the archive, then from the log, and from the archive again if the log is trimmed meanwhile."""
+    at = min(archived_range.log_first, wanted.end)
+    yield from archived_rows.record_batches(wanted._replace(end=at), archived_range.files)
     while at < wanted.end:
         left = wanted._replace(start=at)
-        stretch = _Stretch(at, _batches(origin.log, left, fail, gone_too=False))
-        yield from decoder.record_batches(left, stretch.batches())
-        if stretch.gone is None:
+        tracked = _TrackedBatches(at, _batches(source.log, left, fail, skip_removed=False))
+        yield from decoder.record_batches(left, tracked.batches())
+        if tracked.gone is None:
             return
-        at = stretch.position
-        more = origin.continued(wanted._replace(start=at), shelved.topic_id)
+        at = tracked.position
+        more = source.find_continuation(wanted._replace(start=at), archived_range.topic_id)
         if more is not None:
-            yield from serving.record_batches(wanted._replace(start=at, end=more.end), more.files)
+            yield from archived_rows.record_batches(wanted._replace(start=at, end=more.end), more.files)
             at = more.end
         elif fail:
-            raise stretch.gone
+            raise tracked.gone
         else:
-            first = _first_there(origin.log, wanted)
+            first = _first_offset(source.log, wanted)
             if first <= at:
                 return
-            logger.warning("offsets %s to %s of %s[%s] are gone", at, first - 1, wanted.topic, wanted.partition)
+            logger.warning(
+                "offsets were removed; skipping them  topic=%s partition=%s first=%s last=%s",
+                wanted.topic,
+                wanted.partition,
+                at,
+                first - 1,
+            )
             at = first
 
 
-def _first_there(origin: MessageSource, wanted: Range) -> int:
-    """The first offset that there is of a partition; 0 if it is no more."""
+def _first_offset(source: MessageSource, wanted: Range) -> int:
+    """Return the first available offset of a partition; 0 if its topic was deleted."""
     try:
-        return origin.topic(wanted.topic).spans.get(wanted.partition, OffsetSpan(0, 0)).first
+        return source.topic(wanted.topic).spans.get(wanted.partition, OffsetSpan(0, 0)).first
     except TopicNotFound:
         return 0
 
 
-class _Stretch:
-    """Batches up to where the log has no more of what was asked for."""
+class _TrackedBatches:
+    """Iterates batches, and records the position and the error when the log ends too early."""
 
     def __init__(self, start: int, batches: Iterator[Batch]) -> None:
         self.position = start
@@ -130,7 +141,7 @@ class _Stretch:
         self._batches = batches
 
     def batches(self) -> Iterator[Batch]:
-        """The batches; afterwards `gone` tells whether there should have been more."""
+        """Yield the batches; afterwards `gone` is the error if some were removed."""
         try:
             for batch in self._batches:
                 yield batch
@@ -139,32 +150,32 @@ class _Stretch:
             self.gone = error
 
 
-def lost(wanted: Range, why: str) -> OffsetOutOfRange:
-    """The error that says that messages to be read are gone, and what to do."""
+def data_loss_error(wanted: Range, why: str) -> OffsetOutOfRange:
+    """Return the error for a range of which some messages were removed."""
     return OffsetOutOfRange(
         f"offsets {wanted.start} to {wanted.end - 1} of {wanted.topic}[{wanted.partition}] cannot all be read: {why}. "
         'With option("failOnDataLoss", "false") the read goes on with what there is'
     )
 
 
-def placed(origin: MessageSource, topics: Iterable[TopicState], bound: Bound) -> dict[tuple[str, int], int]:
-    """The offset at which a read begins or ends in each partition."""
-    places: dict[tuple[str, int], int] = {}
+def resolve_bound(source: MessageSource, topics: Iterable[TopicState], bound: Bound) -> dict[tuple[str, int], int]:
+    """Resolve a bound to an offset in each partition."""
+    offsets: dict[tuple[str, int], int] = {}
     for topic in topics:
-        given = bound.places.get(topic.name, {})
+        given = bound.by_partition.get(topic.name, {})
         if bound.edge in (Edge.OFFSETS, Edge.TIMES) and bound.time_us is None:
             _check_given(topic, given, bound)
         for number, span in topic.spans.items():
             if bound.edge is Edge.EARLIEST:
-                places[topic.name, number] = span.first
+                offsets[topic.name, number] = span.first
             elif bound.edge is Edge.LATEST:
-                places[topic.name, number] = span.end
+                offsets[topic.name, number] = span.end
             elif bound.edge is Edge.OFFSETS:
-                places[topic.name, number] = {EARLIEST: span.first, LATEST: span.end}.get(given[number], given[number])
+                offsets[topic.name, number] = {EARLIEST: span.first, LATEST: span.end}.get(given[number], given[number])
         if bound.edge is Edge.TIMES:
-            found = _at_times(origin, topic, given, bound.time_us)
-            places |= {(topic.name, number): min(found[number], span.end) for number, span in topic.spans.items()}
-    return places
+            found = _at_times(source, topic, given, bound.time_us)
+            offsets |= {(topic.name, number): min(found[number], span.end) for number, span in topic.spans.items()}
+    return offsets
 
 
 def _check_given(topic: TopicState, given: Any, bound: Bound) -> None:
@@ -177,16 +188,16 @@ def _check_given(topic: TopicState, given: Any, bound: Bound) -> None:
         )
 
 
-def _at_times(origin: MessageSource, topic: TopicState, given: Any, for_all: int | None) -> dict[int, int]:
+def _at_times(source: MessageSource, topic: TopicState, given: Any, for_all: int | None) -> dict[int, int]:
     if for_all is not None:
-        return origin.at_time(topic.name, for_all)
+        return source.at_time(topic.name, for_all)
     times = set(given.values())
-    found = {time_us: origin.at_time(topic.name, time_us) for time_us in times}
+    found = {time_us: source.at_time(topic.name, time_us) for time_us in times}
     return {number: found[given[number]][number] for number in topic.spans}
 
 
 class HeadraceReader(DataSourceReader):
-    """Reads topics as they are when the read is planned."""
+    """Reads the messages that topics have when the read is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -195,34 +206,36 @@ class HeadraceReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> "_Push":  # Spark's name
-        """Takes filters where Spark pushes them down."""
+        """Accepts filters that Spark pushes down."""
         return _Push(self._push)
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges to be read, each by a task."""
-        origin = open_source(self._options)
+        """Plan the tasks."""
+        source = open_source(self._options)
         try:
-            ranges, spans = self._ranges(origin)
-            parts = divided([self._window.narrowed(one) for one in ranges], spans, self._options.min_partitions)
-            # Spark would make one of nothing if there were none.
-            return range_partitions(origin, joined(parts, spans, self._options.min_partitions) or [()], self._window)
+            ranges, spans = self._ranges(source)
+            parts = split_ranges([self._window.narrowed(one) for one in ranges], spans, self._options.min_partitions)
+            # Spark replaces an empty list by a partition of its own.
+            return range_partitions(
+                source, assign_to_tasks(parts, spans, self._options.min_partitions) or [()], self._window
+            )
         finally:
-            origin.close()
+            source.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's messages."""
+        """Yield the messages of a task."""
         assert isinstance(partition, RangePartition)
         if partition.parts:
             yield from read_ranges(self._options, self._schema, partition)
 
-    def _ranges(self, origin: MessageSource) -> tuple[list[Range], dict[tuple[str, int], OffsetSpan]]:
-        topics = chosen_topics(origin, self._options)
+    def _ranges(self, source: MessageSource) -> tuple[list[Range], dict[tuple[str, int], OffsetSpan]]:
+        topics = chosen_topics(source, self._options)
         spans = {(topic.name, number): span for topic in topics for number, span in topic.spans.items()}
-        starts = placed(origin, topics, self._options.start or Bound(Edge.EARLIEST))
-        ends = placed(origin, topics, self._options.end)
+        starts = resolve_bound(source, topics, self._options.start or Bound(Edge.EARLIEST))
+        ends = resolve_bound(source, topics, self._options.end)
         if self._window.time_min_us is not None:
             for topic in topics:
-                for number, offset in origin.at_time(topic.name, self._window.time_min_us).items():
+                for number, offset in source.at_time(topic.name, self._window.time_min_us).items():
                     if number in topic.spans:
                         starts[topic.name, number] = max(starts[topic.name, number], offset)
         ranges = []
@@ -232,22 +245,22 @@ class HeadraceReader(DataSourceReader):
         return ranges, spans
 
     def _checked(self, one: Range, span: OffsetSpan) -> Range:
-        """The range, if all of it is there; otherwise what there is of it, or an error."""
+        """Return the available part of a range; raises if that is not all of it and data loss is an error."""
         within = one._replace(start=max(one.start, span.first), end=min(one.end, span.end))
         if within != one and one.size and self._options.fail_on_data_loss:
-            raise lost(one, f"there are {span.first} to {span.end - 1}")
+            raise data_loss_error(one, f"there are {span.first} to {span.end - 1}")
         return within if within.size else one._replace(end=one.start)
 
     def _push(self, filters: list[Filter]) -> list[Filter]:
-        """Take filters; returns those that Spark has to apply as well."""
+        """Apply filters; returns those that Spark has to apply as well."""
         return [one for one in filters if not push(self._window, one)]
 
 
 class _Push:
     """`pushFilters`, which Spark calls if `spark.sql.python.filterPushdown.enabled` is true.
 
-    Where it is false, Spark refuses readers that have a `pushFilters` of their own, so that a source which has one
-    works nowhere without that setting. To be used with and without it, this one looks like the one it replaces.
+    If it is false, Spark refuses readers that override `pushFilters`. This object passes for the base class's
+    method, so that the source works with and without the setting.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -260,7 +273,7 @@ class _Push:
 
 
 def push(window: Window, one: Filter) -> bool:
-    """Narrow a window by a filter; tells whether that is all there is to it."""
+    """Narrow a window by a filter; returns whether the window implies the filter."""
     if isinstance(one, IsNotNull):
         return one.attribute in (("topic",), ("partition",), ("offset",), ("timestamp",))
     if isinstance(one, EqualTo | In) and one.attribute == ("partition",):

@@ -1,4 +1,4 @@
-"""Reading topics as a stream: where each trigger begins and ends, kept by Spark's checkpoint."""
+"""Reads topics as a stream: plans the offsets of each trigger, which Spark stores in its checkpoint."""
 
 import logging
 import re
@@ -13,17 +13,17 @@ from pyspark.sql.types import StructType
 from headrace.model.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.spark.source.message_source import MessageSource, chosen_topics, open_source
 from headrace.spark.source.options import Bound, Edge, SourceOptions
-from headrace.spark.source.planning import Range, TopicState, Window, admitted, divided, joined
-from headrace.spark.source.reader import RangePartition, lost, placed, range_partitions, read_ranges
+from headrace.spark.source.planning import Range, TopicState, Window, assign_to_tasks, limit_rows, split_ranges
+from headrace.spark.source.reader import RangePartition, data_loss_error, range_partitions, read_ranges, resolve_bound
 
 logger = logging.getLogger("headrace.spark")
 
 Offsets = dict[str, dict[str, Any]]
-"""As Spark keeps it: topics to {"id": the topic's id, "offsets": {"0": the offset to go on with}}."""
+"""The offsets in a checkpoint: topics to {"id": the topic's id, "offsets": {"0": the next offset}}."""
 
 
 class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics as they grow. One lives on the driver for as long as the query; its copies read on executors."""
+    """Reads topics as they grow. The driver keeps one for the life of a query; executors read with copies."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if options.end != Bound(Edge.LATEST):
@@ -32,32 +32,32 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._opened: MessageSource | None = None
         self._target: Offsets | None = None
-        """With the trigger `availableNow`: where the query ends."""
+        """The end offsets of the query, with the trigger `availableNow`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     @property
-    def _origin(self) -> MessageSource:
+    def _source(self) -> MessageSource:
         if self._opened is None:
             self._opened = open_source(self._options)
         return self._opened
 
     def initialOffset(self) -> Offsets:  # Spark's names, here and below
-        """Where a new query begins."""
-        topics = chosen_topics(self._origin, self._options)
-        places = placed(self._origin, topics, self._options.start or Bound(Edge.LATEST))
+        """Return the start offsets of a new query."""
+        topics = chosen_topics(self._source, self._options)
+        offsets = resolve_bound(self._source, topics, self._options.start or Bound(Edge.LATEST))
         for topic in topics:
             for number, span in topic.spans.items():
-                self._check_kept(Range(topic.name, number, places[topic.name, number], span.end), span.first)
-        return _offsets(topics, places)
+                self._check_kept(Range(topic.name, number, offsets[topic.name, number], span.end), span.first)
+        return _offsets(topics, offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """How much a trigger may read."""
+        """Return the row limit of a trigger."""
         return ReadAllAvailable() if self._options.max_offsets is None else ReadMaxRows(self._options.max_offsets)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Where the next trigger ends."""
+        """Return the end offsets of the next trigger."""
         topics = self._topics()
         self._check_same(start, topics)
         ranges = []
@@ -69,25 +69,25 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(Range(topic.name, number, begin, end))
         ends = {(one.topic, one.partition): one.end for one in ranges}
         if isinstance(limit, ReadMaxRows):
-            ends = admitted(ranges, limit.max_rows)
+            ends = limit_rows(ranges, limit.max_rows)
         return _offsets(topics, ends)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember where the topics end now."""
+        """Store the current end offsets of the topics."""
         topics = self._topics()
-        self._target = _offsets(topics, placed(self._origin, topics, Bound(Edge.LATEST)))
+        self._target = _offsets(topics, resolve_bound(self._source, topics, Bound(Edge.LATEST)))
 
     def reportLatestOffset(self) -> Offsets:
-        """Where the topics end now."""
+        """Return the current end offsets of the topics."""
         topics = self._topics()
-        return _offsets(topics, placed(self._origin, topics, Bound(Edge.LATEST)))
+        return _offsets(topics, resolve_bound(self._source, topics, Bound(Edge.LATEST)))
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """The ranges of a trigger, each for a task."""
+        """Plan the tasks of a trigger."""
         ranges, spans = [], {}
         for name, ended in end.items():
             try:
-                topic = self._origin.topic(name)
+                topic = self._source.topic(name)
             except TopicNotFound:
                 self._lose(f"the topic {name} is gone, and with it what was to be read of it")
                 continue
@@ -102,43 +102,43 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     ranges.append(self._check_kept(one, span.first))
                     spans[name, number] = span
         least = self._options.min_partitions
-        parts = joined(divided(ranges, spans, least), spans, least)
-        return range_partitions(self._origin, parts, Window())
+        parts = assign_to_tasks(split_ranges(ranges, spans, least), spans, least)
+        return range_partitions(self._source, parts, Window())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's messages."""
+        """Yield the messages of a task."""
         assert isinstance(partition, RangePartition)
         yield from read_ranges(self._options, self._schema, partition)
 
     def commit(self, end: Offsets) -> None:
-        """Let the broker know how far the query has come, if it is to."""
+        """Commit the query's position to the broker if the option `group.id` is set."""
         if not self._options.group:
             return
         positions = {
             (name, int(number)): offset for name, ended in end.items() for number, offset in ended["offsets"].items()
         }
         try:
-            self._origin.commit(self._options.group, positions)
+            self._source.commit(self._options.group, positions)
         except HeadraceError as error:
-            # Spark's checkpoint is what counts; this is for people who watch.
-            logger.warning("the progress of %s was not committed: %s", self._options.group, error)
+            # Spark resumes from its checkpoint; the committed position is only for monitoring.
+            logger.warning("position not committed  group=%s error=%s", self._options.group, error)
 
     def stop(self) -> None:
-        """Let go of the broker."""
+        """Close the source."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
     def _topics(self) -> list[TopicState]:
-        """The topics as they are now; those that are gone are an error, or left out."""
+        """Return the current state of the topics; deleted ones are an error, or left out."""
         if self._options.pattern:
-            return chosen_topics(self._origin, self._options)
+            return chosen_topics(self._source, self._options)
         try:
-            return chosen_topics(self._origin, self._options)
+            return chosen_topics(self._source, self._options)
         except TopicNotFound as error:
             self._lose(str(error))
         left = [name for name in self._options.topics or self._options.assigned if self._is_there(name)]
-        states = [self._origin.topic(name) for name in left]
+        states = [self._source.topic(name) for name in left]
         wanted = self._options.assigned
         return [
             TopicState(
@@ -149,13 +149,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_there(self, name: str) -> bool:
         try:
-            self._origin.topic(name)
+            self._source.topic(name)
         except TopicNotFound:
             return False
         return True
 
     def _check_same(self, start: Mapping[str, Any], topics: list[TopicState]) -> None:
-        """See that the query reads what it has read before; raises, or warns, if topics are gone or are others."""
+        """Raise or warn if topics of the checkpoint were deleted or the query reads other topics than before."""
         now = {topic.name: topic for topic in topics}
         for name in sorted(start.keys() - now.keys()):
             if self._options.pattern and re.fullmatch(self._options.pattern, name):
@@ -166,7 +166,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "of it is left out. Name it again, or begin with a new checkpointLocation"
                 )
         if self._options.pattern:
-            return  # topics that are made later are read from their beginning
+            return  # topics that are created later are read from their beginning
         for name, topic in now.items():
             if name not in start:
                 self._lose(
@@ -186,7 +186,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _known(self, start: Mapping[str, Any], topic: TopicState) -> dict[int, int]:
-        """Where to go on in a topic's partitions; new ones begin at their beginning."""
+        """Return the positions in a topic's partitions from the checkpoint; new partitions have none."""
         began = start.get(topic.name)
         if began is None:
             return {}
@@ -209,8 +209,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_kept(self, one: Range, first: int) -> Range:
         if one.size and one.start < first:
             if self._options.fail_on_data_loss:
-                raise lost(one, f"the first one that is kept is {first}")
-            logger.warning("offsets %s to %s of %s[%s] are gone", one.start, first - 1, one.topic, one.partition)
+                raise data_loss_error(one, f"the first one that is kept is {first}")
+            logger.warning(
+                "offsets were removed; skipping them  topic=%s partition=%s first=%s last=%s",
+                one.topic,
+                one.partition,
+                one.start,
+                first - 1,
+            )
             return one._replace(start=min(first, one.end))
         return one
 
@@ -222,8 +228,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logger.warning("%s", why)
 
 
-def _offsets(topics: list[TopicState], places: Mapping[tuple[str, int], int]) -> Offsets:
+def _offsets(topics: list[TopicState], offsets: Mapping[tuple[str, int], int]) -> Offsets:
     return {
-        topic.name: {"id": topic.id, "offsets": {str(number): places[topic.name, number] for number in topic.spans}}
+        topic.name: {"id": topic.id, "offsets": {str(number): offsets[topic.name, number] for number in topic.spans}}
         for topic in topics
     }

@@ -1,4 +1,4 @@
-"""What becomes of a message's value: bytes as they are, text, or a structure read from JSON."""
+"""Converts message values to columns: bytes, text, or a struct from JSON."""
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructType
@@ -7,7 +7,7 @@ from headrace.spark.source.arrow import Values
 
 
 def value_columns(schema: StructType) -> Values:
-    """What makes the column `value`, and `_corrupt` if there is one, of the messages' bytes."""
+    """Return the converter of message values to the column `value` and, for JSON, `_corrupt`."""
     kind = schema["value"].dataType if "value" in schema.fieldNames() else BinaryType()
     if isinstance(kind, StructType):
         from headrace.spark.source.json_values import JsonValues

@@ -1,10 +1,10 @@
-"""Names of columns, where each may be there once."""
+"""Makes column names unique."""
 
 from collections.abc import Sequence
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, those that were there before with a number.
+    """Return the names, with a number appended to repeated ones.
 
     >>> unique_names(["key", "key", "n", "key", "key_2"])
     ['key', 'key_3', 'n', 'key_4', 'key_2']

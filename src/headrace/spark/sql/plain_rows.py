@@ -1,4 +1,4 @@
-"""Rows of Spark's as values that every program understands, with times of any year."""
+"""Converts Spark rows to plain Python values that JSON can represent, with times of any year."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,20 +24,20 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from headrace.spark.sessions import for_a_while
+from headrace.spark.sessions import temporary_settings
 from headrace.spark.sql.column_names import unique_names
 
-Plain = Callable[[Any], Any]
+Converter = Callable[[Any], Any]
 
 _TEXTS = TimestampType | TimestampNTZType | DateType | YearMonthIntervalType | CalendarIntervalType
-"""PySpark cannot make Python values of all values of these types."""
+"""Types with values that PySpark cannot convert to Python."""
 _YEARS_MONTHS = re.compile(r"INTERVAL '(-?)(\d+)(?:-(\d+))?' (YEAR|MONTH)")
 _UNITS = {"years": "Y", "months": "M", "days": "D", "hours": "H", "minutes": "M", "seconds": "S"}
 _keys = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
 
 
 def with_times_as_text(frame: DataFrame) -> DataFrame:
-    """The same rows with times and intervals as text: PySpark cannot read the years 1 and 10000, or months."""
+    """Cast times and intervals to text, as PySpark cannot convert years before 1 or after 9999, or months."""
     kinds = [(field.dataType, _as_text(field.dataType)) for field in frame.schema.fields]
     if all(text == kind for kind, text in kinds):
         return frame
@@ -46,12 +46,12 @@ def with_times_as_text(frame: DataFrame) -> DataFrame:
         col(f"c{at}") if text == kind else col(f"c{at}").cast(text).alias(f"c{at}")
         for at, (kind, text) in enumerate(kinds)
     ]
-    with for_a_while(frame.sparkSession, {"spark.sql.session.timeZone": "UTC"}):
+    with temporary_settings(frame.sparkSession, {"spark.sql.session.timeZone": "UTC"}):
         return numbered.select(*columns)
 
 
 def _as_text(kind: DataType) -> DataType:
-    """A type with text where it has times, intervals of months, or keys that Python's dictionaries cannot have."""
+    """Return a type with text in place of times, intervals of months, and unhashable map keys."""
     if isinstance(kind, _TEXTS):
         return StringType()
     if isinstance(kind, StructType):
@@ -64,8 +64,8 @@ def _as_text(kind: DataType) -> DataType:
     return kind
 
 
-def plain(kind: DataType) -> Plain | None:
-    """What makes a value that every program understands of one of Spark's; None if it is one already."""
+def plain_converter(kind: DataType) -> Converter | None:
+    """Return the function that converts a value of a Spark type to a plain value; None if no conversion is needed."""
     if isinstance(kind, TimestampType):
         return lambda text: _time(text, lambda found: datetime.fromisoformat(found).replace(tzinfo=UTC))
     if isinstance(kind, TimestampNTZType):
@@ -78,14 +78,14 @@ def plain(kind: DataType) -> Plain | None:
         return units_text
     if isinstance(kind, StructType):
         names = unique_names([field.name for field in kind.fields])
-        parts = [(name, plain(field.dataType)) for name, field in zip(names, kind.fields, strict=True)]
+        parts = [(name, plain_converter(field.dataType)) for name, field in zip(names, kind.fields, strict=True)]
         return lambda row: _fields(row, parts)
     if isinstance(kind, ArrayType):
-        item = plain(kind.elementType)
+        item = plain_converter(kind.elementType)
         return None if item is None else lambda items: [None if each is None else item(each) for each in items]
     if isinstance(kind, MapType):
-        outer = None if _has_array(kind.keyType) else plain(kind.keyType)
-        inner = plain(kind.valueType)
+        outer = None if _has_array(kind.keyType) else plain_converter(kind.keyType)
+        inner = plain_converter(kind.valueType)
         return lambda pairs: {
             key_text(key if outer is None else outer(key)): each if each is None or inner is None else inner(each)
             for key, each in pairs.items()
@@ -96,14 +96,14 @@ def plain(kind: DataType) -> Plain | None:
 
 
 def _has_array(kind: DataType) -> bool:
-    """Whether a type of keys has arrays, which are lists in Python and cannot be looked up."""
+    """Return whether a key type contains arrays, which are unhashable lists in Python."""
     if isinstance(kind, StructType):
         return any(_has_array(field.dataType) for field in kind.fields)
     return isinstance(kind, ArrayType)
 
 
 def key_text(key: Any) -> str:
-    """The name in a JSON object for a key of a map: its JSON, without quotes around it.
+    """Return the name in a JSON object for a map key: its JSON, without quotes.
 
     >>> key_text("a"), key_text(2), key_text(True), key_text({"a": 1}), key_text(date(2026, 1, 31))
     ('a', '2', 'true', '{"a":1}', '2026-01-31')
@@ -117,7 +117,7 @@ def key_text(key: Any) -> str:
 
 
 def months_text(text: str) -> str:
-    """An interval of years and months as ISO 8601 writes it.
+    """Return an interval of years and months in ISO 8601.
 
     >>> months_text("INTERVAL '3' MONTH"), months_text("INTERVAL '-1-2' YEAR TO MONTH")
     ('P3M', '-P1Y2M')
@@ -130,7 +130,7 @@ def months_text(text: str) -> str:
 
 
 def units_text(text: str) -> str:
-    """An interval of several units as ISO 8601 writes it; each may have a sign of its own.
+    """Return an interval of several units in ISO 8601; each may have its own sign.
 
     >>> units_text("1 years -2 months 3 days"), units_text("-4 hours 7.5 seconds"), units_text("0 seconds")
     ('P1Y-2M3D', 'PT-4H7.5S', 'PT0S')
@@ -143,11 +143,11 @@ def units_text(text: str) -> str:
 
 
 def _time(text: str, parse: Callable[[str], Any]) -> Any:
-    """A time; as Spark has it if the year is none that Python knows."""
+    """Parse a time; returns Spark's text if Python does not support the year."""
     return text if text.startswith(("+", "-")) else parse(text)
 
 
-def _fields(row: Row, parts: Sequence[tuple[str, Plain | None]]) -> dict[str, Any]:
+def _fields(row: Row, parts: Sequence[tuple[str, Converter | None]]) -> dict[str, Any]:
     return {
         name: value if value is None or convert is None else convert(value)
         for (name, convert), value in zip(parts, row, strict=True)

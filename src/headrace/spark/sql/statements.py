@@ -1,4 +1,4 @@
-"""Statements of SQL: run once or as a stream, with rows as plain Python values, and errors in one clear sentence."""
+"""Runs SQL statements once or as a stream, returns rows as plain Python values, and shortens Spark's errors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.spark.error_texts import is_of_python, problem_text
 from headrace.spark.errors import QueryFailed
-from headrace.spark.sql.plain_rows import plain, with_times_as_text
+from headrace.spark.sql.plain_rows import plain_converter, with_times_as_text
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _MODES = ("append", "update", "complete")
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""They print every error that PySpark raises, with a trace of Java."""
+"""PySpark's loggers that print every error with a Java stack trace."""
 Session = SparkSession
 Frame = DataFrame
-"""What Spark has, for those who know nothing else of it."""
+"""Aliases for callers that do not import PySpark."""
 
 
 class InvalidStatement(InvalidArgument):
@@ -33,42 +33,44 @@ class InvalidStatement(InvalidArgument):
 
 
 class PathInUse(InvalidArgument):
-    """There is something at the path that is to be written to."""
+    """The output path already exists."""
 
     code = "path_in_use"
 
 
 class Rows(NamedTuple):
-    """What a statement gives."""
+    """The result of a statement."""
 
     names: list[str]
     rows: Iterator[Sequence[Any]]
 
 
 def ask(spark: SparkSession, statement: str) -> DataFrame:
-    """The result of a statement, of which little has been computed yet; raises InvalidStatement."""
-    with explained():
+    """Analyze a statement and return its lazy result; raises InvalidStatement."""
+    with translate_errors():
         return spark.sql(statement)
 
 
 def rows_of(frame: DataFrame, limit: int | None) -> Rows:
-    """The rows of a result, as they are computed; not more than so many."""
+    """Return the rows of a result as they are computed, up to a limit."""
     return Rows(list(frame.columns), _rows(frame, limit))
 
 
 def write_parquet(frame: DataFrame, path: str, limit: int | None, *, overwrite: bool) -> int:
-    """Write a result as Parquet files; returns how many rows there are. Raises PathInUse."""
-    with explained():
+    """Write a result as Parquet files; returns the number of rows. Raises PathInUse."""
+    with translate_errors():
         limited = frame if limit is None else frame.limit(limit)
         limited.write.mode("overwrite" if overwrite else "error").parquet(path)
         return frame.sparkSession.read.schema(limited.schema).parquet(path).count()
 
 
-def follow(frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callable[[Rows, bool], None]) -> "Following":
-    """Begin a query that hands over rows as they come, and whether these are all rows and not only further ones.
+def follow(
+    frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callable[[Rows, bool], None]
+) -> "StreamingStatement":
+    """Start a streaming query that calls `on_rows` with rows, and with whether they replace all earlier ones.
 
-    The first of Spark's modes counts that the query can be run in: append, which tells rows that will not change any
-    more; update, which tells those that changed; complete, which tells all of them again.
+    It runs in the first output mode that Spark accepts for it: append, which returns rows that no longer change;
+    update, which returns changed rows; complete, which returns all rows with each batch.
     """
     if not frame.isStreaming:
         raise InvalidStatement("there is no topic in the query that could be followed")
@@ -81,35 +83,35 @@ def follow(frame: DataFrame, trigger_s: float, checkpoint: str, on_rows: Callabl
 
         writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint)
         try:
-            with explained():
+            with translate_errors():
                 timed = writer.trigger(processingTime=f"{round(trigger_s * 1000)} milliseconds")
-                return Following(timed.foreachBatch(handle).start())
+                return StreamingStatement(timed.foreachBatch(handle).start())
         except InvalidStatement as error:
             refusal = refusal or error
     assert refusal is not None
     raise refusal
 
 
-class Following:
-    """A query that goes on."""
+class StreamingStatement:
+    """A running streaming query."""
 
     def __init__(self, query: "StreamingQuery") -> None:
         self._query = query
 
     def wait(self, seconds: float) -> bool:
-        """Wait for it to end, but not longer; whether it has. Raises QueryFailed if it failed."""
-        with explained():
+        """Wait up to some seconds for the query to end; returns whether it has. Raises QueryFailed if it failed."""
+        with translate_errors():
             return bool(self._query.awaitTermination(seconds))  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """End it."""
-        with explained():
+        """Stop the query."""
+        with translate_errors():
             self._query.stop()
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn what Spark raises into our errors, each with one clear sentence."""
+def translate_errors() -> Iterator[None]:
+    """Turn Spark's errors into Headrace errors with a one-sentence text."""
     loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.disabled = True
@@ -131,15 +133,17 @@ def explained() -> Iterator[None]:
 
 
 def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
-    converters = [(at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain(field.dataType))]
-    with explained():
+    converters = [
+        (at, convert) for at, field in enumerate(frame.schema.fields) if (convert := plain_converter(field.dataType))
+    ]
+    with translate_errors():
         texts = with_times_as_text(frame)
         found = iter(texts.toLocalIterator() if limit is None else texts.limit(limit).collect())
-    # Bound here, as the generator forgets it when it fails.
+    # Taken now, as a failed generator drops its frame.
     source = _socket_reader(found)
     try:
         while True:
-            with explained():
+            with translate_errors():
                 row = next(found, None)
             if row is None:
                 return
@@ -152,12 +156,12 @@ def _rows(frame: DataFrame, limit: int | None) -> Iterator[Sequence[Any]]:
                 yield row
     finally:
         if source is not None:
-            # Else PySpark asks Java for the rest when the rows are dropped, and complains if Java has ended.
+            # Otherwise PySpark requests the remaining rows from Java on cleanup, and logs an error if Java has ended.
             source._read_status = 0
 
 
 def _socket_reader(found: Iterator[Any]) -> Any:
-    """PySpark's object that reads rows from Java's socket as they are asked for; None if they are here already."""
+    """Return PySpark's object that streams rows from Java's socket; None if the rows are already in memory."""
     frame = found.gi_frame if isinstance(found, GeneratorType) else None
     reader = None if frame is None else frame.f_locals.get("self")
     return reader if hasattr(reader, "_read_status") else None

@@ -1,4 +1,4 @@
-"""What leased subscriptions have, as tables: messages that are pending, leased, waiting for their time, or dead."""
+"""Leased subscriptions as tables: their pending, leased, scheduled and dead messages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.client.leasing.jobs import PendingMessage
 
 STATUSES = {"pending": "", "leases": "leased", "timeline": "waiting", "dead": "dead"}
-"""What each view asks for."""
+"""The message status that each view selects."""
 
 _PAGE = 1000
 _SAMPLE = 1000
@@ -81,7 +81,7 @@ _COLUMNS = {
 
 
 def view_schema(options: SourceOptions) -> StructType | str:
-    """The columns of a view; in words if Spark itself has to make sense of some."""
+    """Return the schema of a view; as DDL text if the user gave DDL for the value."""
     _check(options)
     names = [name for name in _COLUMNS[options.view] if name != "headers" or "headers" in options.columns]
     fields = [StructField(name, _TYPES[name]) for name in names]
@@ -106,7 +106,7 @@ def view_schema(options: SourceOptions) -> StructType | str:
 
 
 class ViewReader(DataSourceReader):
-    """Reads a view, page by page, in one task. What changes meanwhile is seen as it is when its page is read."""
+    """Reads a view page by page in one task; each page shows the state at its time of reading."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         _check(options)
@@ -120,13 +120,13 @@ class ViewReader(DataSourceReader):
                 )
 
     def partitions(self) -> list[InputPartition]:
-        """One task; that the subscription is there is seen before it begins."""
+        """Check that the subscription exists, and return one task."""
         with _connected(self._options) as bus:
             bus.queue(self._options.topics[0], self._options.subscription).stats()
         return [InputPartition(0)]
 
     def read(self, _partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages, a record batch for each page."""
+        """Yield the messages, a record batch per page."""
         options = self._options
         arrow = to_arrow_schema(self._schema, timezone="UTC")
         values = value_columns(self._schema)
@@ -145,11 +145,11 @@ class ViewReader(DataSourceReader):
 
 
 Columns = dict[str, Callable[[], Sequence[Any]]]
-"""What makes the columns of a page, by their names: only those that are asked for cost anything."""
+"""Maps column names to functions that build the columns of a page on demand."""
 
 
 def _page(subscription: str) -> Callable[[list["PendingMessage"]], Columns]:
-    """What makes the columns of messages that are not settled."""
+    """Return the function that builds the columns of unsettled messages."""
 
     def columns(messages: list["PendingMessage"]) -> Columns:
         return {
@@ -177,7 +177,7 @@ def _page(subscription: str) -> Callable[[list["PendingMessage"]], Columns]:
 
 
 def _dead_page(queue: "Queue") -> Callable[[list["PendingMessage"]], Columns]:
-    """What makes the columns of dead messages: where they were, what happened to them, and where they are now."""
+    """Return the function that builds the columns of dead messages: their origin, history and dead-letter offset."""
     where = queue.stats().settings.get("dead_letter_topic") or derived_topic(queue.topic, DEAD_SUFFIX)
     living = _page(queue.subscription)
 
@@ -218,8 +218,8 @@ def _number(message: "PendingMessage", name: str) -> int | None:
 
 def _last_holder(message: "PendingMessage") -> str | None:
     try:
-        told = header_text(message.headers or {}, f"{_DEAD}history") or b"[]"
-        history = msgspec.json.decode(told, type=list[dict[str, Any]])
+        text = header_text(message.headers or {}, f"{_DEAD}history") or b"[]"
+        history = msgspec.json.decode(text, type=list[dict[str, Any]])
     except msgspec.DecodeError:
         return None
     return next((note["holder"] for note in reversed(history) if note.get("holder")), None)

@@ -25,7 +25,7 @@ Tables = bool | str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 """Which topics are tables: all, some by names or patterns, or by names and patterns with options of the source."""
 
 AUTO = "auto"
-"""JSON if all values that are looked at are JSON objects, else text."""
+"""JSON if all sampled values are JSON objects, else text."""
 _WILD = frozenset("*?")
 
 
@@ -39,53 +39,53 @@ def register(
     stream: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make topics temporary views of a session, or make them anew; returns their names.
+    """Create or replace temporary views of a session for topics; returns their names.
 
-    A view has the topic's name. In SQL, names with other characters than letters, digits and `_` stand in backquotes.
-    Values and keys are text unless the options say otherwise. Call it again to see topics, and fields of JSON, that
-    are new since.
+    A view has the topic's name. In SQL, put names with characters other than letters, digits and `_` in backquotes.
+    Values and keys are text unless the options say otherwise. Call it again to register new topics and new JSON
+    fields.
 
     Parameters:
         spark: the session.
-        address: the broker's; by default that of this machine.
+        address: the broker's address; by default that of this machine.
         path: or a data directory, to be read without a broker.
-        tables: True: all topics but Headrace's own. Or names, or patterns in which `*` stands for any characters and
-            `?` for one; or a dict of these with options of the source for each, the later ones counting.
-        value_format: what values are by default: string, json, bytes, or auto, which is json where all values that are
-            looked at are JSON objects, and string elsewhere.
+        tables: True for all topics but Headrace's own; or names, or patterns in which `*` stands for any characters
+            and `?` for one; or a dict of these with options of the source for each, of which the last match wins.
+        value_format: how values are decoded by default: string, json, bytes, or auto, which is json where all sampled
+            values are JSON objects, and string elsewhere.
         stream: the views are streams, for `spark.sql` in streaming queries.
         options: further options of the source, for all of them.
     """
-    place = _place(address, path)
-    common = {**place, "value.format": value_format, **(options or {})}
-    origin = open_source(SourceOptions(**place))
+    location = _location(address, path)
+    common = {**location, "value.format": value_format, **(options or {})}
+    source = open_source(SourceOptions(**location))
     try:
-        wanted = _wanted(sorted(origin.names()), tables)
-        for name, own in _told_apart(wanted).items():
-            given = _resolved(origin, {**common, **own, "subscribe": name}, asked="value.format" in own)
+        wanted = _wanted(sorted(source.names()), tables)
+        for name, own in _without_duplicates(wanted).items():
+            given = _resolved(source, {**common, **own, "subscribe": name}, asked="value.format" in own)
             _table(spark, given, stream=stream).createOrReplaceTempView(quoted(name))
         return list(wanted)
     finally:
-        origin.close()
+        source.close()
 
 
 def topic_names(address: str | None = None, path: str | None = None) -> list[str]:
-    """The topics there are, Headrace's own among them."""
-    origin = open_source(SourceOptions(**_place(address, path)))
+    """Return the names of all topics, including Headrace's own."""
+    source = open_source(SourceOptions(**_location(address, path)))
     try:
-        return sorted(origin.names())
+        return sorted(source.names())
     finally:
-        origin.close()
+        source.close()
 
 
-def _place(address: str | None, path: str | None) -> dict[str, Any]:
+def _location(address: str | None, path: str | None) -> dict[str, Any]:
     if path and address:
         raise InvalidArgument("give either `address`, a broker's, or `path`, a data directory's; not both")
     return {"path": path} if path else {"address": address or DEFAULT_ADDRESS}
 
 
-def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
-    """The options, with the structure of JSON filled in; text where there is none, unless JSON was asked for."""
+def _resolved(source: MessageSource, given: Mapping[str, Any], *, asked: bool) -> dict[str, Any]:
+    """Return the options with the inferred JSON schema; text where there is none, unless JSON was requested."""
     options = {name: str(value) for name, value in given.items()}
     if options["value.format"] not in (AUTO, "json") or "value.schema" in options:
         if options["value.format"] == AUTO:
@@ -95,7 +95,7 @@ def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -
     plain = source_options({**options, "value.format": "bytes"})
     if "value" not in plain.columns:
         return text
-    values = sample(origin, plain)
+    values = sample(source, plain)
     if options["value.format"] == AUTO and not all_objects(values):
         return text
     try:
@@ -103,7 +103,7 @@ def _resolved(origin: MessageSource, given: Mapping[str, Any], *, asked: bool) -
     except InvalidArgument as error:
         if asked and options["value.format"] != AUTO:
             raise
-        logger.warning("the values of %s are taken as text: %s", options["subscribe"], error)
+        logger.warning("reading values as text  topic=%s reason=%s", options["subscribe"], error)
         return text
 
 
@@ -116,18 +116,18 @@ def _table(spark: "SparkSession", options: Mapping[str, str], *, stream: bool) -
     return found.withColumn("key", functions.make_valid_utf8(functions.col("key").cast("string")))
 
 
-def _told_apart(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Without those whose names SQL takes for the same."""
+def _without_duplicates(wanted: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the topics without those whose names differ only in case, which SQL ignores."""
     folded: dict[str, str] = {}
     for name in wanted:
         known = folded.setdefault(name.lower(), name)
         if known != name:
-            logger.warning("SQL takes %s and %s for the same: only %s is a table", known, name, known)
+            logger.warning("topic names differ only in case; registering one  table=%s skipped=%s", known, name)
     return {name: wanted[name] for name in folded.values()}
 
 
 def _wanted(names: list[str], tables: Tables) -> dict[str, dict[str, Any]]:
-    """The topics to be tables, with options of their own.
+    """Return the topics to register, with their own options.
 
     >>> _wanted(["a", "b", "headrace.x"], True)
     {'a': {}, 'b': {}}

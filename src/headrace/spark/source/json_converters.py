@@ -1,4 +1,4 @@
-"""The forms that JSON can be asked to have: how each is decoded, what is coerced, and the Arrow column of it."""
+"""Converters from JSON to Arrow columns, one for each Spark type: decoding, coercion and the column."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ from pyspark.sql.types import (
 
 from headrace.model.errors import InvalidArgument
 
-REFUSALS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
-"""What decoding raises when JSON is none, or does not fit."""
+CONVERSION_ERRORS = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
+"""Errors of decoding JSON that is invalid or does not fit the type."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -53,33 +53,33 @@ _float = msgspec.json.Decoder(float).decode
 _decimal = msgspec.json.Decoder(Decimal).decode
 
 
-class Form:
-    """What JSON is to be made into; this one is for kinds that need nothing but the right decoder."""
+class JsonConverter:
+    """Converts JSON to a Spark type; this base class is for types that need only a decoder."""
 
     def __init__(self, kind: DataType, decoded: Any) -> None:
         self.arrow = to_arrow_type(kind, timezone="UTC")
         self.decoded = decoded
-        """The Python type that msgspec is to decode; checks as much as it can at once."""
+        """The Python type for msgspec's decoder, with all checks that msgspec supports."""
         self._decode = msgspec.json.Decoder(decoded).decode
 
     def read(self, raw: msgspec.Raw) -> Any:
-        """What `column` takes, from one piece of JSON that is not null, with all coercions; raises REFUSALS."""
+        """Decode one JSON value that is not null, with all coercions; raises CONVERSION_ERRORS."""
         return self._decode(raw)
 
     def column(self, values: Sequence[Any]) -> pa.Array:
-        """The values as Arrow has them; raises when some do not fit, but never for those that `read` made."""
+        """Build the Arrow column; raises if a value does not fit, which never happens for results of `read`."""
         return pa.array(values, self.arrow)
 
 
-class Whole(Form):
-    """Whole numbers of so many bits."""
+class IntegerConverter(JsonConverter):
+    """Integers of a number of bits."""
 
     def __init__(self, kind: DataType, bits: int) -> None:
         limit = 1 << (bits - 1)
         super().__init__(kind, Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)])
 
     def read(self, raw: msgspec.Raw) -> int:
-        """The number; 5.0 is one, too."""
+        """Decode an integer; 5.0 counts as one."""
         try:
             number: int = self._decode(raw)
         except msgspec.ValidationError:
@@ -90,14 +90,14 @@ class Whole(Form):
         return number
 
 
-class Floating(Form):
-    """Numbers with a fraction; whole ones are taken as well."""
+class FloatConverter(JsonConverter):
+    """Floating-point numbers; integers are accepted."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind, float)
 
     def read(self, raw: msgspec.Raw) -> float:
-        """The number; those that JSON has no way to write come as Spark writes them."""
+        """Decode a number; NaN and infinities are strings, as Spark writes them."""
         if bytes(raw)[:1] == b'"':
             text = _text(raw)
             if text not in _NOT_NUMBERS:
@@ -106,35 +106,35 @@ class Floating(Form):
         return _float(raw)
 
 
-class Text(Form):
-    """Text; what is none is told as the JSON that it was."""
+class StringConverter(JsonConverter):
+    """Text; other values become their JSON text."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind, str)
 
     def read(self, raw: msgspec.Raw) -> str:
-        """The text."""
+        """Decode text."""
         plain = bytes(raw)
         if plain[:1] == b'"':
             return _text(plain)
-        msgspec.json.decode(plain)  # that it is JSON has not been looked at closely so far
+        msgspec.json.decode(plain)  # a Raw value may still be invalid JSON
         return plain.decode()
 
 
-class Base64(Form):
-    """Bytes, written in base 64."""
+class BinaryConverter(JsonConverter):
+    """Bytes in base 64."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind, bytes)
 
     def read(self, raw: msgspec.Raw) -> bytes:
-        """The bytes; padding may be left out."""
+        """Decode bytes; padding is optional."""
         text = _text(raw)
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
 
 
-class Fixed(Form):
-    """Decimal numbers, rounded to as many places as there are."""
+class DecimalConverter(JsonConverter):
+    """Decimal numbers, rounded to the type's scale."""
 
     def __init__(self, kind: DecimalType) -> None:
         super().__init__(kind, Decimal)
@@ -149,7 +149,7 @@ class Fixed(Form):
         """The numbers."""
         try:
             found = pa.array(values, self.arrow)
-        except (pa.ArrowInvalid, OverflowError):  # there are more places than wanted
+        except (pa.ArrowInvalid, OverflowError):  # more digits than the scale
             found = None
         if found is None or found.null_count != values.count(None):  # Arrow takes "NaN" for null
             found = pa.array([None if value is None else self._rounded(value) for value in values], self.arrow)
@@ -161,14 +161,14 @@ class Fixed(Form):
         return number.quantize(self._unit, context=self._context)
 
 
-class Moment(Form):
-    """Times, written as ISO 8601; UTC unless they say otherwise."""
+class TimestampConverter(JsonConverter):
+    """Times in ISO 8601; UTC unless they name a zone."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind, str)
 
     def read(self, raw: msgspec.Raw) -> str:
-        """The time, in the one way that Arrow takes for certain."""
+        """Decode a time, as text in the one format that Arrow always accepts."""
         moment = _EPOCH + timedelta(microseconds=_microseconds(_text(raw)))
         if self.arrow.tz is None:
             moment = moment.replace(tzinfo=None)
@@ -178,20 +178,20 @@ class Moment(Form):
         """The times."""
         try:
             found = pa.array(values, pa.string()).cast(self.arrow)
-        except pa.ArrowInvalid:  # written in several ways, or in one that Arrow does not know
+        except pa.ArrowInvalid:  # in mixed formats, or in one that Arrow does not support
             numbers = [None if value is None else _microseconds(value) for value in values]
             return pa.array(numbers, pa.int64()).view(self.arrow)
         return _within(found, pa.int64(), _FIRST_US)
 
 
-class Day(Form):
-    """Dates, written as ISO 8601; of a time, the day."""
+class DateConverter(JsonConverter):
+    """Dates in ISO 8601; of a time, the day."""
 
     def __init__(self, kind: DataType) -> None:
         super().__init__(kind, str)
 
     def read(self, raw: msgspec.Raw) -> str:
-        """The date, in the one way that Arrow takes for certain."""
+        """Decode a date, as text in the one format that Arrow always accepts."""
         return datetime.fromisoformat(_text(raw)).date().isoformat()
 
     def column(self, values: Sequence[Any]) -> pa.Array:
@@ -204,11 +204,11 @@ class Day(Form):
         return _within(found, pa.int32(), _FIRST_DAY)
 
 
-class Items(Form):
+class ArrayConverter(JsonConverter):
     """Arrays."""
 
     def __init__(self, kind: ArrayType) -> None:
-        self._item = form_of(kind.elementType)
+        self._item = converter_for(kind.elementType)
         self._nullable = kind.containsNull
         super().__init__(kind, list[_optional(self._item, self._nullable)])  # type: ignore[misc]
 
@@ -222,13 +222,13 @@ class Items(Form):
         return pa.ListArray.from_arrays(_edges(values), items, type=self.arrow, mask=_absent(values))
 
 
-class Pairs(Form):
-    """Objects whose fields nobody knows beforehand."""
+class MapConverter(JsonConverter):
+    """Objects with arbitrary fields."""
 
     def __init__(self, kind: MapType) -> None:
         if not isinstance(kind.keyType, StringType):
             raise InvalidArgument(f"names in JSON are text: there can be no {kind.simpleString()}")
-        self._name, self._item = form_of(kind.keyType), form_of(kind.valueType)
+        self._name, self._item = converter_for(kind.keyType), converter_for(kind.valueType)
         self._nullable = kind.valueContainsNull
         super().__init__(kind, dict[str, _optional(self._item, self._nullable)])  # type: ignore[misc]
 
@@ -244,22 +244,22 @@ class Pairs(Form):
         return pa.MapArray.from_arrays(_edges(values), names, items, type=self.arrow, mask=_absent(values))
 
 
-class Fields(Form):
-    """Objects of which some fields are wanted; others are passed over."""
+class StructConverter(JsonConverter):
+    """Objects with fixed fields; other fields are ignored."""
 
     def __init__(self, kind: StructType) -> None:
         names = kind.fieldNames()
         if len(set(names)) < len(names):
             raise InvalidArgument(f"a field is there twice in {kind.simpleString()}")
-        self._fields = [(field.name, form_of(field.dataType), field.nullable) for field in kind.fields]
-        # Names in JSON need not be names in Python.
+        self._fields = [(field.name, converter_for(field.dataType), field.nullable) for field in kind.fields]
+        # Names in JSON need not be valid Python identifiers.
         own = [f"f{at}" for at in range(len(names))]
         members: list[Any] = []
-        for at, (_, form, nullable) in zip(own, self._fields, strict=True):
-            wanted = _optional(form, nullable)
+        for at, (_, converter, nullable) in zip(own, self._fields, strict=True):
+            wanted = _optional(converter, nullable)
             members.append((at, wanted, None) if nullable else (at, wanted))
         self._type = msgspec.defstruct(
-            "Fields", members, rename=dict(zip(own, names, strict=True)), gc=False, kw_only=True
+            "StructConverter", members, rename=dict(zip(own, names, strict=True)), gc=False, kw_only=True
         )
         self._getters = [attrgetter(at) for at in own]
         self._own = own
@@ -269,7 +269,9 @@ class Fields(Form):
     def read(self, raw: msgspec.Raw) -> Any:
         """The object."""
         found = _raw_object(raw)
-        values = [read_or_null(form, nullable, found.get(name, _NULL)) for name, form, nullable in self._fields]
+        values = [
+            read_or_null(converter, nullable, found.get(name, _NULL)) for name, converter, nullable in self._fields
+        ]
         return self._type(**dict(zip(self._own, values, strict=True)))
 
     def column(self, values: Sequence[Any]) -> pa.Array:
@@ -280,37 +282,37 @@ class Fields(Form):
         if mask is not None:
             values = [self._absent if value is None else value for value in values]
         columns = [
-            form.column(list(map(getter, values)))
-            for (_, form, _), getter in zip(self._fields, self._getters, strict=True)
+            converter.column(list(map(getter, values)))
+            for (_, converter, _), getter in zip(self._fields, self._getters, strict=True)
         ]
         return pa.StructArray.from_arrays(columns, fields=list(self.arrow), mask=mask)
 
 
 _NULL = msgspec.Raw(b"null")
 
-_FORMS: dict[type[DataType], Callable[[Any], Form]] = {
-    StructType: Fields,
-    ArrayType: Items,
-    MapType: Pairs,
-    StringType: Text,
-    LongType: lambda kind: Whole(kind, 64),
-    IntegerType: lambda kind: Whole(kind, 32),
-    ShortType: lambda kind: Whole(kind, 16),
-    ByteType: lambda kind: Whole(kind, 8),
-    DoubleType: Floating,
-    FloatType: Floating,
-    BooleanType: lambda kind: Form(kind, bool),
-    DecimalType: Fixed,
-    BinaryType: Base64,
-    TimestampType: Moment,
-    TimestampNTZType: Moment,
-    DateType: Day,
+_CONVERTERS: dict[type[DataType], Callable[[Any], JsonConverter]] = {
+    StructType: StructConverter,
+    ArrayType: ArrayConverter,
+    MapType: MapConverter,
+    StringType: StringConverter,
+    LongType: lambda kind: IntegerConverter(kind, 64),
+    IntegerType: lambda kind: IntegerConverter(kind, 32),
+    ShortType: lambda kind: IntegerConverter(kind, 16),
+    ByteType: lambda kind: IntegerConverter(kind, 8),
+    DoubleType: FloatConverter,
+    FloatType: FloatConverter,
+    BooleanType: lambda kind: JsonConverter(kind, bool),
+    DecimalType: DecimalConverter,
+    BinaryType: BinaryConverter,
+    TimestampType: TimestampConverter,
+    TimestampNTZType: TimestampConverter,
+    DateType: DateConverter,
 }
 
 
-def form_of(kind: DataType) -> Form:
-    """The form for a kind of Spark's; raises InvalidArgument if JSON cannot be made into that."""
-    for known, make in _FORMS.items():
+def converter_for(kind: DataType) -> JsonConverter:
+    """Return the converter for a Spark type; raises InvalidArgument if JSON cannot be converted to it."""
+    for known, make in _CONVERTERS.items():
         if isinstance(kind, known):
             return make(kind)
     raise InvalidArgument(
@@ -318,17 +320,17 @@ def form_of(kind: DataType) -> Form:
     )
 
 
-def read_or_null(form: Form, nullable: bool, raw: msgspec.Raw) -> Any:
-    """What a piece of JSON is, or None; raises REFUSALS when it does not fit."""
+def read_or_null(converter: JsonConverter, nullable: bool, raw: msgspec.Raw) -> Any:
+    """Decode a JSON value or null; raises CONVERSION_ERRORS if it does not fit."""
     if bytes(raw).strip() != b"null":
-        return form.read(raw)
+        return converter.read(raw)
     if nullable:
         return None
     raise ValueError("null, where something has to be")
 
 
-def _optional(form: Form, nullable: bool) -> Any:
-    return form.decoded | None if nullable else form.decoded
+def _optional(converter: JsonConverter, nullable: bool) -> Any:
+    return converter.decoded | None if nullable else converter.decoded
 
 
 def _edges(values: Sequence[Any]) -> pa.Array:
@@ -350,7 +352,7 @@ def _microseconds(text: str) -> int:
 
 
 def _within(found: pa.Array, plain: pa.DataType, first: int) -> pa.Array:
-    """The times, none of which may be before the year 1: Python has no dates for them."""
+    """Return the times; raises ValueError for one before the year 1, which Python cannot represent."""
     if len(found) and (least := pc.min(found.view(plain)).as_py()) is not None and least < first:
         raise ValueError("a time before the year 1")
     return found
