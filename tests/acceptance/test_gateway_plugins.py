@@ -153,14 +153,26 @@ def test_an_address_without_a_gateway_is_refused_before_anything_is_made(tmp_pat
     assert not (tmp_path / "data").exists()
 
 
-def test_a_broken_plug_in_matters_only_to_who_names_it(tmp_path: Path) -> None:
+def broken(tmp_path: Path, source: str) -> dict[str, str]:
+    """An environment with the package headrace-broken, whose module has this source."""
     folder = tmp_path / "broken"
     metadata = folder / "headrace_broken-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (folder / "headrace_broken.py").write_text("raise RuntimeError('out of order')")
+    (folder / "headrace_broken.py").write_text(source)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[headrace.gateways]\nbroken = headrace_broken:Gateway\n")
-    environ = environment(tmp_path, folder)
+    return environment(tmp_path, folder)
+
+
+def test_a_plug_in_that_exits_is_named(tmp_path: Path) -> None:
+    told = refused(broken(tmp_path, "import sys; sys.exit(0)"), tmp_path, "--listen", "broken://127.0.0.1:0")
+    assert "SystemExit: 0" in told
+    assert "reinstall headrace-broken" in told
+    assert "[gateway_unavailable]" in told
+
+
+def test_a_broken_plug_in_matters_only_to_who_names_it(tmp_path: Path) -> None:
+    environ = broken(tmp_path, "raise RuntimeError('out of order')")
     told = refused(environ, tmp_path, "--listen", "broken://127.0.0.1:0")
     assert "RuntimeError: out of order" in told
     assert "reinstall headrace-broken" in told
