@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,6 +171,53 @@ def test_a_plug_in_that_exits_is_named(tmp_path: Path) -> None:
     assert "SystemExit: 0" in told
     assert "reinstall headrace-broken" in told
     assert "[gateway_unavailable]" in told
+
+
+HANGING = """
+import asyncio, pathlib, time
+
+class Gateway:
+    busy = False
+    def __init__(self, context, addresses):
+        self.path = pathlib.Path(addresses[0].path)
+    async def start(self):
+        asyncio.get_running_loop().call_soon(self.path.touch)
+        await asyncio.get_running_loop().create_future()
+    def close(self):
+        self.path.with_suffix(".closed").touch()
+    def statistics(self):
+        return 0, 0
+    stop_accepting = drain = ignore_requests = abort = lambda self: None
+    descriptors = lambda self: []
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("wait", ["await asyncio.get_running_loop().create_future()", "time.sleep(600)"])
+def test_a_signal_ends_a_server_whose_gateway_does_not_start(number: signal.Signals, wait: str, tmp_path: Path) -> None:
+    source = HANGING.replace("await asyncio.get_running_loop().create_future()", wait)
+    if "sleep" in wait:
+        source = source.replace("asyncio.get_running_loop().call_soon(self.path.touch)", "self.path.touch()")
+    environ, started, path = broken(tmp_path, source), tmp_path / "started", tmp_path / "socket"
+    command = [sys.executable, "-m", "headrace", "serve", "--data", str(tmp_path / "data")]
+    command += ["--listen", f"unix://{path}", "--listen", f"broken://{started}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ) as process:
+        try:
+            deadline = time.monotonic() + SOON_S
+            while not started.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert path.exists()
+            process.send_signal(number)
+            _, log = process.communicate(timeout=SOON_S)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number, log.decode()
+    assert b"Traceback" not in log, log.decode()
+    assert b"Exception" not in log, log.decode()
+    assert not path.exists()
+    assert started.with_suffix(".closed").exists()
 
 
 def test_a_broken_plug_in_matters_only_to_who_names_it(tmp_path: Path) -> None:
