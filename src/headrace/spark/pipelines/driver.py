@@ -232,7 +232,11 @@ def warnings_of(order: Order) -> list[str]:
             found.append(
                 "the checkpoints are in a directory, which all executors must see: give --checkpoints a URL otherwise"
             )
-        if order.address.startswith("headrace+unix:") or "://127." in order.address or "://localhost" in order.address:
+        if (
+            order.address.startswith(("headrace+unix:", "unix:"))
+            or "://127." in order.address
+            or "://localhost" in order.address
+        ):
             found.append(f"executors on other machines cannot reach a broker at {order.address}")
     return found
 
