@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.client.connection.addresses import default_address, parse_address
+from headrace.client.connection.addresses import default_address, parse_address, unreachable
 from headrace.gateways.addresses import unix_url
 from headrace.server import EmbeddedServer
 
@@ -108,3 +108,11 @@ def test_the_url_that_a_server_tells_can_be_connected_to(name: str, tmp_path: Pa
 def test_a_path_with_a_null_character_is_no_address() -> None:
     with pytest.raises(errors.InvalidArgument, match="null character"):
         parse_address("unix:///run/a%00b")
+
+
+def test_who_has_no_permission_on_a_socket_is_told_so() -> None:
+    denied = PermissionError(13, "Permission denied")
+    told = unreachable(parse_address("unix:///run/headrace.sock"), denied)
+    assert "no permission for the socket" in told
+    assert "is it running" not in told
+    assert "is it running" in unreachable(parse_address("unix:///run/headrace.sock"), FileNotFoundError(2, "missing"))

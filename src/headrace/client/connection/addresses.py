@@ -118,4 +118,9 @@ def unreachable(target: Target, error: BaseException | str) -> str:
     """What to tell a user whose broker cannot be reached."""
     where = str(target) if isinstance(target, Address) else "the broker in this process"
     hint = "; is it running? Start it with `headrace serve`" if isinstance(target, Address) else ""
+    if isinstance(target, Address) and target.path and isinstance(error, PermissionError):
+        hint = (
+            "; this user has no permission for the socket, which is for the broker's user alone: run as that user, or "
+            "use the broker's TCP address"
+        )
     return f"cannot reach a broker at {where}: {error}{hint}"
