@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,14 +155,73 @@ def test_an_address_without_a_gateway_is_refused_before_anything_is_made(tmp_pat
     assert not (tmp_path / "data").exists()
 
 
-def test_a_broken_plug_in_matters_only_to_who_names_it(tmp_path: Path) -> None:
+def broken(tmp_path: Path, source: str) -> dict[str, str]:
+    """An environment with the package headrace-broken, whose module has this source."""
     folder = tmp_path / "broken"
     metadata = folder / "headrace_broken-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (folder / "headrace_broken.py").write_text("raise RuntimeError('out of order')")
+    (folder / "headrace_broken.py").write_text(source)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[headrace.gateways]\nbroken = headrace_broken:Gateway\n")
-    environ = environment(tmp_path, folder)
+    return environment(tmp_path, folder)
+
+
+def test_a_plug_in_that_exits_is_named(tmp_path: Path) -> None:
+    told = refused(broken(tmp_path, "import sys; sys.exit(0)"), tmp_path, "--listen", "broken://127.0.0.1:0")
+    assert "SystemExit: 0" in told
+    assert "reinstall headrace-broken" in told
+    assert "[gateway_unavailable]" in told
+
+
+HANGING = """
+import asyncio, pathlib, time
+
+class Gateway:
+    busy = False
+    def __init__(self, context, addresses):
+        self.path = pathlib.Path(addresses[0].path)
+    async def start(self):
+        asyncio.get_running_loop().call_soon(self.path.touch)
+        await asyncio.get_running_loop().create_future()
+    def close(self):
+        self.path.with_suffix(".closed").touch()
+    def statistics(self):
+        return 0, 0
+    stop_accepting = drain = ignore_requests = abort = lambda self: None
+    descriptors = lambda self: []
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("wait", ["await asyncio.get_running_loop().create_future()", "time.sleep(600)"])
+def test_a_signal_ends_a_server_whose_gateway_does_not_start(number: signal.Signals, wait: str, tmp_path: Path) -> None:
+    source = HANGING.replace("await asyncio.get_running_loop().create_future()", wait)
+    if "sleep" in wait:
+        source = source.replace("asyncio.get_running_loop().call_soon(self.path.touch)", "self.path.touch()")
+    environ, started, path = broken(tmp_path, source), tmp_path / "started", tmp_path / "socket"
+    command = [sys.executable, "-m", "headrace", "serve", "--data", str(tmp_path / "data")]
+    command += ["--listen", f"unix://{path}", "--listen", f"broken://{started}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ) as process:
+        try:
+            deadline = time.monotonic() + SOON_S
+            while not started.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert path.exists()
+            process.send_signal(number)
+            _, log = process.communicate(timeout=SOON_S)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number, log.decode()
+    assert b"Traceback" not in log, log.decode()
+    assert b"Exception" not in log, log.decode()
+    assert not path.exists()
+    assert started.with_suffix(".closed").exists()
+
+
+def test_a_broken_plug_in_matters_only_to_who_names_it(tmp_path: Path) -> None:
+    environ = broken(tmp_path, "raise RuntimeError('out of order')")
     told = refused(environ, tmp_path, "--listen", "broken://127.0.0.1:0")
     assert "RuntimeError: out of order" in told
     assert "reinstall headrace-broken" in told

@@ -330,7 +330,7 @@ def test_server_goes_on_when_nobody_reads_its_output(environment: dict[str, str]
         os.close(writing)
         assert process.stderr is not None
         for line in process.stderr:
-            if b"nobody reads" in line:
+            if b"stdout is closed" in line:
                 break
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(f"{data}/headrace.sock")

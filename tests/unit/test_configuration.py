@@ -239,6 +239,15 @@ def test_a_wrong_address_is_refused_with_the_right_way_to_write_one(home: dict[s
     assert "HEADRACE_LISTEN" in told
 
 
+@pytest.mark.parametrize("text", ["", ",", " , "])
+def test_a_variable_without_an_address_is_as_if_not_set(text: str, home: dict[str, str], tmp_path: Path) -> None:
+    found, plain = configured({**home, "HEADRACE_LISTEN": text}), configured(home)
+    assert listen_addresses(found.settings) == listen_addresses(plain.settings)
+    assert found.source("listen") == "default"
+    as_file = written(tmp_path, "listen = ['headrace://h:1']")
+    assert configured({**home, "HEADRACE_LISTEN": text}, as_file).settings.listen == ["headrace://h:1"]
+
+
 def test_an_address_is_given_once(home: dict[str, str]) -> None:
     assert "twice" in wrong({**home, "HEADRACE_LISTEN": "headrace://h:1 headrace://h:1"})
     assert configured({**home, "HEADRACE_LISTEN": "headrace://h:0 headrace://h:0"}).settings

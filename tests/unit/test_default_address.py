@@ -10,7 +10,8 @@ import pytest
 
 import headrace
 from headrace import errors
-from headrace.client.connection.addresses import default_address
+from headrace.client.connection.addresses import default_address, parse_address, unreachable
+from headrace.gateways.addresses import unix_url
 from headrace.server import EmbeddedServer
 
 
@@ -86,3 +87,32 @@ def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
     with pytest.raises(errors.InvalidArgument, match="name is a text"):
         asyncio.run(ask())
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-server"]
+
+
+@pytest.mark.parametrize("name", ["a b#c?d%20.sock", "\u00e4,.sock", "\udcff.sock"])
+def test_the_url_that_a_server_tells_can_be_connected_to(name: str, tmp_path: Path) -> None:
+    path = f"{tmp_path}/{name}"
+    server = EmbeddedServer(":memory:", listen=[unix_url("unix", path)])
+    try:
+        (url,) = server._server.listening
+        assert url.isascii()
+        assert str(parse_address(url)) == url
+        for address in (url, url.removeprefix("headrace+")):
+            assert parse_address(address).path == path
+            with headrace.connect(address) as bus:
+                assert bus.info().listening == [url]
+    finally:
+        server.close()
+
+
+def test_a_path_with_a_null_character_is_no_address() -> None:
+    with pytest.raises(errors.InvalidArgument, match="null character"):
+        parse_address("unix:///run/a%00b")
+
+
+def test_who_has_no_permission_on_a_socket_is_told_so() -> None:
+    denied = PermissionError(13, "Permission denied")
+    told = unreachable(parse_address("unix:///run/headrace.sock"), denied)
+    assert "no permission for the socket" in told
+    assert "is it running" not in told
+    assert "is it running" in unreachable(parse_address("unix:///run/headrace.sock"), FileNotFoundError(2, "missing"))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.native_client import NativeClient
 
+import headrace
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.gateways import plugins
 from headrace.gateways.addresses import ListenAddress
@@ -92,6 +93,41 @@ class CannotStart(Recorder):
     failing = ("start",)
 
 
+class NoUrls(Recorder):
+    async def start(self) -> Any:
+        return None
+
+
+class WrongUrls(Recorder):
+    async def start(self) -> Any:
+        return [7390]
+
+
+class Exits(Recorder):
+    async def start(self) -> list[str]:
+        raise SystemExit(3)
+
+
+class CannotTell(Recorder):
+    @property
+    def busy(self) -> bool:
+        raise RuntimeError("no idea")
+
+
+class CannotTellLater(Recorder):
+    @property
+    def busy(self) -> bool:
+        if "drain" in self.told:
+            raise RuntimeError("no idea")
+        return False
+
+    def statistics(self) -> GatewayStatistics:
+        raise RuntimeError("no idea")
+
+
+FAULTY = (NoUrls, WrongUrls, Exits, CannotTell, CannotTellLater)
+
+
 MADE: list[Recorder] = []
 
 
@@ -100,6 +136,7 @@ def plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Schemes that stand for classes here, as if packages had them."""
     MADE.clear()
     kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in (Recorder, Failing, CannotListen, CannotStart)}
+    kinds |= {kind.__name__.lower(): kind for kind in FAULTY}
     kinds["lacking"] = lambda *_: object()
     kinds["raising"] = lambda *_: [][0]
     monkeypatch.setattr(plugins, "_load", lambda address: kinds[address.scheme])
@@ -172,6 +209,10 @@ def test_one_that_fails_while_stopping_keeps_nothing_from_being_closed(caplog: p
         ("cannotstart", GatewayUnavailable),
         ("lacking", GatewayUnavailable),
         ("raising", GatewayUnavailable),
+        ("nourls", GatewayUnavailable),
+        ("wrongurls", GatewayUnavailable),
+        ("exits", GatewayUnavailable),
+        ("cannottell", GatewayUnavailable),
     ],
 )
 def test_one_that_cannot_start_closes_the_others_and_the_error_names_its_address(
@@ -189,6 +230,39 @@ def test_one_that_cannot_start_closes_the_others_and_the_error_names_its_address
         assert await again.stop()
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "wrong"),
+    [
+        ("nourls", "`start` must return a list of URLs, not None"),
+        ("exits", "cannot start: SystemExit: 3"),
+        ("cannottell", "cannot tell busy: RuntimeError: no idea"),
+    ],
+)
+def test_a_faulty_plug_in_is_named_with_what_is_wrong(scheme: str, wrong: str) -> None:
+    async def story() -> None:
+        with pytest.raises(GatewayUnavailable) as raised:
+            await server(f"{scheme}://b:1").start()
+        assert wrong in str(raised.value)
+        assert f"reinstall {__name__}" in str(raised.value), "where there is no package, the module"
+
+    run(story)
+
+
+def test_one_that_cannot_tell_its_state_does_not_keep_the_server_from_stopping() -> None:
+    async def story() -> None:
+        serving = server("cannottelllater://a", "recorder://b")
+        await serving.start()
+        assert await serving.stop()
+        assert MADE[0].told[-1] == MADE[1].told[-1] == "abort"
+
+    run(story)
+
+
+def test_a_disk_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"disk is a headrace\.storage\.disk\.Disk, not 3"):
+        headrace.open(":memory:", disk=3)  # type: ignore[arg-type]
 
 
 def test_all_gateways_together_have_so_many_connections(tmp_path: Path) -> None:

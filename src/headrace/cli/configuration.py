@@ -167,7 +167,9 @@ def _from_environment(environ: Mapping[str, str]) -> Givens:
         name = names.get(variable)
         source = f"environment {variable}"
         if name is not None:
-            givens[name] = GivenSetting(_read(name, text, source, os.getcwd()), source)
+            content = _read(name, text, source, os.getcwd())
+            if content != []:  # no address: as if the variable were not set
+                givens[name] = GivenSetting(content, source)
         elif near := difflib.get_close_matches(variable, names, 1, _VERY_NEAR):
             raise InvalidArgument(f"{variable} in the environment is no setting; did you mean {near[0]}?")
     return givens

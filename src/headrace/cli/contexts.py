@@ -136,11 +136,11 @@ def _checked(text: str, source: str) -> str:
 def _address_here(environ: Mapping[str, str]) -> str:
     """Return the address of the broker that `headrace serve` starts on this machine by default."""
     from headrace.cli.configuration import default_data
-    from headrace.client.connection.addresses import DEFAULT_ADDRESS
+    from headrace.client.connection.addresses import DEFAULT_ADDRESS, Address
     from headrace.server import SOCKET_NAME
 
     path = os.path.join(default_data(environ), SOCKET_NAME)
-    return f"headrace+unix://{path}" if _listens(path) else DEFAULT_ADDRESS
+    return str(Address("", 0, path)) if _listens(path) else DEFAULT_ADDRESS
 
 
 def _listens(path: str) -> bool:

@@ -3,7 +3,7 @@
 import os
 import re
 from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from headrace.model.errors import InvalidArgument
 from headrace.wire.native import DEFAULT_PORT
@@ -37,7 +37,7 @@ def tcp_address(host: str, port: int) -> ListenAddress:
 
 def unix_address(path: str) -> ListenAddress:
     """The address of the native protocol on a Unix socket."""
-    return ListenAddress(f"unix://{quote(os.path.abspath(path))}", "unix", path=path)
+    return ListenAddress(unix_url("unix", path), "unix", path=path)
 
 
 def tcp_url(scheme: str, host: str, port: int) -> str:
@@ -47,6 +47,15 @@ def tcp_url(scheme: str, host: str, port: int) -> str:
     'headrace://[::1]:7390'
     """
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def unix_url(scheme: str, path: str) -> str:
+    """The path of a Unix socket as a URL.
+
+    >>> unix_url("headrace+unix", "/run/a b#c.sock")
+    'headrace+unix:///run/a%20b%23c.sock'
+    """
+    return f"{scheme}://{quote(os.fsencode(os.path.abspath(path)))}"
 
 
 def parse_listen_address(url: str) -> ListenAddress:
@@ -64,7 +73,7 @@ def parse_listen_address(url: str) -> ListenAddress:
         raise InvalidArgument(f"listen: {url!r} is no URL ({error}); {_EXAMPLES}") from error
     if "://" not in url or not _SCHEME.match(parts.scheme):
         raise InvalidArgument(f"listen: {url!r} is no URL; {_EXAMPLES}")
-    address = ListenAddress(url, parts.scheme, host, port, unquote(parts.path))
+    address = ListenAddress(url, parts.scheme, host, port, os.fsdecode(unquote_to_bytes(parts.path)))
     if "\0" in f"{host}{address.path}":
         raise InvalidArgument(f"listen: {url!r} has a null character; {_EXAMPLES}")
     if parts.scheme not in NATIVE_SCHEMES:

@@ -30,17 +30,37 @@ def make_gateway(factory: GatewayFactory, context: GatewayContext, addresses: Se
         gateway = factory(context, addresses)
     except HeadraceError:
         raise
-    except Exception as error:
-        raise GatewayUnavailable(
-            f"the gateway for {named} cannot be made: {type(error).__name__}: {error}; ask whoever maintains it"
-        ) from error
-    lacking = [name for name in _MEMBERS if not hasattr(gateway, name)]
+    except (Exception, SystemExit) as error:
+        raise gateway_failed(factory, addresses, f"cannot be made: {type(error).__name__}: {error}") from error
+    lacking = []
+    for name in _MEMBERS:
+        try:
+            if not hasattr(gateway, name):
+                lacking.append(name)
+        except (Exception, SystemExit) as error:  # a property of it
+            text = f"cannot tell {name}: {type(error).__name__}: {error}"
+            raise gateway_failed(factory, addresses, text) from error
     if lacking:
         raise GatewayUnavailable(
             f"the gateway for {named} is a {type(gateway).__name__}, which lacks {', '.join(lacking)}; install a "
-            "version for this version of Headrace"
+            f"version of {_package(factory, addresses)} for this version of Headrace"
         )
     return gateway
+
+
+def gateway_failed(factory: GatewayFactory, addresses: Sequence[ListenAddress], text: str) -> GatewayUnavailable:
+    """The error for a gateway that does not do what a gateway must; it names the package."""
+    package, named = _package(factory, addresses), ", ".join(map(str, addresses))
+    return GatewayUnavailable(f"the gateway of {package} for {named} {text}; mend or reinstall {package}")
+
+
+def _package(factory: GatewayFactory, addresses: Sequence[ListenAddress]) -> str:
+    """The name of the package that has a gateway, or that of its module."""
+    for address in addresses:
+        for entry in entry_points(group=GROUP, name=address.scheme):
+            if entry.dist is not None:
+                return entry.dist.name
+    return str(getattr(factory, "__module__", None) or type(factory).__name__)
 
 
 def _load(address: ListenAddress) -> GatewayFactory:
@@ -48,7 +68,7 @@ def _load(address: ListenAddress) -> GatewayFactory:
     package = entry.dist.name if entry.dist is not None else entry.module
     try:
         factory = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise GatewayUnavailable(
             f"cannot listen on {address}: the gateway {entry.value} of {package} cannot be loaded: "
             f"{type(error).__name__}: {error}; mend or reinstall {package}",

@@ -88,7 +88,7 @@ class CorruptFile(HeadraceError):
 
 
 class UnsupportedFormat(HeadraceError):
-    """The data was written by a newer Headrace in a format this one does not know."""
+    """The data has the format of an earlier Headrace, which `headrace upgrade` converts, or of a newer one."""
 
     code = "unsupported_format"
 

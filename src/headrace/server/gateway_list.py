@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headrace.gateways.addresses import (
     NATIVE_SCHEMES,
@@ -12,13 +12,16 @@ from headrace.gateways.addresses import (
     tcp_address,
     unix_address,
 )
-from headrace.model.errors import GatewayUnavailable, HeadraceError, InvalidArgument, ListenFailed
+from headrace.model.arguments import shown
+from headrace.model.errors import HeadraceError, InvalidArgument, ListenFailed
 
 if TYPE_CHECKING:
-    from headrace.gateways.gateway import Gateway, GatewayContext, GatewayFactory
+    from headrace.gateways.gateway import Gateway, GatewayContext, GatewayFactory, GatewayStatistics
     from headrace.server.settings import ServerSettings
 
 logger = logging.getLogger("headrace.server")
+
+Answer = TypeVar("Answer")
 
 
 def listen_addresses(settings: "ServerSettings") -> list[ListenAddress]:
@@ -56,21 +59,23 @@ async def start_gateway(
     made: "Callable[[Gateway], None]",
 ) -> list[str]:
     """Make a gateway, pass it to `made`, and start it; returns the URLs on which it listens."""
-    from headrace.gateways.plugins import make_gateway
+    from headrace.gateways.plugins import gateway_failed, make_gateway
 
     gateway = make_gateway(factory, context, addresses)
     made(gateway)  # before it starts: whatever happens now, it is closed with the others
     named = ", ".join(map(str, addresses))
     try:
-        urls = await gateway.start()
+        urls: object = await gateway.start()
     except HeadraceError:
         raise
     except OSError as error:
         raise ListenFailed(f"cannot listen on {named}: {error}; give another address with --listen") from error
-    except Exception as error:
-        raise GatewayUnavailable(
-            f"the gateway for {named} cannot start: {type(error).__name__}: {error}; ask whoever maintains it"
-        ) from error
+    except (Exception, SystemExit) as error:
+        text = f"cannot start: {type(error).__name__}: {error}"
+        raise gateway_failed(factory, addresses, text) from error
+    if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+        text = f"is faulty: `start` must return a list of URLs, not {shown(urls)}"
+        raise gateway_failed(factory, addresses, text)
     for url in urls:
         logger.debug("listening  address=%s", url)
     return urls
@@ -83,3 +88,27 @@ def tell_gateways(gateways: "Iterable[Gateway]", call: "Callable[[Gateway], None
             call(gateway)
         except Exception:
             logger.exception("gateway failed while stopping  gateway=%s", type(gateway).__name__)
+
+
+def any_busy(gateways: "Iterable[Gateway]") -> bool:
+    """Whether a gateway has requests without answers; nobody waits for one that fails to tell."""
+    return any(_asked(gateway, lambda gateway: bool(gateway.busy), False) for gateway in gateways)
+
+
+def gateway_statistics(gateways: "Iterable[Gateway]") -> "list[GatewayStatistics]":
+    """What all gateways tell about their connections; one that fails to tell has none."""
+    from headrace.gateways.gateway import GatewayStatistics
+
+    return [
+        _asked(gateway, lambda gateway: GatewayStatistics(*gateway.statistics()), GatewayStatistics(0, 0))
+        for gateway in gateways
+    ]
+
+
+def _asked(gateway: "Gateway", question: "Callable[[Gateway], Answer]", otherwise: Answer) -> Answer:
+    try:
+        return question(gateway)
+    except Exception:
+        # Asked many times a second: the traceback is for whoever looks for it.
+        logger.debug("gateway failed to tell its state  gateway=%s", type(gateway).__name__, exc_info=True)
+        return otherwise

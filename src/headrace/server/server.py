@@ -10,8 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.client.connection.fork_guard import detach
+from headrace.model.arguments import shown
+from headrace.model.errors import InvalidArgument
 from headrace.server.directory_lock import DirectoryLock
-from headrace.server.gateway_list import listen_addresses, load_gateways, start_gateway, tell_gateways
+from headrace.server.gateway_list import (
+    any_busy,
+    gateway_statistics,
+    listen_addresses,
+    load_gateways,
+    start_gateway,
+    tell_gateways,
+)
 from headrace.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -65,7 +74,7 @@ class Server:
         `authenticate` tells who a client is, by default nobody in particular.
         """
         self.settings = settings
-        self._disk = disk
+        self._disk = _checked_disk(disk)
         self.gateways: list[Gateway] = []
         self.listening: list[str] = []
         """The URLs of all addresses on which it listens, with the real ports."""
@@ -203,7 +212,7 @@ class Server:
         return self._broker.tick(now_us)
 
     def _connections(self) -> int:
-        return sum(gateway.statistics().connections for gateway in self.gateways)
+        return sum(each.connections for each in gateway_statistics(self.gateways))
 
     async def _finished(self, hurry: asyncio.Event) -> bool:
         """Wait for clients to finish, as long as the settings say; whether they have."""
@@ -211,10 +220,10 @@ class Server:
         assert broker is not None
 
         def answered() -> bool:
-            return hurry.is_set() or (broker.idle and not any(gateway.busy for gateway in gateways))
+            return hurry.is_set() or (broker.idle and not any_busy(gateways))
 
         def quiet() -> bool:
-            all_statistics = [gateway.statistics() for gateway in gateways]
+            all_statistics = gateway_statistics(gateways)
             heard_us = max((one.heard_us for one in all_statistics if one.connections), default=0)
             return answered() and (self._runtime.now_us() - heard_us > _QUIET_US or hurry.is_set())
 
@@ -238,6 +247,16 @@ class Server:
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+
+def _checked_disk(disk: object) -> "Disk | None":
+    if disk is None:
+        return None
+    from headrace.storage.disk import Disk
+
+    if not isinstance(disk, Disk):
+        raise InvalidArgument(f"disk is a headrace.storage.disk.Disk, not {shown(disk)}")
+    return disk
 
 
 async def _until(reached: Callable[[], bool], timeout_s: float) -> bool:

@@ -7,12 +7,15 @@ import logging
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from headrace.cli.arguments import add_json, completes
 from headrace.cli.configuration import FIELDS, Configuration, configure, default_data, from_flags, topic_flag
 from headrace.cli.setting_options import field_explanations, setting_text
-from headrace.cli.terminal.interrupts import Interrupts
+from headrace.cli.terminal.interrupts import Interrupted, Interrupts
 from headrace.cli.terminal.log_format import log_to_stderr
 from headrace.cli.terminal.output import Output
 from headrace.model.errors import InvalidArgument
@@ -106,10 +109,16 @@ def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
 async def _serve(configuration: Configuration, out: Output) -> int:
     settings = configuration.settings
     server = Server(settings)
-    await server.start()
+    signals = _Signals(asyncio.get_running_loop())
+    try:
+        with signals.ending_the_start():
+            await server.start()
+    except asyncio.CancelledError:
+        if not signals.number:
+            raise
+        return 128 + signals.number
     gc.freeze()  # what exists now stays: collections need not scan it again
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 10, 10)
-    signals = _Signals(asyncio.get_running_loop())
     _tell_ready(server, out)
     await signals.first.wait()
     finished = await server.stop(hurry=signals.second)
@@ -117,15 +126,46 @@ async def _serve(configuration: Configuration, out: Output) -> int:
 
 
 class _Signals:
-    """Install signal handlers: the first signal starts draining, the second ends it."""
+    """While the server starts, a signal ends that; later the first starts draining, and the second ends it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self.number = 0
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                loop.add_signal_handler(number, self._came, number)
+        self._loop = loop
+        self._main = asyncio.current_task()
+        self._starts = False
+        # Those that are ignored stay so: nohup, or a shell's background job.
+        self._numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+    @contextmanager
+    def ending_the_start(self) -> Iterator[None]:
+        """In the block a signal ends what this task does; after it, the loop's handlers are in place."""
+        before = {number: signal.signal(number, self._end_start) for number in self._numbers}
+        self._starts = True
+        try:
+            yield
+        except BaseException:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            raise
+        finally:
+            self._starts = False
+        for number in self._numbers:
+            self._loop.add_signal_handler(number, self._came, number)
+        if self.number:  # a gateway did not heed it
+            self.first.set()
+
+    def _end_start(self, number: int, _: FrameType | None) -> None:
+        first, self.number = not self.number, number
+        if first and asyncio.current_task(self._loop) is self._main:
+            raise Interrupted(number)  # it is at work, such as on the recovery of data, and may not wait for long
+        # The loop waits, or runs something else, where an exception would only be logged.
+        self._loop.call_soon_threadsafe(self._cancel_start)
+
+    def _cancel_start(self) -> None:
+        if self._starts and self._main is not None:
+            self._main.cancel()
 
     def _came(self, number: int) -> None:
         self.number = number

@@ -747,6 +747,9 @@ class AsyncBus:
         Returns:
             The groups, by name.
 
+        Raises:
+            Timeout: if the broker does not answer in time.
+
         Example:
             >>> receipt = await bus.publish("orders", b"3 apples")
             >>> await bus.commit("billing", {("orders", 0): 1})

@@ -741,6 +741,9 @@ class Bus:
         Returns:
             The groups, by name.
 
+        Raises:
+            Timeout: if the broker does not answer in time.
+
         Example:
             >>> receipt = bus.publish("orders", b"3 apples")
             >>> bus.commit("billing", {("orders", 0): 1})

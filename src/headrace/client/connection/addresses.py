@@ -3,7 +3,7 @@
 import os
 import socket
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from headrace.client.connection.environment import URL_VARIABLE
 from headrace.model.arguments import shortened, shown
@@ -13,6 +13,8 @@ from headrace.wire.native import DEFAULT_PORT
 
 DEFAULT_ADDRESS = f"headrace://127.0.0.1:{DEFAULT_PORT}"
 _EXAMPLES = f"{DEFAULT_ADDRESS} or headrace+unix:///run/headrace.sock"
+
+_UNIX_SCHEMES = ("headrace+unix", "unix")
 
 
 class Address(NamedTuple):
@@ -26,7 +28,7 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         query = f"?tenant={self.tenant}" if self.tenant else ""
         if self.path:
-            return f"headrace+unix://{self.path}{query}"
+            return f"headrace+unix://{quote(os.fsencode(self.path))}{query}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"headrace://{host}:{self.port}{query}"
 
@@ -62,6 +64,8 @@ def parse_address(text: str) -> Address:
     Address(host='localhost', port=7390, path='', tenant='acme')
     >>> str(parse_address("headrace+unix:///run/headrace.sock"))
     'headrace+unix:///run/headrace.sock'
+    >>> parse_address("unix:///run/a%20b%23c.sock").path
+    '/run/a b#c.sock'
     """
     if not isinstance(text, str):
         raise InvalidArgument(f"an address is text, not {shown(text)}; write {_EXAMPLES}")
@@ -75,8 +79,11 @@ def parse_address(text: str) -> Address:
     tenant = _queried_tenant(text)
     if port == 0:
         raise InvalidArgument(f"{shown(text)} is no address: a port is 1 to 65535; write {_EXAMPLES}")
-    if parts.scheme == "headrace+unix" and parts.path and not parts.netloc:
-        return Address("", 0, parts.path, tenant)
+    if parts.scheme in _UNIX_SCHEMES and parts.path and not parts.netloc:
+        path = os.fsdecode(unquote_to_bytes(parts.path))
+        if "\0" in path:
+            raise InvalidArgument(f"{shown(text)} is no address: it has a null character; write {_EXAMPLES}")
+        return Address("", 0, path, tenant)
     if parts.scheme == "headrace" and host and parts.path in ("", "/") and "@" not in parts.netloc:
         return Address(host, port or DEFAULT_PORT, "", tenant)
     raise InvalidArgument(f"{shown(text)} is no address of a broker; write {_EXAMPLES}")
@@ -111,4 +118,9 @@ def unreachable(target: Target, error: BaseException | str) -> str:
     """What to tell a user whose broker cannot be reached."""
     where = str(target) if isinstance(target, Address) else "the broker in this process"
     hint = "; is it running? Start it with `headrace serve`" if isinstance(target, Address) else ""
+    if isinstance(target, Address) and target.path and isinstance(error, PermissionError):
+        hint = (
+            "; this user has no permission for the socket, which is for the broker's user alone: run as that user, or "
+            "use the broker's TCP address"
+        )
     return f"cannot reach a broker at {where}: {error}{hint}"

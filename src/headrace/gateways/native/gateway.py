@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Sequence
 
-from headrace.gateways.addresses import ListenAddress, tcp_url
+from headrace.gateways.addresses import ListenAddress, tcp_url, unix_url
 from headrace.gateways.gateway import GatewayContext, GatewayStatistics
 from headrace.gateways.listen_errors import listen_failed, listen_unix_failed
 from headrace.gateways.native.connection import NativeConnection
@@ -74,7 +73,7 @@ class NativeGateway:
         for address in self._addresses:
             if address.path:
                 await self._listen_unix(address.path)
-                urls.append(f"headrace+unix://{os.path.abspath(address.path)}")
+                urls.append(unix_url("headrace+unix", address.path))
             else:
                 assert address.port is not None
                 bound = await self._listen(address.host, address.port)

@@ -240,7 +240,7 @@ def warnings_of(request: RunRequest) -> list[str]:
                 "the checkpoints are in a directory, which all executors must see: give --checkpoints a URL otherwise"
             )
         if (
-            request.address.startswith("headrace+unix:")
+            request.address.startswith(("headrace+unix:", "unix:"))
             or "://127." in request.address
             or "://localhost" in request.address
         ):
