@@ -133,6 +133,17 @@ def test_one_that_was_begun_is_finished_before_a_broker_works_there(data: str) -
     check_contents(data)
 
 
+@pytest.mark.parametrize("content", [b"", b"junk" * 99])
+def test_files_that_are_no_segments_are_left_alone(data: str, content: bytes) -> None:
+    names = ["0.seg", "000.seg", "5.seg", "11.seg", "٣.seg", "0.idx", "1.seg.new", "0.seg.tmp"]
+    stray = [Path(data, log, name) for log in ("topics/1/0", "broker/journal") for name in names]
+    for path in stray:
+        path.write_bytes(content)
+    assert upgrade_data(data, lambda _: None).segments == 7
+    check_contents(data)
+    assert [path.read_bytes() for path in stray] == [content] * len(stray)
+
+
 def test_damage_stays_where_it_is(data: str) -> None:
     segment = Path(data, "topics", "1", "0", f"{0:020d}.seg")
     content = bytearray(segment.read_bytes())
