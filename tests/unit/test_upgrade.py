@@ -157,11 +157,38 @@ def test_damage_stays_where_it_is(data: str) -> None:
     assert content[64:179] in segment.read_bytes()
 
 
+def test_the_commands_tell_of_damage(data: str, capfd: pytest.CaptureFixture[str]) -> None:
+    path = f"{data}/topics/1/0/{0:020d}.seg"
+    content = bytearray(Path(path).read_bytes())
+    content[153] ^= 0xFF
+    Path(path).write_bytes(content)
+    again = shutil.copytree(data, f"{data}-again")
+    lone = shutil.copytree(f"{data}/topics/1/0", f"{data}-log")
+
+    assert main(["upgrade", data, "--json"]) == 0
+    damaged = {"path": path, "first_offset": 0, "next_offset": 2, "messages": 2}
+    assert json.loads(capfd.readouterr().out)["damaged"] == [damaged]
+    for _ in range(2):  # before and after a broker has opened it
+        assert main(["verify", data, "--json"]) == 0
+        lost = json.loads(capfd.readouterr().out)["lost_earlier"]
+        assert [{name: one[name] for name in damaged} for one in lost] == [damaged]
+        Workbench(data).close()
+
+    assert main(["upgrade", again]) == 0
+    told = capfd.readouterr().out
+    assert f"damaged: offsets 0 to 1 ({again}/topics/1/0/" in told
+    assert "2 damaged messages became gaps" in told
+    assert main(["verify", again]) == 0
+    assert f"lost earlier: offsets 0 to 1 ({again}/topics/1/0/" in capfd.readouterr().out
+    assert [one[1:] for one in upgrade_data(lone, lambda _: None).damaged] == [(0, 2)]
+
+
 def test_torn_bytes_at_the_end_are_set_aside_when_the_log_is_opened(data: str) -> None:
     segment = Path(data, "topics", "2", "0", f"{0:020d}.seg")
     content = segment.read_bytes()
     segment.write_bytes(content + content[64:140])
     upgrade_data(data, lambda _: None)
+    assert not verify_data(data, lambda _: None).sound
     bench = Workbench(data)
     assert bench.values("acme/orders") == [b"acme 1", b"acme 2"]
     assert bench.publish("acme/orders", [b"acme 3"]).base_offset == 2
@@ -194,7 +221,15 @@ def test_what_is_not_known_is_left_alone(data: str, tmp_path: Path) -> None:
 def test_the_command_tells_what_it_did(data: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["upgrade", data, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
-    assert told == {"path": data, "changed": True, "from_format": 1, "format": FORMAT, "logs": 7, "segments": 7}
+    assert told == {
+        "path": data,
+        "changed": True,
+        "from_format": 1,
+        "format": FORMAT,
+        "logs": 7,
+        "segments": 7,
+        "damaged": [],
+    }
     assert main(["upgrade", data]) == 0
     assert "nothing to do" in capfd.readouterr().out
     assert main(["upgrade", f"{data}/nowhere"]) == 1

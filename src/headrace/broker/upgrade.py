@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.broker.staging import with_new_crc
-from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory
+from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DamagedRange, DataDirectory, UpgradedLog
 
 
 class Upgraded(NamedTuple):
@@ -19,11 +19,13 @@ class Upgraded(NamedTuple):
     logs: int
     segments: int
     """How many files were written anew."""
+    damaged: list[DamagedRange]
+    """The messages in them that were damaged, and are gaps now."""
 
     @staticmethod
-    def of_log(path: str, segments: int) -> "Upgraded":
+    def of_log(path: str, done: UpgradedLog) -> "Upgraded":
         """What was done with a log that has no broker."""
-        return Upgraded(path, FORMER_FORMAT if segments else FORMAT, FORMAT, 1, segments)
+        return Upgraded(path, FORMER_FORMAT if done.segments else FORMAT, FORMAT, 1, done.segments, done.damaged)
 
     @property
     def changed(self) -> bool:
@@ -35,7 +37,7 @@ def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
     """Bring the directory over; whoever calls this holds its lock. Progress is told in bytes looked at."""
     found = data.stored_format()
     if found is not None and found.number == FORMAT and not found.required & UPGRADING:
-        return Upgraded(data.path, FORMAT, FORMAT, 0, 0)
+        return Upgraded(data.path, FORMAT, FORMAT, 0, 0, [])
     if found is not None:
         # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
         data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
@@ -46,9 +48,8 @@ def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
         done_bytes += size_bytes
         progress(done_bytes)
 
-    segments = sum(
-        data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in logs
-    )
+    done = [data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in logs]
     if found is not None:
         data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
-    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(logs), segments)
+    damaged = [one for log in done for one in log.damaged]
+    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(logs), sum(log.segments for log in done), damaged)

@@ -40,7 +40,7 @@ class LostRange(msgspec.Struct, frozen=True):
     kept_in: str | None = None
     """A copy of the damaged bytes."""
     repaired: bool = False
-    """Whether an earlier repair found it and made it a gap."""
+    """Whether an earlier repair or upgrade found it and made it a gap."""
 
 
 class Findings(msgspec.Struct):
@@ -391,7 +391,7 @@ def verify(
             findings.bytes += item.length
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 repaired = isinstance(item, Batch)
-                reason = "lost, as an earlier repair found" if isinstance(item, Batch) else item.reason
+                reason = "lost, as an earlier repair or upgrade found" if isinstance(item, Batch) else item.reason
                 findings.lost.append(
                     LostRange(segment.path, position, item.base_offset, item.next_offset, reason, repaired=repaired)
                 )

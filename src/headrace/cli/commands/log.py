@@ -88,8 +88,8 @@ example:
   headrace log verify ./orders || echo "look at it"
 
 Changes nothing, and may run while the log is being written. Exit code: 0 sound,
-3 damaged, 1 could not be checked. What an earlier repair found to be lost is
-named, but is no damage.
+3 damaged, 1 could not be checked. What an earlier repair or upgrade found to be
+lost is named, but is no damage.
 """
 
 _REPAIR = """\

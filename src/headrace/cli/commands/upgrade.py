@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from headrace.cli.arguments import add_json
 from headrace.cli.commands.verify import add_data
 from headrace.cli.terminal.interrupts import Interrupts
-from headrace.cli.terminal.output import Output, ProgressLine, counted
+from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_text
 from headrace.offline import Upgraded, upgrade_data
 from headrace.server import data_bytes
 
@@ -23,9 +23,13 @@ segment_bytes says. May be ended, or killed, and run again; a directory that is
 of the present format is left as it is.
 
 There is no way back: make a copy before, if the earlier Headrace may be needed.
-Damaged messages stay damaged, and `headrace verify` tells of them afterwards.
+Damaged messages are lost: a gap with the damaged bytes takes their place. The
+upgrade lists those that it found. Afterwards `headrace verify` (`headrace log
+verify` for a log without a broker) lists them as lost earlier, and does not count
+them as damage. Torn bytes at the end of a log stay, and count as damage.
 
-Exit code: 0 done, or nothing to do; 1 could not be done.
+Exit code: 0 done, whether messages were damaged or not, or nothing to do; 1 could
+not be done.
 """
 
 
@@ -48,6 +52,7 @@ def upgrade(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "format": done.format,
         "logs": done.logs,
         "segments": done.segments,
+        "damaged": [{**one._asdict(), "messages": one.next_offset - one.first_offset} for one in done.damaged],
     }
     out.tell(content, *_lines(done))
     return 0
@@ -59,3 +64,7 @@ def _lines(done: Upgraded) -> Iterator[str]:
         return
     logs, files = counted(done.logs, "log"), counted(done.segments, "file")
     yield f"{done.path}: {logs}, {files} brought over from format {done.from_format} to {done.format}"
+    yield from (f"damaged: {offsets_text(one.first_offset, one.next_offset)} ({one.path})" for one in done.damaged)
+    if done.damaged:
+        lost = counted(sum(one.next_offset - one.first_offset for one in done.damaged), "damaged message")
+        yield f"{lost} became gaps that hold the damaged bytes; `headrace verify` lists them as lost earlier"
