@@ -218,6 +218,42 @@ def test_what_is_not_known_is_left_alone(data: str, tmp_path: Path) -> None:
         upgrade_data(data, lambda _: None)
 
 
+def files(directory: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 99])
+def test_a_directory_without_its_format_is_refused_and_repair_brings_it_over(
+    data: str, capfd: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    Path(data, "format").unlink()
+    if content is not None:
+        Path(data, "format").write_bytes(content)
+    before = files(data)
+    assert main(["upgrade", data]) == 1
+    told = capfd.readouterr().err
+    assert "data_directory_damaged" in told
+    assert f"headrace repair {data}" in told
+    assert files(data) == before
+    assert main(["repair", data]) == 0
+    assert verify_data(data, lambda _: None).sound
+    check_contents(data)
+
+
+def test_a_damaged_header_of_the_present_format_is_not_taken_for_the_former(tmp_path: Path) -> None:
+    with Log(tmp_path, create=True, segment_bytes=1 << 20) as log:
+        for _ in range(3):
+            log.append_many([b"x" * 1000] * 900)
+            log.flush()
+    segment = min(tmp_path.glob("*.seg"))
+    content = bytearray(segment.read_bytes())
+    content[20] ^= 0xFF
+    segment.write_bytes(content)
+    assert len(list(tmp_path.glob("*.seg"))) > 1
+    assert not upgrade_data(str(tmp_path), lambda _: None).changed
+    assert segment.read_bytes() == content
+
+
 def test_the_command_tells_what_it_did(data: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["upgrade", data, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)

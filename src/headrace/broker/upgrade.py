@@ -35,21 +35,26 @@ class Upgraded(NamedTuple):
 
 def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
     """Bring the directory over; whoever calls this holds its lock. Progress is told in bytes looked at."""
-    found = data.stored_format()
-    if found is not None and found.number == FORMAT and not found.required & UPGRADING:
+    found = data.known_format()
+    if found.number == FORMAT and not found.required & UPGRADING:
         return Upgraded(data.path, FORMAT, FORMAT, 0, 0, [])
-    if found is not None:
-        # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
-        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
-    logs, done_bytes = data.logs(), 0
+    # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
+    data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
+    done = upgrade_logs(data, progress)
+    data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
+    damaged = [one for log in done for one in log.damaged]
+    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(done), sum(log.segments for log in done), damaged)
+
+
+def upgrade_logs(data: DataDirectory, progress: Callable[[int], None]) -> list[UpgradedLog]:
+    """Bring over those logs of a data directory that are not yet; the format file stays as it is."""
+    done_bytes = 0
 
     def looked_at(size_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += size_bytes
         progress(done_bytes)
 
-    done = [data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in logs]
-    if found is not None:
-        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
-    damaged = [one for log in done for one in log.damaged]
-    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(logs), sum(log.segments for log in done), damaged)
+    return [
+        data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in data.logs()
+    ]

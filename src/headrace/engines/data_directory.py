@@ -118,6 +118,13 @@ class DataDirectory:
         content = SlottedRecord(self._disk, path, write=False).load() if self._disk.exists(path) else None
         return None if content is None else _decoded(content, self.path)
 
+    def known_format(self) -> DataFormat:
+        """What the format file says, also one that is to be brought over; raises when it is missing or damaged."""
+        found = self.stored_format()
+        if found is None:
+            raise self.damaged(f"the format file {self.format_path} is missing or damaged")
+        return found
+
     def upgrade_log(self, path: str, progress: Callable[[int], None], amend: Amend | None = None) -> UpgradedLog:
         """Bring over a log of the former format."""
         return upgrade_log(self.host, path, progress, amend)

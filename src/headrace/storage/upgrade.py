@@ -140,12 +140,20 @@ def upgrade_log(
         path = segment_path(directory, base)
         file = host.disk.open(path)
         size = host.disk.size(file)
-        if size >= DATA_AT and not is_current(host.disk.read(file, 0, DATA_AT)):
+        if _is_former(host, file, base):
             beyond = None if following is None else _first_batch(host, segment_path(directory, following), following)
             damaged += _write_anew(host, path, file, _Bounds(base, following, beyond), amend)
             upgraded += 1
         progress(size)
     return UpgradedLog(upgraded, damaged)
+
+
+def _is_former(host: StorageRuntime, file: OpenFile, base: int) -> bool:
+    """Whether a segment has the former format: as its header says, or else its batches if the header is damaged."""
+    head = host.disk.read(file, 0, DATA_AT)
+    if len(head) < DATA_AT or is_current(head):
+        return False
+    return read_former_header(head) is not None or _first_batch(host, file.path, base) is not None
 
 
 def _first_batch(host: StorageRuntime, path: str, base: int) -> FormerBatch | None:

@@ -20,7 +20,8 @@ be at work in it. Every message keeps its offset; groups, leased subscriptions,
 schedules and transactions are as they were. Each file is written anew beside
 itself, so the disk needs room for one more of them: 512 MiB, or what the topic's
 segment_bytes says. May be ended, or killed, and run again; a directory that is
-of the present format is left as it is.
+of the present format is left as it is. One whose format file is missing or damaged
+is refused: `headrace repair` brings it over and puts it in order.
 
 There is no way back: make a copy before, if the earlier Headrace may be needed.
 Damaged messages are lost: a gap with the damaged bytes takes their place. The
