@@ -218,6 +218,11 @@ def test_what_is_not_known_is_left_alone(data: str, tmp_path: Path) -> None:
         upgrade_data(data, lambda _: None)
 
 
+def test_a_log_without_segments_is_passed_over(data: str) -> None:
+    Path(data, "topics", "1", "1", f"{0:020d}.seg").unlink()
+    assert upgrade_data(data, lambda _: None).segments == 6
+
+
 def files(directory: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
 

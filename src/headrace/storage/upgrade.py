@@ -7,6 +7,7 @@ any moment only means to run it again.
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -136,7 +137,7 @@ def upgrade_log(
     """
     bases = segment_bases(host, directory)
     upgraded, damaged = 0, list[DamagedRange]()
-    for base, following in zip(bases, [*bases[1:], None], strict=True):
+    for base, following in zip_longest(bases, bases[1:]):
         path = segment_path(directory, base)
         file = host.disk.open(path)
         size = host.disk.size(file)
