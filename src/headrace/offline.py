@@ -23,6 +23,7 @@ def upgrade_data(path: str, progress: Callable[[int], None]) -> Upgraded:
     host = StorageRuntime(PrivateDisk())
     data = DataDirectory(host, path)
     data.check_used()  # before a lock is made there
+    data.known_format()
     lock = DirectoryLock(host.disk, path)
     try:
         return upgrade(data, progress)

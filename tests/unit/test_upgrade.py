@@ -133,6 +133,17 @@ def test_one_that_was_begun_is_finished_before_a_broker_works_there(data: str) -
     check_contents(data)
 
 
+@pytest.mark.parametrize("content", [b"", b"junk" * 99])
+def test_files_that_are_no_segments_are_left_alone(data: str, content: bytes) -> None:
+    names = ["0.seg", "000.seg", "5.seg", "11.seg", "٣.seg", "0.idx", "1.seg.new", "0.seg.tmp"]
+    stray = [Path(data, log, name) for log in ("topics/1/0", "broker/journal") for name in names]
+    for path in stray:
+        path.write_bytes(content)
+    assert upgrade_data(data, lambda _: None).segments == 7
+    check_contents(data)
+    assert [path.read_bytes() for path in stray] == [content] * len(stray)
+
+
 def test_damage_stays_where_it_is(data: str) -> None:
     segment = Path(data, "topics", "1", "0", f"{0:020d}.seg")
     content = bytearray(segment.read_bytes())
@@ -146,11 +157,38 @@ def test_damage_stays_where_it_is(data: str) -> None:
     assert content[64:179] in segment.read_bytes()
 
 
+def test_the_commands_tell_of_damage(data: str, capfd: pytest.CaptureFixture[str]) -> None:
+    path = f"{data}/topics/1/0/{0:020d}.seg"
+    content = bytearray(Path(path).read_bytes())
+    content[153] ^= 0xFF
+    Path(path).write_bytes(content)
+    again = shutil.copytree(data, f"{data}-again")
+    lone = shutil.copytree(f"{data}/topics/1/0", f"{data}-log")
+
+    assert main(["upgrade", data, "--json"]) == 0
+    damaged = {"path": path, "first_offset": 0, "next_offset": 2, "messages": 2}
+    assert json.loads(capfd.readouterr().out)["damaged"] == [damaged]
+    for _ in range(2):  # before and after a broker has opened it
+        assert main(["verify", data, "--json"]) == 0
+        lost = json.loads(capfd.readouterr().out)["lost_earlier"]
+        assert [{name: one[name] for name in damaged} for one in lost] == [damaged]
+        Workbench(data).close()
+
+    assert main(["upgrade", again]) == 0
+    told = capfd.readouterr().out
+    assert f"damaged: offsets 0 to 1 ({again}/topics/1/0/" in told
+    assert "2 damaged messages became gaps" in told
+    assert main(["verify", again]) == 0
+    assert f"lost earlier: offsets 0 to 1 ({again}/topics/1/0/" in capfd.readouterr().out
+    assert [one[1:] for one in upgrade_data(lone, lambda _: None).damaged] == [(0, 2)]
+
+
 def test_torn_bytes_at_the_end_are_set_aside_when_the_log_is_opened(data: str) -> None:
     segment = Path(data, "topics", "2", "0", f"{0:020d}.seg")
     content = segment.read_bytes()
     segment.write_bytes(content + content[64:140])
     upgrade_data(data, lambda _: None)
+    assert not verify_data(data, lambda _: None).sound
     bench = Workbench(data)
     assert bench.values("acme/orders") == [b"acme 1", b"acme 2"]
     assert bench.publish("acme/orders", [b"acme 3"]).base_offset == 2
@@ -180,10 +218,59 @@ def test_what_is_not_known_is_left_alone(data: str, tmp_path: Path) -> None:
         upgrade_data(data, lambda _: None)
 
 
+def test_a_log_without_segments_is_passed_over(data: str) -> None:
+    Path(data, "topics", "1", "1", f"{0:020d}.seg").unlink()
+    assert upgrade_data(data, lambda _: None).segments == 6
+
+
+def files(directory: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 99])
+def test_a_directory_without_its_format_is_refused_and_repair_brings_it_over(
+    data: str, capfd: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    Path(data, "format").unlink()
+    if content is not None:
+        Path(data, "format").write_bytes(content)
+    before = files(data)
+    assert main(["upgrade", data]) == 1
+    told = capfd.readouterr().err
+    assert "data_directory_damaged" in told
+    assert f"headrace repair {data}" in told
+    assert files(data) == before
+    assert main(["repair", data]) == 0
+    assert verify_data(data, lambda _: None).sound
+    check_contents(data)
+
+
+def test_a_damaged_header_of_the_present_format_is_not_taken_for_the_former(tmp_path: Path) -> None:
+    with Log(tmp_path, create=True, segment_bytes=1 << 20) as log:
+        for _ in range(3):
+            log.append_many([b"x" * 1000] * 900)
+            log.flush()
+    segment = min(tmp_path.glob("*.seg"))
+    content = bytearray(segment.read_bytes())
+    content[20] ^= 0xFF
+    segment.write_bytes(content)
+    assert len(list(tmp_path.glob("*.seg"))) > 1
+    assert not upgrade_data(str(tmp_path), lambda _: None).changed
+    assert segment.read_bytes() == content
+
+
 def test_the_command_tells_what_it_did(data: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["upgrade", data, "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
-    assert told == {"path": data, "changed": True, "from_format": 1, "format": FORMAT, "logs": 7, "segments": 7}
+    assert told == {
+        "path": data,
+        "changed": True,
+        "from_format": 1,
+        "format": FORMAT,
+        "logs": 7,
+        "segments": 7,
+        "damaged": [],
+    }
     assert main(["upgrade", data]) == 0
     assert "nothing to do" in capfd.readouterr().out
     assert main(["upgrade", f"{data}/nowhere"]) == 1

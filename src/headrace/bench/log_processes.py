@@ -17,7 +17,7 @@ from headrace.bench.payload import Payload
 from headrace.embedded.log import Log
 from headrace.model.batch import Columns, encode
 from headrace.storage import index
-from headrace.storage.segment import SUFFIX
+from headrace.storage.segment import offset_in_name
 
 VISIBILITY_RATE = 1000
 """The rate of messages whose visibility is timed, per second."""
@@ -157,7 +157,7 @@ class KilledLog:
     def _tear(self, path: str) -> None:
         """A killed process tears a batch only by rare luck, so write half of one behind the last."""
         batch = encode(Columns(self._payload.pool[0]), 0)
-        last = max(name for name in os.listdir(path) if name.endswith(SUFFIX))
+        last = max(name for name in os.listdir(path) if offset_in_name(name) is not None)
         with open(os.path.join(path, last), "ab") as file:
             file.write(memoryview(batch.data)[: batch.length // 2])
 

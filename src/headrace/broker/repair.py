@@ -8,6 +8,7 @@ from headrace.broker.commit_applier import STAGES_BITS
 from headrace.broker.facts import BrokerState, IdsReserved, encode_fact
 from headrace.broker.inspection import Inspection, Problem, inspect
 from headrace.broker.journal_salvage import Salvaged, salvage, topics_of
+from headrace.broker.upgrade import upgrade_logs
 from headrace.engines.api import DataDirectory, Findings, Gap, Journal
 from headrace.model.errors import DiskFailed, HeadraceError, TooManyFiles
 
@@ -88,6 +89,8 @@ def repair(data: DataDirectory, new_id: str, now_us: int, progress: Callable[[in
     A repair removes nothing, and may be killed at any moment and repeated.
     """
     data.check_used()
+    if data.stored_format() is None:
+        upgrade_logs(data, lambda _: None)  # an upgrade refuses a directory whose format nobody knows
     found = inspect(data)
     done = Repaired(data.path, problems=found.problems)
     _Repair(data, found, done, new_id, now_us).run()

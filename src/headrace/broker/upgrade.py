@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.broker.staging import with_new_crc
-from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory
+from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DamagedRange, DataDirectory, UpgradedLog
 
 
 class Upgraded(NamedTuple):
@@ -18,12 +18,14 @@ class Upgraded(NamedTuple):
     format: int
     logs: int
     segments: int
-    """The number of rewritten files."""
+    """How many files were written anew."""
+    damaged: list[DamagedRange]
+    """The messages in them that were damaged, and are gaps now."""
 
     @staticmethod
-    def of_log(path: str, segments: int) -> "Upgraded":
-        """The result for a log without a broker."""
-        return Upgraded(path, FORMER_FORMAT if segments else FORMAT, FORMAT, 1, segments)
+    def of_log(path: str, done: UpgradedLog) -> "Upgraded":
+        """What was done with a log that has no broker."""
+        return Upgraded(path, FORMER_FORMAT if done.segments else FORMAT, FORMAT, 1, done.segments, done.damaged)
 
     @property
     def changed(self) -> bool:
@@ -32,23 +34,27 @@ class Upgraded(NamedTuple):
 
 
 def upgrade(data: DataDirectory, progress: Callable[[int], None]) -> Upgraded:
-    """Upgrade a directory whose lock the caller holds; reports progress in bytes read."""
-    found = data.stored_format()
-    if found is not None and found.number == FORMAT and not found.required & UPGRADING:
-        return Upgraded(data.path, FORMAT, FORMAT, 0, 0)
-    if found is not None:
-        # First: from here on, no version of Headrace uses the directory until the upgrade is complete.
-        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
-    logs, done_bytes = data.logs(), 0
+    """Bring the directory over; whoever calls this holds its lock. Progress is told in bytes looked at."""
+    found = data.known_format()
+    if found.number == FORMAT and not found.required & UPGRADING:
+        return Upgraded(data.path, FORMAT, FORMAT, 0, 0, [])
+    # First of all: from now on neither an earlier Headrace nor this one uses the directory before it is done.
+    data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required | UPGRADING))
+    done = upgrade_logs(data, progress)
+    data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
+    damaged = [one for log in done for one in log.damaged]
+    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(done), sum(log.segments for log in done), damaged)
+
+
+def upgrade_logs(data: DataDirectory, progress: Callable[[int], None]) -> list[UpgradedLog]:
+    """Bring over those logs of a data directory that are not yet; the format file stays as it is."""
+    done_bytes = 0
 
     def looked_at(size_bytes: int) -> None:
         nonlocal done_bytes
         done_bytes += size_bytes
         progress(done_bytes)
 
-    segments = sum(
-        data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in logs
-    )
-    if found is not None:
-        data.write_format(msgspec.structs.replace(found, number=FORMAT, required=found.required & ~UPGRADING))
-    return Upgraded(data.path, FORMER_FORMAT, FORMAT, len(logs), segments)
+    return [
+        data.upgrade_log(path, looked_at, with_new_crc if path == data.staging_path else None) for path in data.logs()
+    ]

@@ -29,7 +29,7 @@ from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
 from headrace.storage.recovery import Findings
-from headrace.storage.upgrade import FormerBatch
+from headrace.storage.upgrade import DamagedRange, FormerBatch, UpgradedLog
 
 __all__ = [
     "FORGOTTEN",
@@ -42,6 +42,7 @@ __all__ = [
     "Appended",
     "Ballast",
     "Content",
+    "DamagedRange",
     "DataDirectory",
     "DataFormat",
     "EditRecord",
@@ -71,6 +72,7 @@ __all__ = [
     "Store",
     "StoredMessages",
     "TakenMessages",
+    "UpgradedLog",
     "as_headrace_error",
     "log_settings",
     "new_replayed_partition",

@@ -19,7 +19,7 @@ from headrace.storage.record import SlottedRecord, is_torn
 from headrace.storage.recovery import Findings, segment_bases, verify
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT, segment_path
-from headrace.storage.upgrade import Amend, upgrade_log
+from headrace.storage.upgrade import Amend, UpgradedLog, upgrade_log
 
 logger = logging.getLogger("headrace.storage")
 
@@ -118,8 +118,15 @@ class DataDirectory:
         content = SlottedRecord(self._disk, path, write=False).load() if self._disk.exists(path) else None
         return None if content is None else _decoded(content, self.path)
 
-    def upgrade_log(self, path: str, progress: Callable[[int], None], amend: Amend | None = None) -> int:
-        """Bring over a log of the former format; returns how many of its segments were not yet."""
+    def known_format(self) -> DataFormat:
+        """What the format file says, also one that is to be brought over; raises when it is missing or damaged."""
+        found = self.stored_format()
+        if found is None:
+            raise self.damaged(f"the format file {self.format_path} is missing or damaged")
+        return found
+
+    def upgrade_log(self, path: str, progress: Callable[[int], None], amend: Amend | None = None) -> UpgradedLog:
+        """Bring over a log of the former format."""
         return upgrade_log(self.host, path, progress, amend)
 
     def write_format(self, content: DataFormat) -> None:

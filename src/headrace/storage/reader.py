@@ -228,5 +228,5 @@ def _byte_range(segment: Segment, found: LookupSpan) -> ByteRange:
 
 
 def _corrupt(item: Batch | Damage, segment: Segment, position: int) -> CorruptBatch:
-    reason = item.reason if isinstance(item, Damage) else "lost, as an earlier repair found"
+    reason = item.reason if isinstance(item, Damage) else "lost, as an earlier repair or upgrade found"
     return CorruptBatch(item.base_offset, item.next_offset, segment.path, position, reason)

@@ -13,7 +13,15 @@ from headrace.storage import index as indexes
 from headrace.storage.index import Index, IndexSummary
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.scan import Damage, find_batch, is_zero, scan, scan_copied
-from headrace.storage.segment import FILE_ID_UNKNOWN, SUFFIX, FileSegment, SegmentHeader, read_header, segment_path
+from headrace.storage.segment import (
+    FILE_ID_UNKNOWN,
+    SUFFIX,
+    FileSegment,
+    SegmentHeader,
+    offset_in_name,
+    read_header,
+    segment_path,
+)
 
 logger = logging.getLogger("headrace.storage")
 
@@ -32,7 +40,7 @@ class LostRange(msgspec.Struct, frozen=True):
     kept_in: str | None = None
     """A copy of the damaged bytes."""
     repaired: bool = False
-    """Whether an earlier repair found it and made it a gap."""
+    """Whether an earlier repair or upgrade found it and made it a gap."""
 
 
 class Findings(msgspec.Struct):
@@ -63,11 +71,7 @@ class Findings(msgspec.Struct):
 
 def segment_bases(host: StorageRuntime, directory: str) -> list[int]:
     """The base offsets of the segments in a directory."""
-    return sorted(
-        int(stem)
-        for name in host.disk.names(directory)
-        if name.endswith(SUFFIX) and (stem := name.removesuffix(SUFFIX)).isdigit()
-    )
+    return sorted(offset for name in host.disk.names(directory) if (offset := offset_in_name(name)) is not None)
 
 
 def remove_segment(host: StorageRuntime, path: str) -> None:
@@ -119,7 +123,7 @@ class Recovery:
     def segments(self, first_offset: int) -> list[FileSegment]:
         """All segments of the log, in order, recovered."""
         for name in self._disk.names(self._directory):
-            if name.endswith(".tmp"):
+            if name.endswith(".tmp") and _is_own(name.removesuffix(".tmp")):
                 self._disk.remove(f"{self._directory}/{name}")
         bases = segment_bases(self._host, self._directory)
         while len(bases) > 1 and bases[1] <= first_offset:
@@ -352,6 +356,11 @@ class Recovery:
             raise
 
 
+def _is_own(name: str) -> bool:
+    """Whether a name in a log's directory is a segment's or an index's."""
+    return offset_in_name(name) is not None or offset_in_name(name, indexes.SUFFIX) is not None
+
+
 def _within(damage: Damage, certified: IndexSummary, size: int) -> Damage:
     """The damage, extended to the end of what the index certifies if nothing good was found behind it."""
     if damage.next_offset > damage.base_offset:
@@ -382,7 +391,7 @@ def verify(
             findings.bytes += item.length
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 repaired = isinstance(item, Batch)
-                reason = "lost, as an earlier repair found" if isinstance(item, Batch) else item.reason
+                reason = "lost, as an earlier repair or upgrade found" if isinstance(item, Batch) else item.reason
                 findings.lost.append(
                     LostRange(segment.path, position, item.base_offset, item.next_offset, reason, repaired=repaired)
                 )

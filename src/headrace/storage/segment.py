@@ -1,6 +1,7 @@
 """A segment: the batches of one range of offsets, in one file or in memory."""
 
 import logging
+import re
 import secrets
 import struct
 import threading
@@ -34,6 +35,9 @@ _HEADER = struct.Struct("<8sIIQq")
 _CRC = struct.Struct("<I")
 DATA_AT = 64
 """The position of the first batch."""
+
+_NAME = re.compile(r"([0-9]{20})\.(?:seg|idx)")
+_OFFSET_MAX = (1 << 63) - 1
 
 _ZERO_STEP_BYTES = 1 << 20
 _AHEAD_BYTES_MIN = 64 << 10
@@ -97,6 +101,16 @@ def _is_whole(content: bytes) -> bool:
 def segment_path(directory: str, base_offset: int) -> str:
     """The path of the segment that begins at an offset."""
     return f"{directory}/{base_offset:020d}{SUFFIX}"
+
+
+def offset_in_name(name: str, suffix: str = SUFFIX) -> int | None:
+    """The base offset in the name of a segment's file, or of its index's; None for the name of any other file.
+
+    Another spelling of the same number, such as `0.seg`, is not a segment: its path would name a different file.
+    """
+    found = _NAME.fullmatch(name) if name.endswith(suffix) else None
+    offset = None if found is None else int(found[1])
+    return offset if offset is not None and offset <= _OFFSET_MAX else None
 
 
 class SegmentReplaced(Exception):

@@ -7,6 +7,7 @@ any moment only means to run it again.
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -41,6 +42,22 @@ class FormerBatch(NamedTuple):
     crc: int
     """The one that it had."""
     batch: Batch
+
+
+class DamagedRange(NamedTuple):
+    """Messages that an upgrade found damaged, and replaced by a gap."""
+
+    path: str
+    first_offset: int
+    next_offset: int
+
+
+class UpgradedLog(NamedTuple):
+    """What an upgrade has done with a log."""
+
+    segments: int
+    """How many were not brought over yet."""
+    damaged: list[DamagedRange]
 
 
 class _Bounds(NamedTuple):
@@ -113,23 +130,31 @@ class _Segment(NamedTuple):
 
 def upgrade_log(
     host: StorageRuntime, directory: str, progress: Callable[[int], None], amend: Amend | None = None
-) -> int:
-    """Bring over a log's segments, the oldest first; returns how many were not yet. Progress is told in bytes.
+) -> UpgradedLog:
+    """Bring over a log's segments, the oldest first. Progress is told in bytes.
 
     Messages keep their offsets. Damaged ones become a gap that says so, with the damaged bytes in it.
     """
     bases = segment_bases(host, directory)
-    upgraded = 0
-    for base, following in zip(bases, [*bases[1:], None], strict=True):
+    upgraded, damaged = 0, list[DamagedRange]()
+    for base, following in zip_longest(bases, bases[1:]):
         path = segment_path(directory, base)
         file = host.disk.open(path)
         size = host.disk.size(file)
-        if size >= DATA_AT and not is_current(host.disk.read(file, 0, DATA_AT)):
+        if _is_former(host, file, base):
             beyond = None if following is None else _first_batch(host, segment_path(directory, following), following)
-            _write_anew(host, path, file, _Bounds(base, following, beyond), amend)
+            damaged += _write_anew(host, path, file, _Bounds(base, following, beyond), amend)
             upgraded += 1
         progress(size)
-    return upgraded
+    return UpgradedLog(upgraded, damaged)
+
+
+def _is_former(host: StorageRuntime, file: OpenFile, base: int) -> bool:
+    """Whether a segment has the former format: as its header says, or else its batches if the header is damaged."""
+    head = host.disk.read(file, 0, DATA_AT)
+    if len(head) < DATA_AT or is_current(head):
+        return False
+    return read_former_header(head) is not None or _first_batch(host, file.path, base) is not None
 
 
 def _first_batch(host: StorageRuntime, path: str, base: int) -> FormerBatch | None:
@@ -151,7 +176,11 @@ def _log_id(host: StorageRuntime, path: str) -> int:
         return 0
 
 
-def _write_anew(host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds, amend: Amend | None) -> None:
+def _write_anew(
+    host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds, amend: Amend | None
+) -> list[DamagedRange]:
+    """Write a segment in the present format; returns the damage that became gaps in it."""
+    damaged: list[DamagedRange] = []
     disk, segment = host.disk, _opened(host, file)
     head = disk.read(file, 0, DATA_AT)
     former = read_former_header(head)
@@ -161,7 +190,7 @@ def _write_anew(host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds
     # A damaged header stays damaged: opening the log writes it anew.
     header = head if former is None else SegmentHeader.new(former.log_id, bounds.base, former.created_us).packed()
     position, gathered = 0, bytearray(header)
-    for part in _parts(segment, bounds, amend):
+    for part in _parts(segment, bounds, amend, damaged):
         gathered += part
         if len(gathered) >= _CHUNK_BYTES:
             disk.write(target, position, gathered)
@@ -171,10 +200,11 @@ def _write_anew(host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds
     disk.sync(target)
     disk.rename(beside, path)
     disk.remove(path.removesuffix(SUFFIX) + indexes.SUFFIX)  # its positions are the former ones
+    return damaged
 
 
-def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None) -> Iterator[bytes]:
-    """The bytes of the new segment, behind its header."""
+def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None, damaged: list[DamagedRange]) -> Iterator[bytes]:
+    """The bytes of the new segment, behind its header; adds what it finds to `damaged`."""
     position, offset, appended_us = DATA_AT, bounds.base, 0
     batches = segment.batches(offset)
     found = next(batches, None)
@@ -183,7 +213,7 @@ def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None) -> Iterator[
         batch = found.batch
         if found.position > position or batch.base_offset > offset:
             content = segment.read(position, found.position)
-            yield _lost(segment, content, offset, batch.base_offset, appended_us)
+            yield _lost(segment, content, offset, batch.base_offset, appended_us, damaged)
         successor = following or bounds.beyond
         if amend is not None and successor is not None:
             batch = amend(batch, successor)
@@ -193,11 +223,13 @@ def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None) -> Iterator[
     # Behind the last batch are zeros, prepared for what comes, or what a crash left, which opening the log sets aside.
     rest = segment.read(position, segment.size).rstrip(b"\0")
     if bounds.next_base is not None and offset < bounds.next_base:
-        rest = _lost(segment, rest, offset, bounds.next_base, appended_us)
+        rest = _lost(segment, rest, offset, bounds.next_base, appended_us, damaged)
     yield rest
 
 
-def _lost(segment: _Segment, content: bytes, offset: int, next_offset: int, appended_us: int) -> bytes:
+def _lost(
+    segment: _Segment, content: bytes, offset: int, next_offset: int, appended_us: int, damaged: list[DamagedRange]
+) -> bytes:
     """What stands in the place of damaged bytes that were messages with these offsets."""
     logger.warning(
         "damaged messages found while upgrading  path=%s first=%d last=%d bytes=%d",
@@ -205,6 +237,7 @@ def _lost(segment: _Segment, content: bytes, offset: int, next_offset: int, appe
     )  # fmt: skip
     if next_offset <= offset:
         return content  # it has no offsets: opening the log finds it again
+    damaged.append(DamagedRange(segment.file.path, offset, next_offset))
     lost = gap(next_offset - offset, FLAG_LOST, max(appended_us, 0), content)
     lost.place(offset, appended_us, segment.log_id)
     return bytes(lost.data)

@@ -87,8 +87,8 @@ example:
   headrace log verify ./orders || echo "look at it"
 
 Changes nothing, and may run while the log is being written. Exit code: 0 sound,
-3 damaged, 1 could not be checked. Messages that an earlier repair marked as lost
-are listed, but are not damage.
+3 damaged, 1 could not be checked. What an earlier repair or upgrade found to be
+lost is named, but is no damage.
 """
 
 _REPAIR = """\

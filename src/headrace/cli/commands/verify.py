@@ -11,11 +11,12 @@ from headrace.cli.arguments import add_json, completes
 from headrace.cli.log.health import EXIT_DAMAGED, lost_content, lost_text
 from headrace.cli.terminal.colours import paint_state
 from headrace.cli.terminal.interrupts import Interrupts
-from headrace.cli.terminal.output import Output, ProgressLine, counted
+from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_text
 from headrace.server import data_bytes, verify_data
 
 if TYPE_CHECKING:
     from headrace.server import CheckedLog, Verified
+    from headrace.storage.recovery import LostRange
 
 _EPILOG = """\
 example:
@@ -23,7 +24,8 @@ example:
 
 Checks that the format file, the journal and the partitions of all topics fit
 together, and every byte of every log. Changes nothing, and may run while a
-broker is running. Files that were set aside earlier are listed, but are not damage.
+broker is at work. What was set aside earlier, and messages that an earlier
+repair or upgrade found to be lost, are listed, but are no damage.
 
 Exit code: 0 sound, 3 damaged, 1 could not be checked.
 """
@@ -57,6 +59,7 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "bytes": sum(log.findings.bytes for log in found.logs),
         "problems": msgspec.to_builtins(found.problems),
         "damaged_logs": [log_content(log) for log in found.logs if not log.sound],
+        "lost_earlier": [lost_content(lost) for lost in _lost_earlier(found)],
         "notes": msgspec.to_builtins(found.notes),
         "set_aside": msgspec.to_builtins(found.aside),
     }
@@ -71,9 +74,15 @@ def _lines(found: "Verified") -> Iterator[str]:
     yield from (f"problem: {one.path}: {one.problem}" for one in found.problems)
     for log in found.logs:
         yield from log_lines(log)
+    for lost in _lost_earlier(found):
+        yield f"lost earlier: {offsets_text(lost.first_offset, lost.next_offset)} ({lost.path})"
     yield from (f"note: {one.path}: {one.problem}" for one in found.notes)
     yield from (f"set aside earlier: {one.path}: {one.problem}" for one in found.aside)
     yield paint_state("sound" if found.sound else f"DAMAGED; stop the broker and run `headrace repair {found.path}`")
+
+
+def _lost_earlier(found: "Verified") -> list["LostRange"]:
+    return [lost for log in found.logs for lost in log.findings.lost if lost.repaired]
 
 
 def log_content(log: "CheckedLog") -> dict[str, Any]:
@@ -81,7 +90,7 @@ def log_content(log: "CheckedLog") -> dict[str, Any]:
     return {
         "path": log.path,
         "error": log.error,
-        "lost": [lost_content(lost) for lost in log.findings.lost],
+        "lost": [lost_content(lost) for lost in log.findings.lost if not lost.repaired],
         "torn_bytes": log.findings.torn_bytes,
         "damaged_headers": log.findings.headers,
     }

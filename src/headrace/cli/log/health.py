@@ -17,7 +17,7 @@ from headrace.embedded.log import Log
 from headrace.embedded.repair import repair as repair_log
 from headrace.model.message import Message
 from headrace.storage.recovery import QUARANTINE, LostRange
-from headrace.storage.segment import SUFFIX
+from headrace.storage.segment import offset_in_name
 
 EXIT_DAMAGED = 3
 """Verify found damage."""
@@ -148,7 +148,7 @@ def lost_text(lost: LostRange) -> str:
 
 def _segment_bytes(path: str) -> int:
     with os.scandir(path) as entries:
-        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(SUFFIX))
+        return sum(entry.stat().st_size for entry in entries if offset_in_name(entry.name) is not None)
 
 
 def bench(given: argparse.Namespace, out: Output, _: Interrupts) -> int:

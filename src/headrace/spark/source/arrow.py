@@ -69,7 +69,8 @@ class Decoder:
     def _is_wanted(self, batch: Batch, wanted: Range) -> bool:
         if batch.flags & FLAG_LOST and self._fail:
             where = f"{wanted.topic}[{wanted.partition}]"
-            raise CorruptBatch(batch.base_offset, batch.next_offset, where, 0, "lost, as an earlier repair found")
+            reason = "lost, as an earlier repair or upgrade found"
+            raise CorruptBatch(batch.base_offset, batch.next_offset, where, 0, reason)
         window = self._window
         too_old = window.time_min_us is not None and batch.time_max < window.time_min_us
         too_new = window.time_max_us is not None and batch.time_min > window.time_max_us
