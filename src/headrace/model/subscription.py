@@ -105,7 +105,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Of the standing lease requests only the oldest gets messages, the others stand by; leases by hand get none while
     there is one."""
     delete_unused_seconds: float | None = None
-    """The subscription is deleted when nobody has leased, settled, or had a standing request for so long."""
+    """The subscription is deleted when nobody has leased, held, settled, or had a standing request for so long."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_seconds <= LEASE_SECONDS_MAX:
