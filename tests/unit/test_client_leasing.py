@@ -406,7 +406,16 @@ def test_an_edition_has_what_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"delete": True, "priority": 1}, {"due": 1, "shift": 1}, {"priority": 1 << 40}, {"value": "text"}]
+    "wrong",
+    [
+        {},
+        {"delete": True, "priority": 1},
+        {"due": 1, "shift": 1},
+        {"priority": 1 << 40},
+        {"value": "text"},
+        {"headers": {"a": "1"}},
+        {"headers": None, "priority": 1},
+    ],
 )
 def test_an_edition_must_make_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(errors.InvalidArgument):

@@ -38,7 +38,7 @@ from headrace.storage.settings import LogSettings
 from headrace.testing import FaultyDisk, Unsynced
 from headrace.testing.workbench import Workbench
 
-NAME = "spark/query"
+NAME = "spark:query"
 
 
 def join(bench: Workbench, sequence: int | None = 0, **more: Any) -> Any:

@@ -341,6 +341,32 @@ def test_an_unused_subscription_is_deleted(bench: Workbench) -> None:
     assert bench.values("jobs") == [b"a", b"b"]
 
 
+def test_a_held_message_counts_as_use(bench: Workbench) -> None:
+    subscribe(bench, delete_unused_seconds=60, lease_seconds=600)
+    bench.publish("jobs", [b"a"])
+    held = lease(bench)
+    for _ in range(5):
+        bench.tick(100)
+    assert info(bench).leased == 1
+    assert bench.ask(Ack("jobs", held)).refused == []
+    bench.tick(61)
+    with pytest.raises(SubscriptionNotFound):
+        info(bench)
+
+
+def test_a_lease_that_is_over_is_no_use(bench: Workbench) -> None:
+    subscribe(bench, delete_unused_seconds=60, lease_seconds=90)
+    bench.publish("jobs", [b"a"])
+    lease(bench)
+    bench.tick(80)
+    assert info(bench).leased == 1
+    bench.tick(20)
+    assert info(bench).leased == 0
+    bench.tick(61)
+    with pytest.raises(SubscriptionNotFound):
+        info(bench)
+
+
 def test_a_restart_begins_the_time_anew_and_it_can_be_taken_back(tmp_path: Path) -> None:
     bench = Workbench(str(tmp_path))
     subscribe(bench, delete_unused_seconds=60)

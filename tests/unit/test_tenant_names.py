@@ -10,7 +10,16 @@ from headrace.broker.tenant_names import TenantNames, name_paths
 from headrace.model.errors import InvalidArgument, TopicNotFound
 from headrace.model.identity import Identity
 from headrace.model.request import REQUESTS, Answer, WireStruct
-from headrace.model.requests import BrokerInfo, Info, TopicDescribe, TopicInfo
+from headrace.model.requests import (
+    BrokerInfo,
+    Info,
+    TopicDescribe,
+    TopicInfo,
+    TransactionAbort,
+    TransactionBegin,
+    TransactionCommit,
+    TransactionStage,
+)
 from headrace.testing.workbench import Workbench
 from headrace.wire import native
 
@@ -54,8 +63,25 @@ def test_names_of_other_tenants_are_refused(name: str) -> None:
         TenantNames("acme").qualified_name(name)
 
 
-def test_a_transaction_may_have_slashes_in_its_name() -> None:
-    assert TenantNames("acme").qualified_name("acme/7", is_free=True) == "acme/acme/7"
+@pytest.mark.parametrize("tenant", ["default", "acme"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        TransactionBegin("acme/nightly"),
+        TransactionStage("acme/nightly", 1, "orders", 0),
+        TransactionCommit("acme/nightly", 1),
+        TransactionAbort("acme/nightly", 1),
+    ],
+    ids=lambda ask: type(ask).__name__,
+)
+def test_a_transaction_cannot_be_named_with_a_tenant(tenant: str, ask: Any) -> None:
+    bench = Workbench()
+    theirs = bench.broker.connect(bench.pushed.append, "app", bench.now_us, tenant="acme")
+    begun = bench.ask(TransactionBegin("nightly"), session=theirs)
+    mine = bench.broker.connect(bench.pushed.append, "app", bench.now_us, tenant=tenant)
+    with pytest.raises(InvalidArgument, match="`/` separates the tenant"):
+        bench.ask(ask, session=mine)
+    bench.ask(TransactionCommit("nightly", begun.epoch), session=theirs)
 
 
 def test_groups_of_others_are_not_told() -> None:

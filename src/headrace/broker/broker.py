@@ -21,6 +21,7 @@ from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.tenant_names import check_plain
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
@@ -93,6 +94,7 @@ from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
+T = TypeVar("T", TransactionBegin, TransactionStage, TransactionCommit, TransactionAbort)
 Outcome: TypeAlias = A | AnswerWithBody[A] | PendingAnswer[A | AnswerWithBody[A]] | Stream | WaitingFetch
 """An answer, with a body or without; an answer to come; or a reader, which produces batches when there is room."""
 
@@ -364,9 +366,9 @@ class Broker:
         groups, transactions = self._groups, self._transactions
         return {
             TransactionStage: self._stage,
-            TransactionBegin: lambda _, ask, __, now: transactions.begin(ask, now),
-            TransactionCommit: lambda _, ask, __, now: transactions.commit(ask, now),
-            TransactionAbort: lambda _, ask, __, now: transactions.abort(ask, now),
+            TransactionBegin: lambda session, ask, __, now: transactions.begin(_own(session, ask), now),
+            TransactionCommit: lambda session, ask, __, now: transactions.commit(_own(session, ask), now),
+            TransactionAbort: lambda session, ask, __, now: transactions.abort(_own(session, ask), now),
             Commit: lambda session, ask, _, now: groups.commit(session, ask, now),
             GroupJoin: lambda session, ask, _, now: groups.join(session, ask, now),
             GroupRelease: lambda session, ask, _, now: groups.release(session, ask, now),
@@ -401,14 +403,14 @@ class Broker:
             self._policies.check(topic)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, _: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
+    def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:
             topic = self._topics.find(request.topic)
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
-        return self._transactions.stage(request, received(body), now_us)
+        return self._transactions.stage(_own(session, request), received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None
@@ -467,6 +469,13 @@ class Broker:
             info.data = ""
             info.listening = [address for address in info.listening if not address.startswith(UNIX_SCHEME)]
         return info
+
+
+def _own(session: Session, request: T) -> T:
+    """A request about a transaction of the session's tenant; where that has a prefix, it was checked before."""
+    if session.names is None:
+        check_plain(request.transaction)
+    return request
 
 
 def _count(names: Iterable[str], tenant: str | None) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 from headrace.broker.pending_answer import PendingAnswer
@@ -15,6 +16,14 @@ TimedSteps = Generator[None, int, Any]
 """As Steps, with `yield` returning the broker's time."""
 Steps = Generator[None, None, Any]
 """Yields after each slice of about a millisecond; returns the answer, or a PendingAnswer."""
+
+
+def run_at_once(steps: TimedSteps, now_us: int) -> None:
+    """Run all slices one after the other, at the same time; for the broker's start, when nobody else waits."""
+    with suppress(StopIteration):
+        next(steps)
+        while True:
+            steps.send(now_us)
 
 
 def in_slices(ports: Ports, steps: Steps) -> PendingAnswer[Any]:

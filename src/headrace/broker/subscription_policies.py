@@ -20,6 +20,8 @@ logger = logging.getLogger("headrace.broker")
 
 _DROPPED_TOGETHER = 1000
 """Maximum messages dropped per loop turn."""
+_LOOK_US = 1_000_000
+"""How often all partitions of a subscription are searched for leased messages."""
 
 
 class SubscriptionPolicies:
@@ -44,6 +46,7 @@ class SubscriptionPolicies:
         """Subscriptions, by id, that are deleted when nobody uses them."""
         self._untrimmed: dict[int, Subscription] = {}
         """Subscriptions, by id, that are over their limit because the journal could not be written."""
+        self._looked_us = 0
         for subscription in registry:
             subscription.use(turns.now_us)  # nobody could have used it before
             self._changed(subscription)
@@ -64,12 +67,20 @@ class SubscriptionPolicies:
         untrimmed, self._untrimmed = self._untrimmed, {}
         for subscription in untrimmed.values():
             self._trim(subscription, now_us)
+        looks = now_us - self._looked_us >= _LOOK_US
+        if looks:
+            self._looked_us = now_us
         for subscription in list(self._unused.values()):
             seconds = subscription.settings.delete_unused_seconds
             assert seconds is not None
-            if self._standing.are_open(subscription) or subscription.pending_leases:
+            is_over = now_us - subscription.used_us >= seconds * 1e6
+            if (
+                self._standing.are_open(subscription)
+                or subscription.pending_leases
+                or ((looks or is_over) and any(index.leased_count for index in subscription.indexes.values()))
+            ):
                 subscription.use(now_us)
-            elif now_us - subscription.used_us >= seconds * 1e6 and not subscription.preparing:
+            elif is_over and not subscription.preparing:
                 logger.info("unused leased subscription deleted  subscription=%s", subscription)
                 self._admin.delete(SubscriptionDelete(str(subscription.topic), subscription.name), now_us)
 

@@ -1,7 +1,6 @@
 """The registry of leased subscriptions: finds them, opens their partitions, and follows what is published."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -10,7 +9,7 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.leased_facts import SubscriptionSet
 from headrace.broker.ledger import Ledger
 from headrace.broker.signal import Signal
-from headrace.broker.slices import TimedSteps
+from headrace.broker.slices import TimedSteps, run_at_once
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscription_settings import check_dead_letters, right_settings, ttl_us
 from headrace.broker.topics import Topic, TopicRegistry
@@ -68,7 +67,7 @@ class SubscriptionRegistry:
             if topic is None:
                 logger.error("leased subscription without topic ignored  name=%s topic_id=%s", fact.name, fact.topic_id)
             else:
-                deque(self.opening(self._add(fact, topic), now_us), maxlen=0)
+                run_at_once(self.opening(self._add(fact, topic), now_us), now_us)
 
     def __len__(self) -> int:
         return len(self._by_name)

@@ -20,16 +20,16 @@ from headrace.model.topic import DEFAULT_TENANT
 
 RequestType = TypeVar("RequestType", bound=Request[Any])
 
-_FREE = frozenset({Resource.TRANSACTION})
-"""Resources whose names may have slashes of their own."""
+_PLAIN = frozenset({Resource.TRANSACTION})
+"""Resources that nobody may name with a tenant."""
 
 
 class NamePath(NamedTuple):
     """Where names stand in a request or an answer: fields, each below the one before."""
 
     fields: tuple[str, ...]
-    is_free: bool = False
-    """Whether a slash in the name is not a tenant's."""
+    is_plain: bool = False
+    """Whether nobody may say it with a tenant."""
 
 
 class TenantNames:
@@ -46,11 +46,13 @@ class TenantNames:
         # Not within a path, where a directory may have the tenant's name.
         self._in_text = re.compile(rf"(?<![\w./-]){re.escape(self._prefix)}")
 
-    def qualified_name(self, name: str, *, is_free: bool = False) -> str:
+    def qualified_name(self, name: str, *, is_plain: bool = False) -> str:
         """The broker's name for one that a session says; refuses names of other tenants."""
-        if not name or (name.startswith(self._prefix) and not is_free):
+        if is_plain:
+            check_plain(name)
+        if not name or name.startswith(self._prefix):
             return name
-        if "/" in name and not is_free:
+        if "/" in name:
             raise InvalidArgument(
                 f"{shown(name)} is not a name of the tenant {self._tenant}, and this session can use no other's; "
                 "leave the tenant out, or connect with another tenant"
@@ -60,8 +62,8 @@ class TenantNames:
     def qualified(self, request: RequestType) -> RequestType:
         """A copy of the request in which all names have the tenant."""
         kind: type[WireStruct] = type(request)
-        for fields, is_free in name_paths(kind):
-            request = _replaced(request, fields, partial(self.qualified_name, is_free=is_free))
+        for fields, is_plain in name_paths(kind):
+            request = _replaced(request, fields, partial(self.qualified_name, is_plain=is_plain))
         return request
 
     def translated_outcome(self, outcome: Any) -> Any:
@@ -107,6 +109,15 @@ class TenantNames:
         return not isinstance(name, str) or name.startswith(self._prefix)
 
 
+def check_plain(name: object) -> None:
+    """Refuse a transaction's name with a slash: it could be that of another tenant's transaction."""
+    if isinstance(name, str) and "/" in name:
+        raise InvalidArgument(
+            f"a transaction's name has no `/`, as {shown(name)} was given with: `/` separates the tenant from a name; "
+            "leave the tenant out, or use another character"
+        )
+
+
 def _cancel(outcome: PendingAnswer[Any], _: object) -> None:
     """Withdraw a request whose translated answer was cancelled; without effect on one that was answered."""
     outcome.cancel()
@@ -119,10 +130,10 @@ def name_paths(kind: type[WireStruct]) -> tuple[NamePath, ...]:
     if issubclass(kind, Request):
         for permission in kind.declared.permissions:
             if permission.field:
-                paths.add(NamePath(tuple(permission.field.split(".")), permission.resource in _FREE))
+                paths.add(NamePath(tuple(permission.field.split(".")), permission.resource in _PLAIN))
     for field in msgspec.structs.fields(kind):
         for part in _structs_in(field.type):
-            paths |= {NamePath((field.name, *below), is_free) for below, is_free in name_paths(part)}
+            paths |= {NamePath((field.name, *below), is_plain) for below, is_plain in name_paths(part)}
     return tuple(sorted(paths))
 
 

@@ -76,7 +76,8 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     deliveries_max: int = 20
     """A message that was handed out so often without success is dead: 1 to 255; 0 for no limit (counts end at 255)."""
     dead_letter_topic: str = ""
-    """Where dead messages go; by default the topic's own name with `.dead` behind it."""
+    """Where dead messages go; by default the topic's own name with `.dead` behind it. A change leaves earlier ones
+    where they are."""
     expired: Expired = Expired.DROP
     """What becomes of expired messages: `drop` or `dead`."""
     rejected: Rejected = Rejected.DEAD
@@ -105,7 +106,7 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Of the standing lease requests only the oldest gets messages, the others stand by; leases by hand get none while
     there is one."""
     delete_unused_seconds: float | None = None
-    """The subscription is deleted when nobody has leased, settled, or had a standing request for so long."""
+    """The subscription is deleted when nobody has leased, held, settled, or had a standing request for so long."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_seconds <= LEASE_SECONDS_MAX:

@@ -282,7 +282,8 @@ class Bus:
         """Create a transaction, for use in `with`: committed at the end of the block, aborted if it raises.
 
         Parameters:
-            name: identifies the program. The broker aborts an open transaction of this name, in whatever process.
+            name: identifies the program; without `/`. The broker aborts an open transaction of this name, in whatever
+                process.
             sequence: the number of this transaction among those of the name. If it was committed before,
                 `already_committed` is true, and publishing in it has no effect. By default, the next number.
             timeout: the broker aborts the transaction after so many seconds.

@@ -85,7 +85,9 @@ def edition(
     delete: bool = False,
     owner: str = "",
 ) -> EncodedChange:
-    """A change of messages. Value and headers go together: what is not given of them is empty then."""
+    """A change of messages. Value and headers go together: a value without headers removes those there were."""
+    if headers is not UNCHANGED and value is UNCHANGED:
+        raise InvalidArgument("give value as well: an edit replaces value and headers together")
     replace = value is not UNCHANGED or headers is not UNCHANGED
     shift_us = span_us(shift)
     if delete and (due is not None or shift_us or priority is not None or replace):
@@ -101,7 +103,7 @@ def edition(
     made: Headers = checked_headers(None if headers is UNCHANGED else headers) or {}
     if owner and OWNER_HEADER not in made:
         made = replaced_headers(made, {OWNER_HEADER: owner.encode()})
-    columns = Columns([None if value is UNCHANGED else to_bytes(value)], headers=[made] if made else None)
+    columns = Columns([to_bytes(value)], headers=[made] if made else None)
     return EncodedChange(change, encode(columns, time.time_ns() // 1000).data)
 
 

@@ -200,6 +200,11 @@ class InspectedIndex:
         """How many messages are neither settled nor on their way out."""
         return sum(self.statuses.counts) - self.statuses.counts[LEAVING]
 
+    @property
+    def leased_count(self) -> int:
+        """How many messages are leased, and not on their way out."""
+        return self.statuses.counts[LEASED]
+
     def oldest_ready(self, count: int) -> list[int]:
         """The first messages that are ready, so many at most."""
         return list(islice(self.statuses.with_status(READY), count))

@@ -133,7 +133,7 @@ class Restorer:
             job = rows_job([(part.stored, part.start, part.end)])
             with translate_spark_errors():
                 rows = map_numbers(self._spark, 1, job, SQL_SCHEMA).drop("offset")
-                once = {"txnAppId": f"headrace-restore/{name}", "txnVersion": "0"}
+                once = {"txnAppId": f"headrace-restore:{name}", "txnVersion": "0"}
                 rows.write.format("headrace").options(address=self._address, topic=self._target, **once).mode(
                     "append"
                 ).save()

@@ -38,5 +38,5 @@ class BatchSink:
 
     def write(self, batch: "DataFrame", number: int) -> None:
         """Write a batch unless it was written before."""
-        once = {"txnAppId": f"pipeline/{self._query_id.result(_START_S)}", "txnVersion": str(number)}
+        once = {"txnAppId": f"pipeline:{self._query_id.result(_START_S)}", "txnVersion": str(number)}
         batch.write.format("headrace").options(**self._options, **once).mode("append").save()

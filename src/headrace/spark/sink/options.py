@@ -61,8 +61,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     if ("txnappid" in plain) != ("txnversion" in plain):
         raise InvalidArgument("txnAppId and txnVersion go together: who writes, and which of the writes it is")
     app_id = plain.get("txnappid", "")
-    if "txnappid" in plain and not (0 < len(app_id) <= _APP_CHARS_MAX and app_id.isprintable()):
-        raise InvalidArgument(f"the option txnAppId has 1 to {_APP_CHARS_MAX} printable characters")
+    if "txnappid" in plain and not (0 < len(app_id) <= _APP_CHARS_MAX and app_id.isprintable() and "/" not in app_id):
+        raise InvalidArgument(f"the option txnAppId has 1 to {_APP_CHARS_MAX} printable characters, and no slash")
     return SinkOptions(address, topic, _timeout(plain), app_id, _version(plain))
 
 

@@ -109,7 +109,7 @@ class HeadraceArrowWriter(DataSourceArrowWriter):
         checked = sink_options(options)
         self._sink = _Sink(checked, schema)
         self._repeatable = bool(checked.app_id)
-        self._transaction = f"spark/app/{checked.app_id}" if self._repeatable else f"spark/batch/{uuid.uuid4()}"
+        self._transaction = f"spark:app:{checked.app_id}" if self._repeatable else f"spark:batch:{uuid.uuid4()}"
         self._sequence = checked.version
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
@@ -142,7 +142,7 @@ class HeadraceStreamArrowWriter(DataSourceStreamArrowWriter):
         batch = task.getLocalProperty(_BATCH_ID) if task is not None else None
         if query is None or batch is None:
             raise InvalidArgument("Spark does not say which batch of which query it writes, so nothing can be written")
-        return self._sink.stage(f"spark/{query}", int(batch), iterator)
+        return self._sink.stage(f"spark:{query}", int(batch), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Commit a batch."""

@@ -209,8 +209,8 @@ class AsyncQueueInspection:
             due: move them to this time,
             shift: or by so many seconds, from when they will be ready, or else were published.
             priority: set their priority.
-            value: replace value and headers by this value
-            headers: and these headers.
+            value: replace value and headers by this value; without `headers` the messages have none then.
+            headers: the headers that go with `value`, which must be given as well.
             delete: delete them.
             owner: in whose name: then only messages of this producer group are changed.
             status: which messages, as for `find`.

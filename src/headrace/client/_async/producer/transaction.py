@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Unpack
 
-from headrace.client._async.concurrency import ResultCell, now
+from headrace.client._async.concurrency import Guard, ResultCell, now
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
@@ -30,6 +30,7 @@ from headrace.model.errors import (
     InvalidArgument,
     MessageTooLarge,
     PartitionNotFound,
+    Timeout,
 )
 from headrace.model.partitioning import by_key
 from headrace.model.representation import described, short, state_of
@@ -50,6 +51,8 @@ _BATCH_BYTES = 100_000
 _BATCH_COUNT = 1000
 _UNDER_WAY_MAX = 32
 _UNDER_WAY_BYTES_MAX = 16 << 20
+_AGAIN = (ConnectionFailed, Busy, Draining)
+"""Errors after which a batch can be staged again."""
 
 
 class _Staging:
@@ -107,6 +110,8 @@ class AsyncTransaction:
         self._timeout = timeout
         self._begun: TransactionBegun | None = None
         self._ended = False
+        self._failure: HeadraceError | None = None  # why it can only be aborted
+        self._guard = Guard()
         self._forks = fork_guard.count
         self._gathering: dict[tuple[str, int], PendingBatch] = {}
         self._under_way: deque[_Staging] = deque()
@@ -235,12 +240,17 @@ class AsyncTransaction:
         except (MessageTooLarge, PartitionNotFound) as refusal:
             metadata = await self._metadata_cache.refreshed(topic, refusal, deadline)
             planned = self._planned(topic, checked, partition, metadata)
-        for number, portion in planned:
-            await self._stage(topic, number, metadata, deadline)  # what was published before goes before
-            pending_batch = self._gathering[topic, number] = _pending_batch()
-            pending_batch.fill(portion.columns, portion.size)
-            deadline = now() + self._broker.timeout  # each: there may be any number
-            await self._stage(topic, number, metadata, deadline)
+        try:
+            for number, portion in planned:
+                while (topic, number) in self._gathering:  # what was published before goes before
+                    await self._stage(topic, number, metadata, deadline)
+                pending_batch = self._gathering[topic, number] = _pending_batch()
+                pending_batch.fill(portion.columns, portion.size)
+                deadline = now() + self._broker.timeout  # each: there may be any number
+                await self._stage(topic, number, metadata, deadline)
+        except BaseException as error:
+            self._fail(error)  # a part of the messages must not be committed without the others
+            raise
         self._turn += 1
 
     def commit_positions(self, subscription: AsyncSubscription) -> None:
@@ -395,6 +405,7 @@ class AsyncTransaction:
         return await self._staged(now() + self._broker.timeout)
 
     async def _staged(self, deadline: float) -> list[int]:
+        self._check_failure()
         for topic, number in list(self._gathering):
             await self._stage(topic, number, await self._metadata_cache.get(topic, deadline), deadline)
         while self._under_way:
@@ -411,6 +422,7 @@ class AsyncTransaction:
             TransactionFenced: if another process began a transaction of the same name; nothing was committed.
             TransactionNotFound: if the broker has aborted the transaction; nothing was committed.
             MemberFenced: if a partition of committed positions was assigned to another member; nothing was committed.
+            SubscriptionFull: if a leased subscription is full; nothing was committed, and further commits raise it too.
             Timeout: if the broker does not answer in time; a commit with the same sequence tells whether it happened.
 
         Example:
@@ -420,6 +432,7 @@ class AsyncTransaction:
             >>> await transaction.commit()
         """
         wait_s = self._broker.timeout if timeout is None else checked_timeout(timeout)
+        self._check_failure()
         if self._ended or self._nothing_to_do():
             return
         assert self._begun is not None
@@ -467,10 +480,12 @@ class AsyncTransaction:
             deadline = now() + self._broker.timeout
             try:
                 await self.commit()
-            except HeadraceError:
+            except HeadraceError as error:
+                self._fail(error)
                 await self._abort_by(deadline)  # commit and abort share the time
                 raise
-            except BaseException:
+            except BaseException as error:
+                self._fail(error)
                 self._abort_nowait()  # whatever was interrupted; a commit that has arrived counts
                 raise
         else:
@@ -497,7 +512,18 @@ class AsyncTransaction:
             raise Closed("the transaction has not begun: use it in `with`")
         if self._ended:
             raise Closed("the transaction has ended")
+        self._check_failure()
         return self._begun.committed
+
+    def _fail(self, error: BaseException) -> None:
+        """Let all further commits raise the first error."""
+        if self._failure is None:
+            interrupted = f"the transaction {self.name} was interrupted, and can only be aborted: begin another"
+            self._failure = error if isinstance(error, HeadraceError) else Closed(interrupted)
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _partition(self, metadata: TopicMetadata, given: int | None, key: bytes | None) -> int:
         if given is not None:
@@ -521,11 +547,12 @@ class AsyncTransaction:
 
     async def _stage(self, topic: str, number: int, metadata: TopicMetadata, deadline: float) -> None:
         """Send what was gathered for a partition."""
-        pending_batch = self._gathering.pop((topic, number), None)
+        pending_batch = self._gathering.get((topic, number))
         if pending_batch is None:
             return
         pending_batch.encode(time.time_ns() // 1000, metadata.codec, NO_PRODUCER, None)
         assert pending_batch.batch is not None
+        del self._gathering[topic, number]
         await self._send(topic, number, pending_batch.batch.data, deadline)
 
     async def _send(self, topic: str, number: int, batch: Bytes, deadline: float) -> None:
@@ -533,22 +560,38 @@ class AsyncTransaction:
         staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
-        connection = await self._broker.get(deadline)
-        connection.request_nowait(staging.head, staging.body, staging.answered)
+        try:
+            connection = await self._broker.get(deadline)
+            connection.request_nowait(staging.head, staging.body, staging.answered)
+        except BaseException:
+            staging.outcome.fail(ConnectionFailed("the batch was not sent"))  # so that a commit sends it
+            raise
         while len(self._under_way) >= _UNDER_WAY_MAX or self._under_way_bytes >= _UNDER_WAY_BYTES_MAX:
             await self._settle_oldest(deadline)
 
     async def _settle_oldest(self, deadline: float) -> None:
-        staging = self._under_way.popleft()
-        self._under_way_bytes -= len(staging.body)
+        """Wait until the broker has the oldest batch, which stays under way until then, whatever interrupts this."""
+        staging = self._under_way[0]
         try:
-            stage = await staging.outcome.wait(max(deadline - now(), 0.001))
-        except (ConnectionFailed, Busy, Draining):
+            stage = await self._stage_number(staging, deadline)
+        except (Timeout, *_AGAIN):
+            raise
+        except HeadraceError as error:
+            self._fail(error)
+            raise
+        with self._guard:
+            if self._under_way and self._under_way[0] is staging:  # others may have waited for it, too
+                self._under_way.popleft()
+                self._under_way_bytes -= len(staging.body)
+                self._stages.append(stage)
+
+    async def _stage_number(self, staging: _Staging, deadline: float) -> int:
+        try:
+            return await staging.outcome.wait(max(deadline - now(), 0.001))
+        except _AGAIN:
             # If the first try did arrive after all it does no harm: the commit names those that count.
-            left_s = deadline - now()
-            answer = await self._broker.request(staging.head, staging.body, timeout=left_s)
-            stage = answer.stage
-        self._stages.append(stage)
+            answer = await self._broker.request(staging.head, staging.body, timeout=deadline - now())
+            return answer.stage
 
 
 def _pending_batch() -> PendingBatch:

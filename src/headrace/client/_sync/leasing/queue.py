@@ -195,6 +195,8 @@ class Queue(QueueInspection):
         """Acknowledge messages: they are processed.
 
         The broker accepts it also after the lease expired, if no other worker has leased the message since.
+        After a reconnect the client repeats acknowledgements that were not answered; one whose message is gone counts
+        as done then, because the broker cannot tell whether the first one arrived.
 
         Parameters:
             jobs: a job, or a list of jobs.
