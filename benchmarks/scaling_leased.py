@@ -101,7 +101,7 @@ def _median(times_s: list[float]) -> float:
 
 
 def _settle(bench: Workbench, answer: object) -> None:
-    words = getattr(answer, "words", answer)
+    words = getattr(answer, "answer", answer)
     if not isinstance(words, Leased):
         raise WrongResult(f"{answer!r} in place of a lease")
     portions = words.portions

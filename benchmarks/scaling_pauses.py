@@ -18,7 +18,7 @@ _TOPIC = "bench"
 _SEGMENT_BYTES = 4 << 20
 _BATCH = 1000
 _VALUE = bytes(20)
-_COMPACTED = "bytes freed"
+_COMPACTED = "partition compacted"
 """What a broker logs when it has compacted a partition."""
 _MAINTENANCE_S = 0.1
 _AT_ONCE = 500

@@ -45,6 +45,12 @@ SUBSCRIPTION: dict[str, list[dict[str, Any]]] = {
     "retry_jitter": [{"retry_jitter": 0.5}],
     "ordered_by_key": [{"ordered_by_key": True}, {"ordered_by_key": False}],
     "paused": [{"paused": True}, {"paused": False}],
+    "rejected": [{"rejected": "drop"}, {"rejected": "dead"}],
+    "messages_max": [{"messages_max": 1 << 20}],
+    "bytes_max": [{"bytes_max": 1 << 30}],
+    "overflow": [{"overflow": "drop_oldest"}, {"overflow": "refuse"}],
+    "single_active_consumer": [{"single_active_consumer": True}, {"single_active_consumer": False}],
+    "delete_unused_seconds": [{"delete_unused_seconds": 600}],
 }
 
 

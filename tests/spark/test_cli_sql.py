@@ -137,7 +137,7 @@ def test_parquet(run: Run, spark: SparkSession, tmp_path: Path) -> None:
             "The table or view `bill` cannot be found. (line 1, position 15); is the topic bills meant?",
         ),
         ("select * from plain.notes", "write the topic's name as `plain.notes`"),
-        ("select * from nothing_at_all", "headrace topic list shows the topics there are"),
+        ("select * from nothing_at_all", "headrace topic list shows the topics"),
     ],
 )
 def test_mistakes(run: Run, statement: str, wanted: str) -> None:

@@ -109,7 +109,7 @@ def test_a_python_file_may_hold_several_pipelines(tmp_path: Path) -> None:
     assert german.sources[0].options == {"subscribePattern": "orders.de.*", "failOnDataLoss": "false"}
     assert french.sink.options == {"path": "/out/fr"}
     assert french.sink.partition_by == ("day",)
-    assert french.trigger.answer == {"availableNow": True}
+    assert french.trigger.words == {"availableNow": True}
     assert (joined.sink.function, joined.sources[1].format) == (print, "rate")
     assert settings_of([errors, german, french]) == {"spark.sql.shuffle.partitions": "4"}
 

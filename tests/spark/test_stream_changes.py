@@ -16,7 +16,7 @@ from tests.spark.tables import table
 
 from headrace.model.errors import OffsetOutOfRange
 from headrace.spark.datasource import HeadraceDataSource
-from headrace.spark.source.planning import SMALL_BYTES, SMALL_OFFSETS, SMALL_TASKS, OffsetSpan, Range, joined
+from headrace.spark.source.planning import SMALL_BYTES, SMALL_OFFSETS, SMALL_TASKS, OffsetSpan, Range, assign_to_tasks
 from headrace.spark.source.stream_reader import HeadraceStreamReader
 
 ALL = ReadAllAvailable()
@@ -172,7 +172,7 @@ class TestManyPartitions:
     def test_every_range_is_read_once(self, sizes: list[int], at_least: int | None) -> None:
         ranges = [Range("t", number, 3, 3 + size) for number, size in enumerate(sizes)]
         spans = {("t", one.partition): OffsetSpan(one.start, one.end, one.size) for one in ranges}
-        tasks = joined(ranges, spans, at_least)
+        tasks = assign_to_tasks(ranges, spans, at_least)
         assert sorted(one for task in tasks for one in task) == ranges
         assert all(tasks)
         assert all(len(task) == 1 for task in tasks for one in task if one.size > SMALL_OFFSETS)
@@ -183,4 +183,4 @@ class TestManyPartitions:
     def test_large_messages_have_tasks_of_their_own(self) -> None:
         ranges = [Range("t", number, 0, 10) for number in range(40)]
         spans = {("t", number): OffsetSpan(0, 10, SMALL_BYTES + 1) for number in range(40)}
-        assert len(joined(ranges, spans, None)) == 40
+        assert len(assign_to_tasks(ranges, spans, None)) == 40

@@ -106,8 +106,8 @@ def test_those_who_wait_are_served_in_turn_and_nobody_else_is_looked_at(monkeypa
     visited: list[PendingLease] = []
     look = LeaseWaiters.first
 
-    def counted(waiters: LeaseWaiters, beyond_ms: int) -> PendingLease | None:
-        found = look(waiters, beyond_ms)
+    def counted(waiters: LeaseWaiters, beyond_ms: int, only: PendingLease | None = None) -> PendingLease | None:
+        found = look(waiters, beyond_ms, only)
         if found is not None:
             visited.append(found)
         return found

@@ -279,7 +279,7 @@ def test_retries_grow_as_the_policy_says() -> None:
         ({"deliveries_max": 256}, "deliveries_max"),
         ({"retry_seconds": 10, "retry_seconds_max": 1}, "retry_seconds"),
         ({"retry_jitter": 2}, "retry_jitter"),
-        ({"dead_letter_topic": "no spaces"}, "no spaces"),
+        ({"dead_letter_topic": "no*stars"}, r"no\*stars"),
         ({"unknown": 1}, "unknown"),
     ],
 )
