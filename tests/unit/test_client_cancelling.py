@@ -240,7 +240,7 @@ def test_closing_a_bus_that_is_cancelled_ends_everything(stage: Stage, late: boo
         bus = await headrace.connect_async(stage.url)
         async for _ in bus.subscribe(TOPIC, group="closing"):
             break
-        series = bus.queue(TOPIC).jobs(prefetch=5)
+        series = bus.queue(TOPIC).jobs(prefetch=5, lease=1)  # a delivery on its way to a closed connection stays leased
         async for _ in series:
             break
         await bus.producer("out", linger=10).send(b"1")
