@@ -44,3 +44,15 @@ class SessionNeeded(InvalidArgument):
     """The file uses Spark while it is read, and can be read only when there is a session."""
 
     code = "session_needed"
+
+
+class InvalidStatement(InvalidArgument):
+    """The SQL cannot be understood, or names what is not there."""
+
+    code = "invalid_sql"
+
+
+class PathInUse(InvalidArgument):
+    """The output path already exists."""
+
+    code = "path_in_use"

@@ -157,7 +157,7 @@ def sql(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     warnings.filterwarnings("ignore", module=r"pyspark\b")
     try:
         need_spark(given.master)
-        from headrace.spark.sql.statements import InvalidStatement, PathInUse
+        from headrace.spark.errors import InvalidStatement, PathInUse
     except SparkMissing as error:
         return _wrong_usage(error, out)
     try:
@@ -263,7 +263,8 @@ class _Sql:
             register(spark, **self._place, tables=tables, value_format=AUTO, stream=self._given.follow, options=options)
 
     def _asked(self, spark: "Session", statement: str) -> "Frame":
-        from headrace.spark.sql.statements import InvalidStatement, ask
+        from headrace.spark.errors import InvalidStatement
+        from headrace.spark.sql.statements import ask
 
         try:
             return ask(spark, statement)
@@ -302,7 +303,8 @@ class _Sql:
             self._out.note(f"there are more rows than {limit:,}; --limit shows more")
 
     def _write(self, frame: "Frame") -> None:
-        from headrace.spark.sql.statements import PathInUse, write_parquet
+        from headrace.spark.errors import PathInUse
+        from headrace.spark.sql.statements import write_parquet
 
         given = self._given
         path = given.parquet if _is_url(given.parquet) else os.path.abspath(given.parquet)

@@ -10,9 +10,9 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError
 from headrace.spark.error_texts import is_of_python, problem_text
-from headrace.spark.errors import QueryFailed
+from headrace.spark.errors import InvalidStatement, PathInUse, QueryFailed
 from headrace.spark.sql.plain_rows import plain_converter, with_times_as_text
 
 if TYPE_CHECKING:
@@ -24,18 +24,6 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 Session = SparkSession
 Frame = DataFrame
 """Aliases for callers that do not import PySpark."""
-
-
-class InvalidStatement(InvalidArgument):
-    """The SQL cannot be understood, or names what is not there."""
-
-    code = "invalid_sql"
-
-
-class PathInUse(InvalidArgument):
-    """The output path already exists."""
-
-    code = "path_in_use"
 
 
 class Rows(NamedTuple):
