@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.broker.staging import with_new_crc
-from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DamagedRange, DataDirectory, UpgradedLog
+from headrace.engines.api import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, UpgradedLog, UpgradeGap
 
 
 class Upgraded(NamedTuple):
@@ -18,13 +18,13 @@ class Upgraded(NamedTuple):
     format: int
     logs: int
     segments: int
-    """How many files were written anew."""
-    damaged: list[DamagedRange]
-    """The messages in them that were damaged, and are gaps now."""
+    """The number of rewritten files."""
+    damaged: list[UpgradeGap]
+    """The damaged messages that gaps have replaced."""
 
     @staticmethod
     def of_log(path: str, done: UpgradedLog) -> "Upgraded":
-        """What was done with a log that has no broker."""
+        """The result for a log without a broker."""
         return Upgraded(path, FORMER_FORMAT if done.segments else FORMAT, FORMAT, 1, done.segments, done.damaged)
 
     @property

@@ -29,7 +29,7 @@ from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
 from headrace.storage.recovery import Findings
-from headrace.storage.upgrade import DamagedRange, FormerBatch, UpgradedLog
+from headrace.storage.upgrade import FormerBatch, UpgradedLog, UpgradeGap
 
 __all__ = [
     "FORGOTTEN",
@@ -42,7 +42,6 @@ __all__ = [
     "Appended",
     "Ballast",
     "Content",
-    "DamagedRange",
     "DataDirectory",
     "DataFormat",
     "EditRecord",
@@ -72,6 +71,7 @@ __all__ = [
     "Store",
     "StoredMessages",
     "TakenMessages",
+    "UpgradeGap",
     "UpgradedLog",
     "as_headrace_error",
     "log_settings",

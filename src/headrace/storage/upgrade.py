@@ -1,7 +1,7 @@
-"""Brings over logs of an earlier format: each segment is written anew beside itself, and then takes its place.
+"""Upgrades logs of an earlier format: rewrites each segment to a new file, which then replaces it.
 
-A log that is half brought over has segments of both formats. Whoever goes on skips those that are done, so a crash at
-any moment only means to run it again.
+A partly upgraded log has segments of both formats. The next run skips the upgraded ones, so after a crash at any moment
+the upgrade can be run again.
 """
 
 import logging
@@ -44,7 +44,7 @@ class FormerBatch(NamedTuple):
     batch: Batch
 
 
-class DamagedRange(NamedTuple):
+class UpgradeGap(NamedTuple):
     """Messages that an upgrade found damaged, and replaced by a gap."""
 
     path: str
@@ -56,8 +56,8 @@ class UpgradedLog(NamedTuple):
     """What an upgrade has done with a log."""
 
     segments: int
-    """How many were not brought over yet."""
-    damaged: list[DamagedRange]
+    """The number of segments that this run has rewritten."""
+    damaged: list[UpgradeGap]
 
 
 class _Bounds(NamedTuple):
@@ -136,14 +136,14 @@ def upgrade_log(
     Messages keep their offsets. Damaged ones become a gap that says so, with the damaged bytes in it.
     """
     bases = segment_bases(host, directory)
-    upgraded, damaged = 0, list[DamagedRange]()
+    upgraded, damaged = 0, list[UpgradeGap]()
     for base, following in zip_longest(bases, bases[1:]):
         path = segment_path(directory, base)
         file = host.disk.open(path)
         size = host.disk.size(file)
         if _is_former(host, file, base):
             beyond = None if following is None else _first_batch(host, segment_path(directory, following), following)
-            damaged += _write_anew(host, path, file, _Bounds(base, following, beyond), amend)
+            damaged += _rewrite(host, path, file, _Bounds(base, following, beyond), amend)
             upgraded += 1
         progress(size)
     return UpgradedLog(upgraded, damaged)
@@ -176,18 +176,16 @@ def _log_id(host: StorageRuntime, path: str) -> int:
         return 0
 
 
-def _write_anew(
-    host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds, amend: Amend | None
-) -> list[DamagedRange]:
+def _rewrite(host: StorageRuntime, path: str, file: OpenFile, bounds: _Bounds, amend: Amend | None) -> list[UpgradeGap]:
     """Write a segment in the present format; returns the damage that became gaps in it."""
-    damaged: list[DamagedRange] = []
+    damaged: list[UpgradeGap] = []
     disk, segment = host.disk, _opened(host, file)
     head = disk.read(file, 0, DATA_AT)
     former = read_former_header(head)
     beside = f"{path}.tmp"
     disk.remove(beside)  # of one that was killed
     target = disk.open(beside, create=True)
-    # A damaged header stays damaged: opening the log writes it anew.
+    # A damaged header stays damaged: opening the log rewrites it.
     header = head if former is None else SegmentHeader.new(former.log_id, bounds.base, former.created_us).packed()
     position, gathered = 0, bytearray(header)
     for part in _parts(segment, bounds, amend, damaged):
@@ -203,7 +201,7 @@ def _write_anew(
     return damaged
 
 
-def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None, damaged: list[DamagedRange]) -> Iterator[bytes]:
+def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None, damaged: list[UpgradeGap]) -> Iterator[bytes]:
     """The bytes of the new segment, behind its header; adds what it finds to `damaged`."""
     position, offset, appended_us = DATA_AT, bounds.base, 0
     batches = segment.batches(offset)
@@ -228,7 +226,7 @@ def _parts(segment: _Segment, bounds: _Bounds, amend: Amend | None, damaged: lis
 
 
 def _lost(
-    segment: _Segment, content: bytes, offset: int, next_offset: int, appended_us: int, damaged: list[DamagedRange]
+    segment: _Segment, content: bytes, offset: int, next_offset: int, appended_us: int, damaged: list[UpgradeGap]
 ) -> bytes:
     """What stands in the place of damaged bytes that were messages with these offsets."""
     logger.warning(
@@ -237,7 +235,7 @@ def _lost(
     )  # fmt: skip
     if next_offset <= offset:
         return content  # it has no offsets: opening the log finds it again
-    damaged.append(DamagedRange(segment.file.path, offset, next_offset))
+    damaged.append(UpgradeGap(segment.file.path, offset, next_offset))
     lost = gap(next_offset - offset, FLAG_LOST, max(appended_us, 0), content)
     lost.place(offset, appended_us, segment.log_id)
     return bytes(lost.data)

@@ -15,15 +15,15 @@ example:
   headrace upgrade ./data
 
 For a data directory that a broker refuses because an earlier Headrace wrote it,
-and for a log without a broker, given its directory. No broker and no writer may
-be at work in it. Every message keeps its offset; groups, leased subscriptions,
-schedules and transactions are as they were. Each file is written anew beside
-itself, so the disk needs room for one more of them: 512 MiB, or what the topic's
-segment_bytes says. May be ended, or killed, and run again; a directory that is
-of the present format is left as it is. One whose format file is missing or damaged
-is refused: `headrace repair` brings it over and puts it in order.
+and for the directory of a log without a broker. No broker and no writer may be
+running on it. Every message keeps its offset; groups, leased subscriptions,
+schedules and transactions do not change. The command rewrites one file after the
+other, so the disk needs space for one more file: 512 MiB, or the topic's
+segment_bytes. It may be interrupted or killed and run again, and does not change
+a directory that already has the current format. It refuses a directory whose format
+file is missing or damaged: `headrace repair` upgrades and repairs that one.
 
-There is no way back: make a copy before, if the earlier Headrace may be needed.
+An upgrade cannot be undone: make a copy first if you may need the earlier Headrace.
 Damaged messages are lost: a gap with the damaged bytes takes their place. The
 upgrade lists those that it found. Afterwards `headrace verify` (`headrace log
 verify` for a log without a broker) lists them as lost earlier, and does not count
@@ -64,7 +64,7 @@ def _lines(done: Upgraded) -> Iterator[str]:
         yield f"{done.path} has format {done.format} already: nothing to do"
         return
     logs, files = counted(done.logs, "log"), counted(done.segments, "file")
-    yield f"{done.path}: {logs}, {files} brought over from format {done.from_format} to {done.format}"
+    yield f"{done.path}: {logs}, {files} upgraded from format {done.from_format} to {done.format}"
     yield from (f"damaged: {offsets_text(one.first_offset, one.next_offset)} ({one.path})" for one in done.damaged)
     if done.damaged:
         lost = counted(sum(one.next_offset - one.first_offset for one in done.damaged), "damaged message")

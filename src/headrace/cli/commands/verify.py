@@ -24,8 +24,8 @@ example:
 
 Checks that the format file, the journal and the partitions of all topics fit
 together, and every byte of every log. Changes nothing, and may run while a
-broker is at work. What was set aside earlier, and messages that an earlier
-repair or upgrade found to be lost, are listed, but are no damage.
+broker is running. Files that were set aside earlier, and messages that an earlier
+repair or upgrade found to be lost, are listed, but are not damage.
 
 Exit code: 0 sound, 3 damaged, 1 could not be checked.
 """
