@@ -39,6 +39,10 @@ class Verb(Enum):
     ALTER = "alter"
     DELETE = "delete"
     SCHEDULE = "schedule"
+    ROUTE = "route"
+    SERVE = "serve"
+    REQUEST = "request"
+    ADMINISTER = "administer"
 
 
 class Resource(Enum):
@@ -50,6 +54,9 @@ class Resource(Enum):
     SUBSCRIPTION = "subscription"
     TRANSACTION = "transaction"
     SCHEDULE = "schedule"
+    SUBJECT = "subject"
+    ROUTE = "route"
+    SERVICE = "service"
 
 
 class Permission(NamedTuple):
