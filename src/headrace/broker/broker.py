@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.idempotency import IdempotentPublisher
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
@@ -29,6 +30,7 @@ from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.idempotency import PublishedOnce, PublishOnce
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.leasing import (
     Ack,
@@ -127,6 +129,7 @@ class Broker:
         self._transactions = Transactions(
             store.open_staging("staging"), self._topics, self._groups, self._ledger, ports, settings, now_us
         )
+        self._idempotency = IdempotentPublisher(self._topics, self._transactions, self._ledger, ports)
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
         leased = self._topics, self._subscriptions
         dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
@@ -266,6 +269,7 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("idempotency keys", self._idempotency.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
@@ -348,6 +352,7 @@ class Broker:
         readers = self._readers
         return {
             Publish: self._publish,
+            PublishOnce: self._publish_once,
             Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
             StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
             StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
@@ -402,6 +407,18 @@ class Broker:
             active.flush()  # what was gathered counts
             self._policies.check(topic)
         return active.publish(request, batch, now_us)
+
+    def _publish_once(
+        self, _: Session, request: PublishOnce, body: memoryview, now_us: int
+    ) -> PublishedOnce | PendingAnswer[PublishedOnce]:
+        topic = self._topics.get_or_create(request.topic, now_us)
+        if self._ballast.dropped:
+            raise DiskFull(_FULL_DISK)
+        if topic.id in self._policies.refusing:
+            for active in topic.active_partitions.values():
+                active.flush()  # what was gathered counts
+            self._policies.check(topic)
+        return self._idempotency.publish(request, topic, body, now_us)
 
     def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:

@@ -146,6 +146,29 @@ class IdsReserved(Fact, tag=61):
     commits: int = 0
 
 
+class IdempotencyKeyUsed(Fact, tag=120):
+    """A client's batches were committed under an idempotency key, by the commit recorded just before."""
+
+    topic_id: int
+    key_hash: bytes
+    request_hash: bytes
+    time_us: int
+    parts: list[tuple[int, int, int]]
+    """Of each batch: its partition, how many messages it has, and an offset at or before theirs."""
+    number: int = 0
+    """The number of the commit; 0 in the record of the commit itself."""
+    offsets: list[int] = msgspec.field(default_factory=list)
+    """The first offset of each batch; empty until they are known."""
+
+
+class IdempotencyReceiptStored(Fact, tag=121):
+    """The offsets of the batches that were committed under an idempotency key."""
+
+    topic_id: int
+    key_hash: bytes
+    offsets: list[int]
+
+
 class OffsetsReserved(Fact, tag=70):
     """Readers may see messages up to this offset before they are synced; after a loss the partition continues there."""
 
@@ -173,6 +196,8 @@ AnyFact = (
     | TopicFilesRemoved
     | IdsReserved
     | OffsetsReserved
+    | IdempotencyKeyUsed
+    | IdempotencyReceiptStored
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -232,6 +257,8 @@ class BrokerState:
         self.schedules: dict[str, ScheduleStored] = {}
         self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
         """By topic id and partition, of partitions that may lose messages which a reader has seen."""
+        self.idempotency: dict[int, dict[bytes, IdempotencyKeyUsed]] = {}
+        """By topic id, then by the hash of a key: in the order of time."""
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -283,6 +310,12 @@ class BrokerState:
             case OffsetsReserved():
                 if fact.topic_id in self.topics:
                     self.reserved[fact.topic_id, fact.partition] = fact
+            case IdempotencyKeyUsed():
+                self._use_key(fact)
+            case IdempotencyReceiptStored():
+                used = self.idempotency.get(fact.topic_id, {}).get(fact.key_hash)
+                if used is not None:
+                    self.idempotency[fact.topic_id][fact.key_hash] = msgspec.structs.replace(used, offsets=fact.offsets)
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget transactions without a commit since a time; the very last commit stays, for its number."""
@@ -320,6 +353,8 @@ class BrokerState:
         yield from self.shared.values()
         yield from self.schedules.values()
         yield from self.reserved.values()
+        for used in self.idempotency.values():
+            yield from used.values()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """Return the groups with a committed offset in a topic, sorted by name."""
@@ -343,6 +378,7 @@ class BrokerState:
     def forget_topic(self, topic_id: int) -> None:
         """Forget a topic and all state that belongs to it."""
         topic = self.topics.pop(topic_id, None)
+        self.idempotency.pop(topic_id, None)
         numbers = _numbers(topic)
         for number in numbers:
             self.producers.pop(partition_name(topic_id, number), None)
@@ -351,6 +387,26 @@ class BrokerState:
             for number in numbers:
                 self.groups[group].pop((topic_id, number), None)
         self.leased.forget_topic(topic_id, numbers)
+
+    def forget_keys(self, topic_id: int, before_us: int, most: int) -> int:
+        """Forget up to so many idempotency keys of a topic that were used before a time; returns how many."""
+        used = self.idempotency.get(topic_id, {})
+        old: list[bytes] = []
+        for key_hash, fact in used.items():
+            if fact.time_us >= before_us or len(old) >= most:
+                break
+            old.append(key_hash)
+        for key_hash in old:
+            del used[key_hash]
+        if not used:
+            self.idempotency.pop(topic_id, None)
+        return len(old)
+
+    def _use_key(self, fact: IdempotencyKeyUsed) -> None:
+        if fact.topic_id in self.topics:
+            used = self.idempotency.setdefault(fact.topic_id, {})
+            used.pop(fact.key_hash, None)  # an expired one: what was used last stands last
+            used[fact.key_hash] = fact if fact.number else msgspec.structs.replace(fact, number=self.commits)
 
     def _move(self, group: str, places: list[tuple[int, int, int]]) -> None:
         positions = self.groups.setdefault(group, {})

@@ -23,7 +23,7 @@ from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
 from headrace.engines.partition import Appended, Partition, Slice
-from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
+from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN, marked
 from headrace.engines.store import Store, as_headrace_error, log_settings
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
@@ -75,6 +75,7 @@ __all__ = [
     "UpgradedLog",
     "as_headrace_error",
     "log_settings",
+    "marked",
     "new_replayed_partition",
     "open_leased_partition",
     "pack_edits",

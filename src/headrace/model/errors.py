@@ -434,6 +434,19 @@ class Forked(HeadraceError):
     code = "forked"
 
 
+class IdempotencyKeyReused(HeadraceError):
+    """The idempotency key was used for another request; use a new key for each request."""
+
+    code = "idempotency_key_reused"
+
+
+class IdempotencyTableFull(HeadraceError):
+    """As many idempotency keys as may be are remembered; publish without a key, or again when some have expired."""
+
+    code = "idempotency_table_full"
+    retryable = True
+
+
 class InternalError(HeadraceError):
     """The broker failed in a way that nobody foresaw; its log has the details."""
 

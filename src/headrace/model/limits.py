@@ -74,3 +74,15 @@ SCHEDULES_MAX = 10_000
 
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
+
+IDEMPOTENCY_KEYS_MAX = 50_000
+"""Idempotency keys that a topic remembers."""
+
+IDEMPOTENCY_KEYS_TOTAL_MAX = 500_000
+"""Idempotency keys that a broker remembers, of all topics together."""
+
+IDEMPOTENCY_KEY_CHARS_MAX = 255
+"""Characters of an idempotency key."""
+
+IDEMPOTENCY_SECONDS = 86_400
+"""How long an idempotency key is remembered."""

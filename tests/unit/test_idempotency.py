@@ -1,0 +1,197 @@
+"""Publishes under idempotency keys: once, whatever is repeated and whatever ends the broker."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from headrace.broker import idempotency
+from headrace.broker.settings import BrokerSettings
+from headrace.model.errors import (
+    Busy,
+    HeadraceError,
+    IdempotencyKeyReused,
+    IdempotencyTableFull,
+    InvalidArgument,
+    LimitExceeded,
+    MessageTooLarge,
+    PartitionNotFound,
+)
+from headrace.model.idempotency import OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce, PublishReceipt
+from headrace.model.requests import TopicCreate, TopicDelete, TopicTrim
+from headrace.testing.workbench import Workbench
+
+
+@pytest.fixture
+def data() -> Iterator[str]:
+    """A directory in memory, where syncing takes no time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as directory:
+        yield f"{directory}/data"
+
+
+def request(
+    bench: Workbench, key: bytes, *batches: tuple[int, list[bytes]], topic: str = "orders"
+) -> tuple[PublishOnce, bytes]:
+    encoded = [(number, bytes(bench.batch(values).data)) for number, values in batches]
+    named = repr(batches).encode()
+    hashed = (named * 16)[:8] + len(named).to_bytes(4, "little") + sum(named).to_bytes(4, "little")
+    parts = [PartitionBatch(number, len(batch)) for number, batch in encoded]
+    return PublishOnce(topic, key.ljust(16, b"."), hashed, parts), b"".join(batch for _, batch in encoded)
+
+
+def publish(bench: Workbench, key: bytes, *batches: tuple[int, list[bytes]], topic: str = "orders") -> PublishedOnce:
+    answer = bench.ask(*request(bench, key, *batches, topic=topic))
+    assert isinstance(answer, PublishedOnce)
+    return answer
+
+
+def test_a_repeated_request_gets_the_first_receipt_and_appends_nothing(data: str) -> None:
+    bench = Workbench(data)
+    first = publish(bench, b"k", (0, [b"a", b"b"]))
+    assert first == PublishedOnce([PublishReceipt(0, 0, 2)], 2)
+    again = publish(bench, b"k", (0, [b"a", b"b"]))
+    assert again == PublishedOnce([PublishReceipt(0, 0, 2)], 2, repeated=True)
+    other = publish(bench, b"l", (0, [b"a", b"b"]))
+    assert other.receipts == [PublishReceipt(0, 2, 2)]
+    assert bench.values("orders") == [b"a", b"b", b"a", b"b"]
+
+
+def test_the_same_key_with_another_body_is_refused_and_with_another_topic_is_not() -> None:
+    bench = Workbench()
+    publish(bench, b"k", (0, [b"a"]))
+    with pytest.raises(IdempotencyKeyReused):
+        publish(bench, b"k", (0, [b"b"]))
+    assert publish(bench, b"k", (0, [b"b"]), topic="bills").receipts == [PublishReceipt(0, 0, 1)]
+    assert bench.values("orders") == [b"a"]
+
+
+def test_two_requests_at_once_append_once(data: str) -> None:
+    bench = Workbench(data)
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    first, second = bench.begin(asked, body), bench.begin(asked, body)
+    other, other_body = request(bench, b"k", (0, [b"z"]))
+    assert isinstance(bench.begin(other, other_body), IdempotencyKeyReused)
+    bench.run()
+    assert [first.outcome.repeated, second.outcome.repeated] == [False, True]
+    assert first.outcome.receipts == second.outcome.receipts
+    assert bench.values("orders") == [b"a"]
+
+
+def test_batches_of_several_partitions_are_appended_together(data: str) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("orders", {"partitions": 3}))
+    answer = publish(bench, b"k", (2, [b"a", b"b"]), (0, [b"c"]))
+    assert answer.receipts == [PublishReceipt(2, 0, 2), PublishReceipt(0, 0, 1)]
+    with pytest.raises(PartitionNotFound):
+        publish(bench, b"l", (0, [b"d"]), (3, [b"e"]))
+    assert bench.values("orders", 0) == [b"c"]
+
+
+def test_a_key_survives_a_restart_and_a_snapshot(data: str) -> None:
+    bench = Workbench(data, settings=BrokerSettings(journal_bytes=2000))
+    publish(bench, b"k", (0, [b"a"]))
+    for at in range(200):
+        publish(bench, b"n%d" % at, (0, [b"more"]))
+    bench.close()
+    bench = Workbench(data)
+    assert publish(bench, b"k", (0, [b"a"])) == PublishedOnce([PublishReceipt(0, 0, 1)], 2, repeated=True)
+    assert publish(bench, b"n199", (0, [b"more"])).receipts == [PublishReceipt(0, 200, 1)]
+    assert len(bench.values("orders")) == 201
+
+
+@pytest.mark.parametrize("steps", range(60))
+def test_whenever_the_broker_is_killed_a_repeated_request_appends_once(data: str, steps: int) -> None:
+    bench = Workbench(data)
+    bench.ask(TopicCreate("orders", {"partitions": 2}))
+    bench.syncing_later = True
+    asked, body = request(bench, b"k", (1, [b"a"]), (0, [b"b", b"c"]))
+    pending = bench.begin(asked, body)
+    for _ in range(steps):
+        if not bench.step():
+            break
+    told = pending.outcome
+    # Killed here: what was written is there, and nothing else.
+    bench = Workbench(data)
+    bench.publish("orders", [b"between"], partition=1)
+    answer = publish(bench, b"k", (1, [b"a"]), (0, [b"b", b"c"]))
+    if told is not None:
+        assert answer == PublishedOnce(told.receipts, 2, repeated=True)
+    assert sorted(bench.values("orders", 1)) == [b"a", b"between"]
+    assert bench.values("orders", 0) == [b"b", b"c"]
+    for receipt, values in zip(answer.receipts, ([b"a"], [b"b", b"c"]), strict=True):
+        found = bench.values("orders", receipt.partition, receipt.offset)
+        assert found[: receipt.count] == values
+    assert publish(bench, b"k", (1, [b"a"]), (0, [b"b", b"c"])) == PublishedOnce(answer.receipts, 2, repeated=True)
+
+
+def test_offsets_that_were_not_recorded_are_found_in_the_log(data: str) -> None:
+    bench = Workbench(data)
+    with patch.object(idempotency, "IdempotencyReceiptStored", side_effect=Busy):
+        publish(bench, b"k", (0, [b"a"]))
+        publish(bench, b"l", (0, [b"b"]))
+    for at in range(idempotency._SEARCHED_TOGETHER * 2):
+        bench.publish("orders", [b"%d" % at] * 20)
+    bench.close()
+    bench = Workbench(data)
+    assert publish(bench, b"l", (0, [b"b"])).receipts == [PublishReceipt(0, 1, 1)]
+    end = bench.ask(TopicTrim("orders", {0: 500})).offsets[0]
+    assert end > 1
+    assert publish(bench, b"k", (0, [b"a"])).receipts == [PublishReceipt(0, OFFSET_UNKNOWN, 1)]
+
+
+def test_a_key_is_forgotten_after_a_day_and_with_its_topic() -> None:
+    bench = Workbench()
+    publish(bench, b"k", (0, [b"a"]))
+    bench.tick(86_399)
+    assert publish(bench, b"k", (0, [b"a"])).repeated
+    bench.tick(2)
+    assert not publish(bench, b"k", (0, [b"a"])).repeated
+    bench.tick(86_401)
+    assert not bench.broker._ledger.state.idempotency
+    publish(bench, b"l", (0, [b"a"]))
+    bench.ask(TopicDelete("orders"))
+    assert not publish(bench, b"l", (0, [b"a"])).repeated
+
+
+def test_a_full_table_refuses_new_keys_and_knows_the_old() -> None:
+    bench = Workbench()
+    with patch.object(idempotency, "IDEMPOTENCY_KEYS_MAX", 3):
+        for key in (b"a", b"b", b"c"):
+            publish(bench, key, (0, [b"v"]))
+        with pytest.raises(IdempotencyTableFull) as refused:
+            publish(bench, b"d", (0, [b"v"]))
+        assert refused.value.retryable
+        assert publish(bench, b"a", (0, [b"v"])).repeated
+        publish(bench, b"d", (0, [b"v"]), topic="bills")
+        bench.tick(86_401)
+        assert not publish(bench, b"d", (0, [b"v"])).repeated
+    with patch.object(idempotency, "IDEMPOTENCY_KEYS_TOTAL_MAX", 1), pytest.raises(IdempotencyTableFull):
+        publish(bench, b"e", (0, [b"v"]), topic="bills")
+
+
+def test_what_is_refused_uses_no_key() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"message_bytes_max": 10}))
+    refused: list[tuple[PublishOnce, bytes, type[HeadraceError]]] = []
+    asked, body = request(bench, b"k", (0, [b"a" * 11]))
+    refused.append((asked, body, MessageTooLarge))
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    refused.append((asked, body[:-1], InvalidArgument))
+    refused.append((PublishOnce("orders", b"short", b"r" * 16, asked.batches), body, InvalidArgument))
+    refused.append((PublishOnce("orders", b"k" * 16, b"r" * 16, []), b"", LimitExceeded))
+    for one, content, kind in refused:
+        with pytest.raises(kind):
+            bench.ask(one, content)
+    assert not publish(bench, b"k", (0, [b"a"])).repeated
+
+
+def test_keys_of_tenants_are_apart() -> None:
+    bench = Workbench()
+    acme = bench.connect(tenant="acme")
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    assert not bench.ask(asked, body).repeated
+    assert not bench.ask(asked, body, acme).repeated
+    assert bench.ask(asked, body, acme).repeated
+    assert bench.values("acme/orders") == [b"a"]
