@@ -16,7 +16,7 @@ from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABL
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.topic import TopicSettings
-from headrace.server import MEMORY, ServerSettings, replaced_by_listen
+from headrace.server import DEFAULT_HTTP_ADDRESS, MEMORY, ServerSettings, missing_packages, replaced_by_listen
 
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
@@ -91,6 +91,8 @@ def configure(
         givens |= _from_file(path, why)
     givens |= _from_environment(environ)
     givens |= from_flags(flags, topic_flags)
+    if "http_address" not in givens and not givens.keys() & {"listen", "host", "port"} and not missing_packages():
+        givens["http_address"] = GivenSetting(DEFAULT_HTTP_ADDRESS, DEFAULT)
     for name, text in replaced_by_listen(givens).items():
         givens[name] = GivenSetting(text, givens["listen"].source)
     plain: dict[str, Any] = {name: given.content for name, given in givens.items() if not name.startswith("topic.")}

@@ -65,6 +65,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Idle clients send something this often; after three times as long in silence a connection is closed."""
     receive_bytes_max: int = 256 << 20
     """Memory for requests that have arrived only in part, of all connections of a gateway together."""
+    http_hosts: tuple[str, ...] = ()
+    http_origins: tuple[str, ...] = ()
+    http_body_bytes_max: int = 32 << 20
+    http_request_seconds: float = 30.0
+    http_idle_seconds: float = 60.0
+    http_wait_seconds_max: float = 60.0
+    http_stream_seconds: float | None = None
 
 
 class GatewayContext(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Priority, Time
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import HeaderPair, Headers, header_pairs, headers_from_pairs
@@ -28,6 +29,9 @@ _LINE_ENDS = (b"\n", b"\r")
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)]
 TimeOrText = Time | Annotated[datetime, msgspec.Meta(tz=True)]
 """A time that a publisher gives: microseconds since 1970, or RFC 3339 with a time zone."""
+
+TimeText = Annotated[str, msgspec.Meta(pattern=r"^(-?[0-9]{1,18}|[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt].+)$")]
+"""The same as text, such as in a query."""
 
 
 class HeaderBytes(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +102,23 @@ def is_json_type(content_type: bytes) -> bool:
 def time_us(given: TimeOrText) -> int:
     """Microseconds since 1970."""
     return given if isinstance(given, int) else (given - _EPOCH) // _MICROSECOND
+
+
+def parse_time_text(text: str) -> int:
+    """Microseconds since 1970, given as a number or as RFC 3339.
+
+    >>> parse_time_text("1700000000000000"), parse_time_text("2023-11-14T22:13:20Z")
+    (1700000000000000, 1700000000000000)
+    """
+    try:
+        return msgspec.convert(int(text), Time) if text.lstrip("-").isdigit() else time_us(_decode_moment(text))
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"{shown(text)} is no time: {error}") from error
+
+
+def _decode_moment(text: str) -> datetime:
+    moment: datetime = msgspec.convert(text, Annotated[datetime, msgspec.Meta(tz=True)])
+    return moment
 
 
 class StoredFields:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from headrace.gateways.http.installation import DEFAULT_HTTP_ADDRESS as DEFAULT_HTTP_ADDRESS
+from headrace.gateways.http.installation import missing_packages as missing_packages
 from headrace.runtime.event_loop import new_event_loop as new_event_loop
 from headrace.server.data_repair import data_bytes as data_bytes
 from headrace.server.data_repair import repair_data as repair_data

@@ -13,7 +13,7 @@ from headrace.gateways.addresses import (
     unix_address,
 )
 from headrace.model.arguments import shown
-from headrace.model.errors import HeadraceError, InvalidArgument, ListenFailed
+from headrace.model.errors import GatewayUnavailable, HeadraceError, InvalidArgument, ListenFailed
 
 if TYPE_CHECKING:
     from headrace.gateways.gateway import Gateway, GatewayContext, GatewayFactory, GatewayStatistics
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.server")
 
 Answer = TypeVar("Answer")
+HTTP_SCHEME = "http"
 
 
 def listen_addresses(settings: "ServerSettings") -> list[ListenAddress]:
@@ -30,6 +31,7 @@ def listen_addresses(settings: "ServerSettings") -> list[ListenAddress]:
 
     addresses = [tcp_address(settings.host, settings.port)] if settings.host else []
     addresses += map(parse_listen_address, settings.listen)
+    addresses += [parse_listen_address(f"http://{settings.http_address}")] if settings.http_address else []
     addresses += [unix_address(settings.socket_path)] if settings.socket_path else []
     fitting = []
     for address in addresses:
@@ -49,7 +51,28 @@ def load_gateways(addresses: Sequence[ListenAddress]) -> "dict[GatewayFactory, l
     from headrace.gateways.plugins import load_factories
 
     native = [address for address in addresses if address.scheme in NATIVE_SCHEMES]
-    return {NativeGateway: native, **load_factories([address for address in addresses if address not in native])}
+    http = [address for address in addresses if address.scheme == HTTP_SCHEME]
+    others = [address for address in addresses if address not in native and address not in http]
+    own: dict[GatewayFactory, list[ListenAddress]] = {NativeGateway: native}
+    if http:
+        own[_load_http(http)] = http
+    return {**own, **load_factories(others)}
+
+
+def _load_http(addresses: Sequence[ListenAddress]) -> "GatewayFactory":
+    """The gateway of HTTP, which needs packages that are not installed with the rest."""
+    from headrace.gateways.http.installation import missing_packages
+
+    missing = missing_packages()
+    if missing:
+        raise GatewayUnavailable(
+            f"cannot listen on {addresses[0]}: HTTP needs {' and '.join(missing)}; install them with "
+            "pip install 'headrace[http]'",
+            scheme=HTTP_SCHEME,
+        )
+    from headrace.gateways.http.gateway import HttpGateway
+
+    return HttpGateway
 
 
 async def start_gateway(

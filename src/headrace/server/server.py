@@ -175,6 +175,13 @@ class Server:
             broker_id=broker.broker_id,
             heartbeat_ms=self.settings.heartbeat_ms,
             receive_bytes_max=self.settings.receive_bytes_max,
+            http_hosts=tuple(self.settings.http_hosts),
+            http_origins=tuple(self.settings.http_origins),
+            http_body_bytes_max=self.settings.http_body_bytes_max,
+            http_request_seconds=self.settings.http_request_seconds,
+            http_idle_seconds=self.settings.http_idle_seconds,
+            http_wait_seconds_max=self.settings.http_wait_seconds_max,
+            http_stream_seconds=self.settings.http_stream_seconds,
         )
         limit = ConnectionLimit(self._connections_max)
         return GatewayContext(broker, self._runtime, self._authenticate or authenticate_anonymous, limit, settings)

@@ -1,6 +1,7 @@
 """The settings of a server, and their checks."""
 
 import os
+import re
 from collections.abc import Container
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ MEMORY = ":memory:"
 SOCKET_NAME = "headrace.sock"
 
 _BROKER_DEFAULTS = BrokerSettings()
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,23 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     listen: list[str] = []
     """Addresses to listen on, as URLs: headrace://HOST:PORT, unix:///PATH, or the scheme of a plug-in's gateway.
     Given alone it replaces the defaults of host, port and unix_socket, which are the short form for the first."""
+    http_address: str = ""
+    """HOST:PORT on which HTTP is served; empty for none. `headrace serve` takes 127.0.0.1:7391 if the extra `http` is
+    installed and no other address is given."""
+    http_hosts: list[str] = []
+    """Names by which clients may call the broker over HTTP, besides localhost and addresses in numbers; `*` for any."""
+    http_origins: list[str] = []
+    """Origins of web pages that may use the broker over HTTP, such as https://app.example.org; `*` for any."""
+    http_body_bytes_max: int = 32 << 20
+    """The largest body of a request of HTTP, also after it is unpacked."""
+    http_request_seconds: float = 30.0
+    """How long the head of a request of HTTP may take to arrive, and then its body."""
+    http_idle_seconds: float = 60.0
+    """How long a connection of HTTP may wait for its next request."""
+    http_wait_seconds_max: float = 60.0
+    """The longest time that a request of HTTP may wait for messages."""
+    http_stream_seconds: float | None = None
+    """How long a stream of HTTP lasts before its client has to open it again; none for any time."""
     connections_max: int = 10_000
     """The most connections of all gateways at once; further ones are refused with an error that says so."""
     heartbeat_ms: int = 5000
@@ -76,6 +95,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "host, unix_socket and listen are all empty: nobody could reach the broker; give one of them"
             )
         _check_listen(self.listen)
+        _check_http(self)
         _between("port", self.port, 0, 65_535)
         _between("connections_max", self.connections_max, 1, 1_000_000)
         _between("heartbeat_ms", self.heartbeat_ms, 100, 3_600_000)
@@ -93,7 +113,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def listens(self) -> bool:
         """Whether the server has an address."""
-        return bool(self.host or self.socket_path or self.listen)
+        return bool(self.host or self.socket_path or self.listen or self.http_address)
 
     @property
     def socket_path(self) -> str:
@@ -148,6 +168,22 @@ def _check_listen(urls: list[str]) -> None:
         if url in seen and not url.endswith(":0"):
             raise InvalidArgument(f"listen names {url} twice; leave one of them out")
         seen.add(url)
+
+
+def _check_http(settings: ServerSettings) -> None:
+    if settings.http_address:
+        address = parse_listen_address(f"http://{settings.http_address}")
+        if not address.host or address.path or "@" in address.url or "?" in address.url:
+            raise InvalidArgument(f"http_address must be HOST:PORT, not {settings.http_address!r}")
+    for origin in settings.http_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidArgument(f"http_origins must be like https://app.example.org, or *, not {origin!r}")
+    _between("http_body_bytes_max", settings.http_body_bytes_max, 1024, 1 << 30)
+    _between("http_request_seconds", settings.http_request_seconds, 0.1, 3600)
+    _between("http_idle_seconds", settings.http_idle_seconds, 1, 86_400)
+    _between("http_wait_seconds_max", settings.http_wait_seconds_max, 0, 3600)
+    if settings.http_stream_seconds is not None:
+        _between("http_stream_seconds", settings.http_stream_seconds, 0.1, 1e8)
 
 
 def replaced_by_listen(given: Container[str]) -> dict[str, str]:

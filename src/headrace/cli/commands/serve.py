@@ -30,13 +30,24 @@ _YOUNG_OBJECTS_MAX = 10_000
 """The threshold of Python's garbage collector: more objects than concurrent requests of many clients allocate."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+_METAVARS = {
+    "data": "DIR",
+    "unix_socket": "PATH",
+    "host": "HOST",
+    "listen": "URL",
+    "http_address": "HOST:PORT",
+    "http_hosts": "HOST",
+    "http_origins": "ORIGIN",
+}
+
 _EPILOG = """\
 examples:
   headrace serve
   headrace serve --data ./data --port 0 --log-format json
   headrace serve --listen headrace://127.0.0.1:7390 --listen unix:///run/headrace.sock
+  headrace serve --http-address 127.0.0.1:8080 --http-origins https://app.example.org
   headrace serve --host 0.0.0.0 --topic partitions=4 --topic retain_seconds=7d
-  HEADRACE_PORT=7391 headrace serve --config headrace.toml --print-config
+  HEADRACE_PORT=7400 headrace serve --config headrace.toml --print-config
 
 Each setting is read from these sources, and the first that sets it wins:
   1. flags                      --heartbeat-ms 1000    --topic partitions=4
@@ -72,14 +83,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         text = explanations.get(name, "").rstrip(".").replace("%", "%%")
         shown = default_data(os.environ) if name == "data" else field.default
-        text += "" if shown is None or name == "listen" else f" [{setting_text(name, shown)}]"
+        is_list = field.type == list[str]
+        text += "" if shown is None or shown == "" or is_list else f" [{setting_text(name, shown)}]"
         action = group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{_DEST}{name}",
             metavar=_metavar(name),
             default=argparse.SUPPRESS,
-            action="append" if name == "listen" else "store",
-            help=f"{text}; may be repeated" if name == "listen" else text,
+            action="append" if is_list else "store",
+            help=f"{text}; may be repeated" if is_list else text,
         )
         if name in ("data", "unix_socket"):
             completes(action, "directory" if name == "data" else "file")
@@ -183,7 +195,8 @@ def _tell_ready(server: Server, out: Output) -> None:
         "pid": os.getpid(),
     }
     native = ("headrace://", "headrace+unix://")
-    places = [url if not url.startswith(native) else url.partition("://")[2] for url in server.listening]
+    urls = sorted(server.listening, key=lambda url: url.startswith("headrace+unix://"))  # paths last: they are long
+    places = [url if not url.startswith(native) else url.partition("://")[2] for url in urls]
     logger.info(
         "ready", extra={**where, "listening": ",".join(where["listening"]), "addresses": ",".join(server.listening)}
     )
@@ -221,10 +234,10 @@ def _flags(given: argparse.Namespace) -> tuple[dict[str, str | list[str]], dict[
 
 
 def _metavar(name: str) -> str:
-    if name in ("data", "unix_socket", "host", "listen"):
-        return {"data": "DIR", "unix_socket": "PATH", "host": "HOST", "listen": "URL"}[name]
+    if name in _METAVARS:
+        return _METAVARS[name]
     kind = FIELDS[name].type
-    return {bool: "YES|NO", int: "N", float: "SECONDS"}.get(kind, "WORD")
+    return {bool: "YES|NO", int: "N", float: "SECONDS", float | None: "SECONDS"}.get(kind, "WORD")
 
 
 def _bracketed(host: str) -> str:

@@ -1,0 +1,250 @@
+"""A connection of HTTP: uvicorn's protocol with limits on heads and times, and the client's session with the broker."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
+from headrace.gateways.http.problems import HttpError, raw_problem
+from headrace.gateways.native.connection import is_this_machine
+from headrace.model.errors import HeadraceError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from headrace.broker.ports import Session
+    from headrace.gateways.http.gateway import HttpGateway
+    from headrace.model.identity import Identity
+
+logger = logging.getLogger("headrace.http")
+
+HEAD_BYTES_MAX = 64 << 10
+"""Of a request: its first line and all headers."""
+HEADERS_MAX = 128
+"""Headers of a request."""
+_IDLE, _HEAD, _BODY, _ANSWER = range(4)
+_LINGER_S = 1.0
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(self, gateway: "HttpGateway") -> None:
+        super().__init__(gateway.config, gateway.state, {}, _loop=gateway.loop)
+        self.app_state = {"connection": self}  # what uvicorn copies into the scope of each request
+        self.access_log = False
+        self._gateway = gateway
+        self._phase = _HEAD
+        self._phase_since_s = gateway.loop.time()
+        self._head_bytes = 0
+        self._refusal: HttpError | None = None
+        self._session: Session | None = None
+        self._session_key: tuple[bytes, str] | None = None
+        self._unsent_bytes = 0
+        self._unsent_since_s = 0.0
+        self.is_admitted = False
+        self.is_lost = False
+        self.on_lost: Callable[[], object] | None = None
+        """Withdraws what the current request waits for, when the client is gone."""
+        self.streams = 0
+        """How many streams the session has had, each with a number of its own."""
+
+    # Called by the event loop.
+
+    cycle: RequestResponseCycle | None  # type: ignore[assignment]  # None before the first request
+
+    def connection_made(self, transport: "asyncio.Transport") -> None:  # type: ignore[override]
+        """Admit the connection, or refuse it."""
+        super().connection_made(transport)
+        refusal = self._gateway.limit.admit()
+        if refusal is None:
+            self.is_admitted = True
+        else:
+            logger.info("connection refused  client=%s code=%s", self.client, refusal.code)
+            self._end(raw_problem(refusal))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything that belongs to the connection."""
+        super().connection_lost(exc)
+        self.is_lost = True
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()
+        self._disconnect()
+        if self.is_admitted:
+            self.is_admitted = False
+            self._gateway.limit.release()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived; what is no request is refused, and the connection closed."""
+        gateway = self._gateway
+        gateway.heard_us = gateway.now_us()
+        if gateway.ignores_requests or self._refusal is not None or self.parser is None:
+            return
+        self._unset_keepalive_if_required()
+        if self._phase <= _HEAD:
+            self._head_bytes += len(data)
+            if len(data) > HEAD_BYTES_MAX and data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) < 0:
+                self.refuse(HttpError("head_too_large"))
+                return
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self.cycle is not None:
+                self.cycle.keep_alive = False  # answered as a plain request; another protocol would follow
+        except httptools.HttpParserError as error:
+            reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+            self.refuse(reason if isinstance(reason, HttpError) else HttpError("malformed_request"))
+            return
+        if self._phase <= _HEAD and self._head_bytes > HEAD_BYTES_MAX:
+            self.refuse(HttpError("head_too_large"))
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        if self._phase == _IDLE:
+            self._head_bytes = 0
+        self._enter(_HEAD)
+
+    def on_headers_complete(self) -> None:
+        """Check the head, and start the request."""
+        if len(self.headers) > HEADERS_MAX:
+            raise HttpError("head_too_large", f"a request has at most {HEADERS_MAX} headers, not {len(self.headers)}")
+        self._check_unambiguous()
+        self._enter(_BODY)
+        try:
+            super().on_headers_complete()
+        except httptools.HttpParserInvalidURLError:
+            raise HttpError("malformed_request", "the target of the request is no path") from None
+
+    def on_message_complete(self) -> None:
+        """The body has arrived."""
+        super().on_message_complete()
+        self._enter(_ANSWER)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._enter(_IDLE)
+        self._head_bytes = 0
+        super().on_response_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _check_unambiguous(self) -> None:
+        """Refuse a head that a proxy in between could understand in another way."""
+        lengths = encodings = 0
+        for name, content in self.headers:
+            if name == b"content-length":
+                lengths += 1
+                if not content.isdigit():
+                    raise HttpError("malformed_request", "Content-Length is no number")
+            elif name == b"transfer-encoding":
+                encodings += 1
+                if content.strip().lower() != b"chunked":
+                    raise HttpError("malformed_request", "Transfer-Encoding is `chunked`, or there is none")
+        if lengths + encodings > 1:
+            raise HttpError("malformed_request", "a body has one Content-Length, or Transfer-Encoding, not both")
+
+    # Called by the gateway and the application.
+
+    def refuse(self, error: HttpError) -> None:
+        """Answer with a problem, and close the connection."""
+        self._refusal = error
+        started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._end(b"" if started else raw_problem(error))
+
+    def _end(self, last_words: bytes) -> None:
+        """Send this, and close; what the client still sends is read for a moment, or it might never see the answer."""
+        if self.transport.is_closing():
+            return
+        self.transport.write(last_words)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._gateway.loop.call_later(_LINGER_S, self.transport.abort)
+
+    def supervise(self, now_s: float, request_s: float, silence_s: float) -> None:
+        """End a connection whose request does not arrive, or whose client does not take the answer."""
+        if self.transport.is_closing():
+            return
+        busy = self.cycle is not None and not self.cycle.response_complete
+        late = now_s - self._phase_since_s > request_s
+        if self._refusal is None and late and (self._phase == _BODY or (self._phase == _HEAD and not busy)):
+            if self._phase == _HEAD and not self._head_bytes:
+                self.transport.close()  # it never sent anything
+            else:
+                self.refuse(HttpError("request_timeout"))
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since_s = unsent, now_s
+        elif now_s - self._unsent_since_s > silence_s:
+            logger.info("connection closed; the client does not read  client=%s", self.client)
+            self.transport.abort()
+
+    async def session(self, authorization: bytes, tenant: str) -> "Session":
+        """The session of this client, with these credentials, in this tenant; opened when they change."""
+        if self._session is not None and self._session_key == (authorization, tenant):
+            return self._session
+        identity = self._authenticate(authorization)
+        if isinstance(identity, PendingAnswer):
+            identity = await self.answered(identity)
+        if self.is_lost:
+            raise ConnectionResetError
+        self._disconnect()
+        peer = self._peer
+        self._session = self._gateway.broker.connect(
+            lambda _: None,
+            f"http at {peer.address}",
+            self._gateway.now_us(),
+            identity=identity,
+            tenant=tenant,
+            address=peer.address,
+            gateway=peer.gateway,
+            is_local=peer.is_local,
+        )
+        self._session_key = authorization, tenant
+        return self._session
+
+    async def answered(self, pending: PendingAnswer[Any]) -> Any:
+        """Wait for an answer; it is withdrawn when the client goes."""
+        if not pending.resolved:
+            self.on_lost = pending.cancel
+            try:
+                return await pending
+            finally:
+                self.on_lost = None
+        return await pending
+
+    @property
+    def _peer(self) -> Peer:
+        host, port = self.client or ("", 0)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return Peer("http", address, is_this_machine(self.transport.get_extra_info("peername")))
+
+    def _authenticate(self, authorization: bytes) -> "Identity | PendingAnswer[Identity]":
+        mechanism, _, credentials = authorization.partition(b" ")
+        try:
+            name = mechanism.decode("ascii").lower() or ANONYMOUS_MECHANISM
+            return self._gateway.authenticate(name, credentials.strip(), self._peer)
+        except (HeadraceError, UnicodeDecodeError) as error:
+            raise HttpError("not_authenticated", str(error)) from error
+
+    def _enter(self, phase: int) -> None:
+        self._phase = phase
+        self._phase_since_s = self._gateway.loop.time()
+
+    def _disconnect(self) -> None:
+        session, self._session, self._session_key = self._session, None, None
+        if session is not None:
+            self._gateway.broker.disconnect(session, self._gateway.now_us())

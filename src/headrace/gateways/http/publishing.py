@@ -1,0 +1,313 @@
+"""Publishing: one message, many, or lines of them, with receipts; repeated requests are recognised by their key."""
+
+import asyncio
+import copy
+import re
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.gateways.http.call import Call, Reply, decode_json, json_reply, unsupported_type
+from headrace.gateways.http.problems import HttpError
+from headrace.gateways.http.route import JSON, NDJSON, HeaderField, Route
+from headrace.model.batch import Batch, encode
+from headrace.model.durability import Durability
+from headrace.model.envelope import MessageEnvelope, PartitionNumber, StoredFields, envelope_key
+from headrace.model.errors import BatchTooLarge, HeadraceError, PartitionNotFound
+from headrace.model.idempotency import HASH_BYTES, OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce
+from headrace.model.limits import BATCH_COUNT_MAX, IDEMPOTENCY_KEY_CHARS_MAX
+from headrace.model.partitioning import by_key
+from headrace.model.requests import Publish, Published
+
+MESSAGES = "messages"
+DurabilityName = Literal["memory", "written", "synced"]
+_DURABILITIES = {one.name.lower(): int(one) for one in Durability}
+_NAMES: list[Any] = [one.name.lower() for one in Durability]
+_NDJSON_TYPES = (NDJSON.encode(), b"application/ndjson", b"application/jsonl")
+_ARRAY_BYTES_MAX = 1 << 20
+"""An array is decoded in one go; what is larger comes as lines, which are decoded in slices."""
+_SLICE_BYTES = 128 << 10
+_BATCH_COUNT = 4096
+_BATCH_BYTES = 1 << 20
+_IF_MATCH = re.compile(rb'"([0-9]{1,18})"')
+_IDEMPOTENCY_KEY = re.compile(rb"[\x21-\x7e]+")
+
+
+class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How to publish."""
+
+    durability: DurabilityName = "memory"
+    """What to wait for, at least the topic's own."""
+    partition: PartitionNumber | None = None
+    """For messages that name none; by default by key, or any."""
+
+
+class Receipt(msgspec.Struct, omit_defaults=True):
+    """Where messages are: from this offset on, without a gap."""
+
+    partition: int
+    offset: int | None
+    """null: the messages were published before, and are gone."""
+    count: int
+    durability: DurabilityName
+    """What they have reached."""
+
+
+class Receipts(msgspec.Struct):
+    """Where the messages of a request are. Those of one partition are in the order of the request."""
+
+    count: int
+    receipts: list[Receipt]
+
+
+_NO_QUERY = PublishQuery()
+_decode_one = msgspec.json.Decoder(MessageEnvelope)
+_decode_many = msgspec.json.Decoder(list[MessageEnvelope])
+_decode_slice = msgspec.json.Decoder(MessageEnvelope)
+
+
+async def publish(call: Call) -> Reply:
+    """Publish the messages of the body."""
+    query = call.query(PublishQuery) if call.query_string else _NO_QUERY
+    body = await call.read_body()
+    kind = call.media_type()
+    if kind == b"application/json":
+        if body.lstrip()[:1] != b"[":
+            return await _publish_one(call, query, decode_json(body, _decode_one), body)
+        if len(body) > _ARRAY_BYTES_MAX:
+            raise HttpError(
+                "body_too_large", f"an array has at most {_ARRAY_BYTES_MAX} bytes; send more as {NDJSON}, one by line"
+            )
+        envelopes = decode_json(body, _decode_many)
+    elif kind in _NDJSON_TYPES:
+        envelopes = await _decoded_lines(body)
+    else:
+        raise unsupported_type(b"application/json", NDJSON.encode())
+    if not 0 < len(envelopes) <= BATCH_COUNT_MAX:
+        raise BatchTooLarge(f"a request has 1 to {BATCH_COUNT_MAX} messages, not {len(envelopes)}")
+    return await _publish_many(call, query, envelopes, body)
+
+
+async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelope, body: bytes) -> Reply:
+    headers = call.headers
+    if b"idempotency-key" in headers:
+        return await _publish_once(call, query, [envelope], body, single=True)
+    (topic,), gateway = call.parameters, call.gateway
+    key = envelope_key(envelope)
+    fields = StoredFields()
+    fields.add(envelope, key)
+    now_us = gateway.now_us()
+    data = encode(fields.columns(now_us), now_us).data
+    wanted = envelope.partition if envelope.partition is not None else query.partition
+    request = Publish(topic, 0, _DURABILITIES[query.durability], _expected_offset(headers))
+    counts = gateway.application.partition_counts
+    for attempt in range(2):
+        if wanted is None:
+            partitions = await counts.get(call, topic)
+            if partitions > 1:
+                request.partition = by_key(key, partitions) if key else counts.next_partition(partitions)
+            else:
+                request.partition = 0
+        else:
+            request.partition = wanted
+        try:
+            outcome: Any = gateway.broker.ask(call.session, request, memoryview(data), now_us)
+            published = await call.connection.answered(outcome) if isinstance(outcome, PendingAnswer) else outcome
+            break
+        except PartitionNotFound:
+            counts.forget(call, topic)
+            if attempt or wanted is not None:
+                raise
+    return json_reply(_receipt(request.partition, published, 1), 201 if published.durability else 202)
+
+
+async def _publish_many(call: Call, query: PublishQuery, envelopes: list[MessageEnvelope], body: bytes) -> Reply:
+    if b"idempotency-key" in call.headers:
+        return await _publish_once(call, query, envelopes, body, single=False)
+    (topic,), gateway = call.parameters, call.gateway
+    expected = _expected_offset(call.headers)
+    batches = await _encoded_batches(call, query, envelopes)
+    if expected is not None and len(batches) > 1:
+        raise HttpError(
+            "invalid_field", "messages with If-Match must fit into one batch of one partition; name the partition"
+        )
+    pending: list[tuple[int, Batch, Any]] = []
+    for partition, batch in batches:
+        request = Publish(topic, partition, _DURABILITIES[query.durability], expected)
+        try:
+            outcome: Any = gateway.broker.ask(call.session, request, memoryview(batch.data), gateway.now_us())
+        except HeadraceError as error:
+            outcome = error
+        pending.append((partition, batch, outcome))
+        if len(batches) > 1:
+            await asyncio.sleep(0)
+    receipts, failure, reached = [], None, Durability.SYNCED
+    for partition, batch, outcome in pending:
+        try:
+            if isinstance(outcome, HeadraceError):
+                raise outcome
+            published = await call.connection.answered(outcome) if isinstance(outcome, PendingAnswer) else outcome
+            receipts.append(_receipt(partition, published, batch.count))
+            reached = min(reached, published.durability)
+        except HeadraceError as error:
+            failure = failure or error
+    if failure is not None:
+        if isinstance(failure, PartitionNotFound):
+            call.gateway.application.partition_counts.forget(call, topic)
+        raise _partly(failure, receipts)
+    return json_reply(Receipts(len(envelopes), receipts), 201 if reached else 202)
+
+
+async def _publish_once(
+    call: Call, query: PublishQuery, envelopes: list[MessageEnvelope], body: bytes, *, single: bool
+) -> Reply:
+    """Publish all messages, or answer what was answered to the first request with this key."""
+    if b"if-match" in call.headers:
+        raise HttpError("invalid_field", "give Idempotency-Key or If-Match, not both")
+    key = call.headers[b"idempotency-key"]
+    if len(key) > IDEMPOTENCY_KEY_CHARS_MAX or not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise HttpError(
+            "invalid_field",
+            f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible characters of ASCII, such as a UUID",
+        )
+    asked = blake2b(body, digest_size=HASH_BYTES)
+    asked.update(b"\0".join([b"", call.query_string, call.media_type()]))
+    batches = await _encoded_batches(call, query, envelopes)
+    request = PublishOnce(
+        call.parameters[0],
+        blake2b(key, digest_size=HASH_BYTES).digest(),
+        asked.digest(),
+        [PartitionBatch(partition, batch.length) for partition, batch in batches],
+    )
+    data = bytearray().join(batch.data for _, batch in batches)
+    published: PublishedOnce = await call.ask(request, memoryview(data))
+    reached = _NAMES[published.durability]
+    receipts = [
+        Receipt(one.partition, None if one.offset == OFFSET_UNKNOWN else one.offset, one.count, reached)
+        for one in published.receipts
+    ]
+    headers = ((b"idempotency-replayed", b"true"),) if published.repeated else ()
+    answer: Any = receipts[0] if single else Receipts(sum(one.count for one in receipts), receipts)
+    return json_reply(answer, 201 if published.durability else 202, headers)
+
+
+async def _encoded_batches(
+    call: Call, query: PublishQuery, envelopes: list[MessageEnvelope]
+) -> list[tuple[int, Batch]]:
+    """The messages as batches, each for a partition, in slices."""
+    counts, gateway = call.gateway.application.partition_counts, call.gateway
+    partitions = await counts.get(call, call.parameters[0])
+    unkeyed = counts.next_partition(partitions)
+    gathered: dict[int, StoredFields] = {}
+    batches: list[tuple[int, Batch]] = []
+
+    def encode_gathered(partition: int) -> None:
+        now_us = gateway.now_us()
+        batches.append((partition, encode(gathered.pop(partition).columns(now_us), now_us)))
+
+    for number, envelope in enumerate(envelopes, 1):
+        key = envelope_key(envelope)
+        partition = envelope.partition if envelope.partition is not None else query.partition
+        if partition is None:
+            partition = by_key(key, partitions) if key else unkeyed
+        fields = gathered.get(partition)
+        if fields is None:
+            fields = gathered[partition] = StoredFields()
+        fields.add(envelope, key)
+        if len(fields.values) >= _BATCH_COUNT or fields.bytes >= _BATCH_BYTES:
+            encode_gathered(partition)
+        if not number % _BATCH_COUNT:
+            await asyncio.sleep(0)
+    for partition in list(gathered):
+        encode_gathered(partition)
+    return batches
+
+
+async def _decoded_lines(body: bytes) -> list[MessageEnvelope]:
+    """The messages of a body with one on each line, decoded in slices."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise HttpError("invalid_json", f"the body is no UTF-8: {error}") from error
+    found: list[MessageEnvelope] = []
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", min(start + _SLICE_BYTES, len(body))) + 1 or len(body)
+        try:
+            found += _decode_slice.decode_lines(body[start:end])
+        except msgspec.ValidationError as error:
+            raise HttpError("invalid_field", f"in the lines from {len(found) + 1} on: {error}") from error
+        except msgspec.DecodeError as error:
+            raise HttpError("invalid_json", f"in the lines from {len(found) + 1} on: {error}") from error
+        except RecursionError as error:
+            raise HttpError("invalid_json", "a line is nested too deeply") from error
+        if len(found) > BATCH_COUNT_MAX:
+            break  # too many, which the caller says
+        start = end
+        await asyncio.sleep(0)
+    return found
+
+
+def _expected_offset(headers: dict[bytes, bytes]) -> int | None:
+    given = headers.get(b"if-match")
+    if given is None:
+        return None
+    found = _IF_MATCH.fullmatch(given)
+    if found is None:
+        raise HttpError("invalid_field", 'If-Match is the offset that the message must get, such as "17"')
+    return int(found[1])
+
+
+def _receipt(partition: int, published: Published, count: int) -> Receipt:
+    return Receipt(partition, published.base_offset, count, _NAMES[published.durability])
+
+
+def _partly(error: HeadraceError, receipts: list[Receipt]) -> HeadraceError:
+    """The error, with the receipts of what was published all the same."""
+    if not receipts:
+        return error
+    told = copy.copy(error)
+    told.details = {**error.details, "receipts": msgspec.to_builtins(receipts)}
+    return told
+
+
+IF_MATCH_OFFSET = HeaderField(
+    "If-Match", "Publish only if the message gets this offset, in quotation marks", r'^"[0-9]{1,18}"$'
+)
+IDEMPOTENCY_KEY = HeaderField(
+    "Idempotency-Key",
+    "A key of this request, such as a UUID: repeated within 24 hours, it has no second effect",
+    r"^[!-~]+$",
+    IDEMPOTENCY_KEY_CHARS_MAX,
+)
+
+PUBLISH_ROUTES = [
+    Route(
+        "POST",
+        "/v1/topics/{topic}/messages",
+        publish,
+        "Publish a message, an array of messages, or one by line",
+        MESSAGES,
+        201,
+        other_statuses=(202,),
+        query=PublishQuery,
+        body=(MessageEnvelope, list[MessageEnvelope]),
+        body_types=(JSON, NDJSON),
+        body_required=True,
+        answer=(Receipt, Receipts),
+        errors=(
+            "partition_not_found",
+            "message_too_large",
+            "unexpected_offset",
+            "idempotency_key_reused",
+            "idempotency_table_full",
+            "subscription_full",
+        ),
+        headers=(IDEMPOTENCY_KEY, IF_MATCH_OFFSET),
+        example={"key": "ann", "value": {"id": 1}, "headers": [["lang", "en"]]},
+    ),
+]
+"""The routes that publish."""
