@@ -51,6 +51,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
+from headrace.model.partition_count import PartitionCount, PartitionsCounted
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -353,6 +354,7 @@ class Broker:
         return {
             Publish: self._publish,
             PublishOnce: self._publish_once,
+            PartitionCount: self._count_partitions,
             Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
             StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
             StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
@@ -419,6 +421,14 @@ class Broker:
                 active.flush()  # what was gathered counts
             self._policies.check(topic)
         return self._idempotency.publish(request, topic, body, now_us)
+
+    def _count_partitions(
+        self, _: Session, request: PartitionCount, __: memoryview, now_us: int
+    ) -> PartitionsCounted | PendingAnswer[PartitionsCounted]:
+        if self._draining and self._topics.find(request.topic) is None:
+            raise Draining  # it would make the topic
+        topic = self._topics.get_or_create(request.topic, now_us)
+        return PartitionsCounted(topic.settings.partitions, topic.id)
 
     def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
         if self._ballast.dropped:

@@ -70,6 +70,7 @@ class Kind(IntEnum):
     SCHEDULE_NEXT = 95
 
     PUBLISH_ONCE = 180
+    PARTITION_COUNT = 181
 
     # From the broker.
     ANSWER = 128

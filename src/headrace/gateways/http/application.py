@@ -1,13 +1,13 @@
 """The application behind uvicorn: checks a request, finds its route, and sends the answer or the problem."""
 
 import logging
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from headrace.gateways.http.call import Call, ClientGone, Receive, Reply, Send
 from headrace.gateways.http.content_encoding import pack, wants_gzip
 from headrace.gateways.http.host_guard import HostGuard
 from headrace.gateways.http.metrics import RequestCounts
-from headrace.gateways.http.partition_counts import PartitionCounts
 from headrace.gateways.http.problems import (
     PROBLEM_TYPE,
     HttpError,
@@ -36,7 +36,6 @@ class HttpApplication:
     def __init__(self, gateway: "HttpGateway", guard: HostGuard) -> None:
         self._gateway = gateway
         self.guard = guard
-        self.partition_counts = PartitionCounts()
         self._router = Router(ROUTES)
         self.counts = RequestCounts()
 
@@ -49,12 +48,12 @@ class HttpApplication:
         try:
             label, reply = await self._answer(scope, headers, connection, receive, send)
         except (HttpError, HeadraceError) as error:
-            reply = _problem_reply(error, scope, connection)
+            reply = _problem_reply(error, scope)
         except (ClientGone, ConnectionResetError):
             return
         except Exception:
             logger.exception("request failed  method=%s path=%s", scope["method"], scope["path"])
-            reply = _problem_reply(InternalError(), scope, connection)
+            reply = _problem_reply(InternalError(), scope)
         finally:
             gateway.requests -= 1
         if reply is None:
@@ -62,6 +61,10 @@ class HttpApplication:
         self.counts.add(label, scope["method"], reply.status)
         if b"origin" in headers:
             extra = self.guard.answer_headers(headers)
+        if reply.content_type is PROBLEM_TYPE and connection.cycle is not None and connection.cycle.more_body:
+            # The rest of the body is not read: an ordinary close would reset the connection, and lose the answer.
+            connection.refuse(HttpError("malformed_request"), _raw_reply(reply, extra))
+            return
         await _send_reply(reply, headers, extra, send)
 
     async def _answer(
@@ -98,7 +101,7 @@ class HttpApplication:
         try:
             return route.path, await route.handler(call)
         except (HttpError, HeadraceError) as error:
-            return route.path, _problem_reply(error, scope, connection)
+            return route.path, _problem_reply(error, scope)
 
     def _preflight(self, raw_path: bytes, headers: dict[bytes, bytes]) -> Reply:
         """Answer what methods a path has, and to a browser what a page may send."""
@@ -109,17 +112,23 @@ class HttpApplication:
         return Reply(204, headers=(allowed,))
 
 
-def _problem_reply(error: HttpError | HeadraceError, scope: dict[str, Any], connection: "HttpConnection") -> Reply:
+def _problem_reply(error: HttpError | HeadraceError, scope: dict[str, Any]) -> Reply:
     problem = problem_of(error)
     if problem.status >= 500:
         logger.warning(
             "request refused  method=%s path=%s code=%s reason=%s", scope["method"], scope["path"], error.code, error
         )
     more = problem_headers(problem) + list(error.headers if isinstance(error, HttpError) else ())
-    cycle = connection.cycle
-    if cycle is not None and cycle.more_body:
-        more.append(_CLOSE)  # the rest of the body is not read
     return Reply(problem.status, encode_problem(problem), PROBLEM_TYPE, tuple(more))
+
+
+def _raw_reply(reply: Reply, extra: list[tuple[bytes, bytes]]) -> bytes:
+    """A whole response, after which the connection is closed."""
+    length = (b"content-length", b"%d" % len(reply.body))
+    headers = [*reply.headers, *extra, (b"content-type", reply.content_type), length, _CLOSE, _SAFE]
+    lines = [b"HTTP/1.1 %d %s" % (reply.status, HTTPStatus(reply.status).phrase.encode())]
+    lines += [b"%s: %s" % header for header in headers]
+    return b"\r\n".join([*lines, b"", reply.body])
 
 
 async def _send_reply(reply: Reply, headers: dict[bytes, bytes], extra: list[tuple[bytes, bytes]], send: Send) -> None:

@@ -12,6 +12,7 @@ from headrace.gateways.http.problems import HttpError
 from headrace.model.arguments import shortened
 from headrace.model.batch import Bytes
 from headrace.model.errors import Busy
+from headrace.model.partition_count import PartitionCount
 from headrace.model.request import AnswerType, Request
 
 if TYPE_CHECKING:
@@ -182,6 +183,13 @@ class Call:
         if isinstance(outcome, PendingAnswer):
             return await self.connection.answered(outcome)
         return outcome
+
+
+def count_partitions(call: Call, topic: str) -> int:
+    """The number of a topic's partitions; the topic is made if there is none and the broker may."""
+    counted: Any = call.gateway.broker.ask(call.session, PartitionCount(topic), _EMPTY, call.gateway.now_us())
+    partitions: int = counted.partitions
+    return partitions
 
 
 def unsupported_type(*accepted: bytes) -> HttpError:

@@ -154,14 +154,14 @@ class HttpConnection(HttpToolsProtocol):
 
     # Called by the gateway and the application.
 
-    def refuse(self, error: HttpError) -> None:
-        """Answer with a problem, and close the connection."""
+    def refuse(self, error: HttpError, response: bytes = b"") -> None:
+        """Answer with a problem, or with a whole response that tells it, and close the connection."""
         self._refusal = error
         started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._end(b"" if started else raw_problem(error))
+        self._end(b"" if started else response or raw_problem(error))
 
     def _end(self, last_words: bytes) -> None:
         """Send this, and close; what the client still sends is read for a moment, or it might never see the answer."""

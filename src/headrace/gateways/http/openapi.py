@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from headrace.gateways.http.problems import STATUSES, HttpError, Problem
+from headrace.gateways.http.problems import STATUSES, HttpError, ProblemDocument
 from headrace.gateways.http.route import EVENTS, NDJSON, Route
 from headrace.model.limits import PARTITIONS_MAX, TENANT_NAME_CHARS_MAX, TOPIC_NAME_CHARS_MAX
 
@@ -37,7 +37,7 @@ def make_document(routes: Sequence[Route], version: str) -> Schema:
     kinds = [
         kind for route in routes for part in (route.body, route.answer, route.query) for kind in alternatives(part)
     ]
-    named = {id(kind): kind for kind in [*kinds, Problem]}
+    named = {id(kind): kind for kind in [*kinds, ProblemDocument]}
     schemas, components = msgspec.json.schema_components(named.values(), ref_template=_REF)
     by_kind = dict(zip(named, schemas, strict=True))
     for kind in _structs(named.values()):
@@ -148,12 +148,12 @@ def _responses(route: Route, by_kind: dict[int, Schema]) -> Schema:
         responses[str(status)] = response
     for status, codes in sorted(error_statuses(route).items()):
         if str(status) in responses:
-            responses[str(status)]["content"][_PROBLEM_TYPE] = {"schema": by_kind[id(Problem)]}
+            responses[str(status)]["content"][_PROBLEM_TYPE] = {"schema": by_kind[id(ProblemDocument)]}
             continue
         text = HTTPStatus(status).phrase + (f": {', '.join(sorted(codes))}" if codes else "")
         responses[str(status)] = {
             "description": text,
-            "content": {_PROBLEM_TYPE: {"schema": by_kind[id(Problem)]}},
+            "content": {_PROBLEM_TYPE: {"schema": by_kind[id(ProblemDocument)]}},
         }
     return responses
 

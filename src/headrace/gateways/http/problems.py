@@ -115,7 +115,7 @@ class HttpError(Exception):
         self.details = details
 
 
-class Problem(msgspec.Struct):
+class ProblemDocument(msgspec.Struct):
     """A problem document: what went wrong, by RFC 9457."""
 
     type: str
@@ -138,11 +138,11 @@ def status_of(error: HeadraceError) -> int:
     return STATUSES.get(error.code, 503 if error.retryable else 500)
 
 
-def problem_of(error: HeadraceError | HttpError) -> Problem:
+def problem_of(error: HeadraceError | HttpError) -> ProblemDocument:
     """The problem document of an error."""
     is_ours = isinstance(error, HeadraceError)
     status = status_of(error) if is_ours else error.status  # type: ignore[union-attr, arg-type]
-    return Problem(
+    return ProblemDocument(
         type=f"{HELP_PATH}#{error.code}",
         title=error.code.replace("_", " "),
         status=status,
@@ -153,12 +153,12 @@ def problem_of(error: HeadraceError | HttpError) -> Problem:
     )
 
 
-def encode_problem(problem: Problem) -> bytes:
+def encode_problem(problem: ProblemDocument) -> bytes:
     """The bytes of a problem document; details that JSON cannot have are told as text."""
     return msgspec.json.encode(problem, enc_hook=str)
 
 
-def problem_headers(problem: Problem) -> list[tuple[bytes, bytes]]:
+def problem_headers(problem: ProblemDocument) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that is a problem, besides its type and length."""
     if problem.status in _RETRY_LATER:
         return [(b"retry-after", b"%d" % RETRY_SECONDS)]

@@ -4,18 +4,19 @@ import asyncio
 import copy
 import re
 from hashlib import blake2b
+from itertools import count
 from typing import Any, Literal
 
 import msgspec
 
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.gateways.http.call import Call, Reply, decode_json, json_reply, unsupported_type
+from headrace.gateways.http.call import Call, Reply, count_partitions, decode_json, json_reply, unsupported_type
 from headrace.gateways.http.problems import HttpError
 from headrace.gateways.http.route import JSON, NDJSON, HeaderField, Route
 from headrace.model.batch import Batch, encode
 from headrace.model.durability import Durability
 from headrace.model.envelope import MessageEnvelope, PartitionNumber, StoredFields, envelope_key
-from headrace.model.errors import BatchTooLarge, HeadraceError, PartitionNotFound
+from headrace.model.errors import BatchTooLarge, HeadraceError
 from headrace.model.idempotency import HASH_BYTES, OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce
 from headrace.model.limits import BATCH_COUNT_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from headrace.model.partitioning import by_key
@@ -44,7 +45,7 @@ class PublishQuery(msgspec.Struct, forbid_unknown_fields=True):
     """For messages that name none; by default by key, or any."""
 
 
-class Receipt(msgspec.Struct, omit_defaults=True):
+class MessageReceipt(msgspec.Struct, omit_defaults=True):
     """Where messages are: from this offset on, without a gap."""
 
     partition: int
@@ -55,14 +56,16 @@ class Receipt(msgspec.Struct, omit_defaults=True):
     """What they have reached."""
 
 
-class Receipts(msgspec.Struct):
+class MessageReceipts(msgspec.Struct):
     """Where the messages of a request are. Those of one partition are in the order of the request."""
 
     count: int
-    receipts: list[Receipt]
+    receipts: list[MessageReceipt]
 
 
 _NO_QUERY = PublishQuery()
+_turns = count()
+"""Messages without a key go to each partition in turn."""
 _decode_one = msgspec.json.Decoder(MessageEnvelope)
 _decode_many = msgspec.json.Decoder(list[MessageEnvelope])
 _decode_slice = msgspec.json.Decoder(MessageEnvelope)
@@ -102,24 +105,12 @@ async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelop
     data = encode(fields.columns(now_us), now_us).data
     wanted = envelope.partition if envelope.partition is not None else query.partition
     request = Publish(topic, 0, _DURABILITIES[query.durability], _expected_offset(headers))
-    counts = gateway.application.partition_counts
-    for attempt in range(2):
-        if wanted is None:
-            partitions = await counts.get(call, topic)
-            if partitions > 1:
-                request.partition = by_key(key, partitions) if key else counts.next_partition(partitions)
-            else:
-                request.partition = 0
-        else:
-            request.partition = wanted
-        try:
-            outcome: Any = gateway.broker.ask(call.session, request, memoryview(data), now_us)
-            published = await call.connection.answered(outcome) if isinstance(outcome, PendingAnswer) else outcome
-            break
-        except PartitionNotFound:
-            counts.forget(call, topic)
-            if attempt or wanted is not None:
-                raise
+    if wanted is not None:
+        request.partition = wanted
+    elif (partitions := count_partitions(call, topic)) > 1:
+        request.partition = by_key(key, partitions) if key else next(_turns) % partitions
+    outcome: Any = gateway.broker.ask(call.session, request, memoryview(data), now_us)
+    published = await call.connection.answered(outcome) if isinstance(outcome, PendingAnswer) else outcome
     return json_reply(_receipt(request.partition, published, 1), 201 if published.durability else 202)
 
 
@@ -154,10 +145,8 @@ async def _publish_many(call: Call, query: PublishQuery, envelopes: list[Message
         except HeadraceError as error:
             failure = failure or error
     if failure is not None:
-        if isinstance(failure, PartitionNotFound):
-            call.gateway.application.partition_counts.forget(call, topic)
         raise _partly(failure, receipts)
-    return json_reply(Receipts(len(envelopes), receipts), 201 if reached else 202)
+    return json_reply(MessageReceipts(len(envelopes), receipts), 201 if reached else 202)
 
 
 async def _publish_once(
@@ -185,11 +174,11 @@ async def _publish_once(
     published: PublishedOnce = await call.ask(request, memoryview(data))
     reached = _NAMES[published.durability]
     receipts = [
-        Receipt(one.partition, None if one.offset == OFFSET_UNKNOWN else one.offset, one.count, reached)
+        MessageReceipt(one.partition, None if one.offset == OFFSET_UNKNOWN else one.offset, one.count, reached)
         for one in published.receipts
     ]
     headers = ((b"idempotency-replayed", b"true"),) if published.repeated else ()
-    answer: Any = receipts[0] if single else Receipts(sum(one.count for one in receipts), receipts)
+    answer: Any = receipts[0] if single else MessageReceipts(sum(one.count for one in receipts), receipts)
     return json_reply(answer, 201 if published.durability else 202, headers)
 
 
@@ -197,9 +186,9 @@ async def _encoded_batches(
     call: Call, query: PublishQuery, envelopes: list[MessageEnvelope]
 ) -> list[tuple[int, Batch]]:
     """The messages as batches, each for a partition, in slices."""
-    counts, gateway = call.gateway.application.partition_counts, call.gateway
-    partitions = await counts.get(call, call.parameters[0])
-    unkeyed = counts.next_partition(partitions)
+    gateway = call.gateway
+    partitions = count_partitions(call, call.parameters[0])
+    unkeyed = next(_turns) % partitions
     gathered: dict[int, StoredFields] = {}
     batches: list[tuple[int, Batch]] = []
 
@@ -261,11 +250,11 @@ def _expected_offset(headers: dict[bytes, bytes]) -> int | None:
     return int(found[1])
 
 
-def _receipt(partition: int, published: Published, count: int) -> Receipt:
-    return Receipt(partition, published.base_offset, count, _NAMES[published.durability])
+def _receipt(partition: int, published: Published, count: int) -> MessageReceipt:
+    return MessageReceipt(partition, published.base_offset, count, _NAMES[published.durability])
 
 
-def _partly(error: HeadraceError, receipts: list[Receipt]) -> HeadraceError:
+def _partly(error: HeadraceError, receipts: list[MessageReceipt]) -> HeadraceError:
     """The error, with the receipts of what was published all the same."""
     if not receipts:
         return error
@@ -297,7 +286,7 @@ PUBLISH_ROUTES = [
         body=(MessageEnvelope, list[MessageEnvelope]),
         body_types=(JSON, NDJSON),
         body_required=True,
-        answer=(Receipt, Receipts),
+        answer=(MessageReceipt, MessageReceipts),
         errors=(
             "partition_not_found",
             "message_too_large",

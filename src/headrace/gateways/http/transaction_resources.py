@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from headrace.gateways.http.call import Call, Reply, json_reply
+from headrace.gateways.http.call import Call, Reply, count_partitions, json_reply
 from headrace.gateways.http.route import Route
 from headrace.gateways.http.topic_resources import OffsetFields
 from headrace.model.batch import encode
@@ -51,7 +51,7 @@ _decoder = msgspec.json.Decoder(TransactionFields)
 async def commit_transaction(call: Call) -> Reply:
     """Commit a transaction; one that was committed before is recognised."""
     given = await call.decoded(_decoder)
-    batches = await _gathered(call, given.messages)
+    batches = _gathered(call, given.messages)
     begun = await call.ask(TransactionBegin(given.transaction, given.sequence))
     if begun.committed:
         return json_reply(TransactionCommitted(begun.sequence, repeated=True))
@@ -63,15 +63,13 @@ async def commit_transaction(call: Call) -> Reply:
     return json_reply(committed)
 
 
-async def _gathered(call: Call, messages: list[TransactionMessage]) -> dict[tuple[str, int], StoredFields]:
+def _gathered(call: Call, messages: list[TransactionMessage]) -> dict[tuple[str, int], StoredFields]:
     """The messages by topic and partition."""
-    counts = call.gateway.application.partition_counts
     gathered: dict[tuple[str, int], StoredFields] = {}
     for message in messages:
         key, partition = envelope_key(message), message.partition
         if partition is None:
-            partitions = await counts.get(call, message.topic)
-            partition = by_key(key, partitions) if key else 0
+            partition = by_key(key, count_partitions(call, message.topic)) if key else 0
         gathered.setdefault((message.topic, partition), StoredFields()).add(message, key)
     return gathered
 

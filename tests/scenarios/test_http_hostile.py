@@ -1,0 +1,254 @@
+"""Requests that no honest client sends: refused with 4xx, with bounded memory, and others are served meanwhile."""
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.http_client import JSON, NDJSON, WAIT_S, HttpClient, http_server, needs_http, url_of
+
+from headrace.runtime.process_info import memory_bytes
+from headrace.server import EmbeddedServer
+
+pytestmark = needs_http
+
+ORDERS = "/v1/topics/orders/messages"
+HEAD = b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with http_server(
+        http_body_bytes_max=1 << 20,
+        http_request_seconds=0.5,
+        http_origins=["https://app.example.org"],
+        http_hosts=["broker.example.org"],
+    ) as served:
+        yield served
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[HttpClient]:
+    client = HttpClient(url_of(server))
+    yield client
+    client.close()
+
+
+def status(received: bytes) -> int:
+    """The status of the only response, which is a problem."""
+    assert received.count(b"HTTP/1.1 ") == 1, received
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert json.loads(body)["code"]
+    return int(head.split(b" ")[1])
+
+
+# Pages in a browser.
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example.org", "evil.example.org:7391", "127.0.0.1.evil.org", "localhost.evil", ""]
+)
+def test_a_foreign_host_is_refused(client: HttpClient, host: str) -> None:
+    for method, path in (("GET", "/v1/topics"), ("POST", ORDERS), ("GET", "/metrics"), ("OPTIONS", ORDERS)):
+        refused = client.ask(method, path, None, {"Host": host})
+        assert (refused.status, refused.code) == (403, "host_refused")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:7391", "broker.example.org:80"])
+def test_the_brokers_own_names_are_good(client: HttpClient, host: str) -> None:
+    assert client.ask("GET", "/v1/topics", None, {"Host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example.org", "null", "http://localhost:1", "https://app.example.org.evil"]
+)
+def test_a_page_of_another_site_can_neither_publish_nor_read(client: HttpClient, origin: str) -> None:
+    simple = {"Origin": origin, "Content-Type": "text/plain"}
+    assert client.ask("POST", ORDERS, b'{"value": 1}', simple).code == "origin_refused"
+    assert client.ask("POST", ORDERS, {"value": 1}, {"Origin": origin}).code == "origin_refused"
+    refused = client.ask("GET", ORDERS, None, {"Origin": origin, "Accept": "text/event-stream"})
+    assert (refused.status, refused.headers.get("access-control-allow-origin")) == (403, None)
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    assert client.ask("OPTIONS", ORDERS, None, preflight).status == 403
+    assert client.get("/v1/topics/orders").code == "topic_not_found"
+
+
+def test_a_request_without_origin_from_another_site_is_refused(client: HttpClient) -> None:
+    assert client.ask("GET", "/v1/topics", None, {"Sec-Fetch-Site": "cross-site"}).code == "origin_refused"
+    assert client.ask("GET", "/v1/topics", None, {"Sec-Fetch-Site": "same-site"}).code == "origin_refused"
+    assert client.ask("GET", "/v1/docs", None, {"Sec-Fetch-Site": "none"}).status == 200
+
+
+def test_a_page_that_is_listed_may(client: HttpClient) -> None:
+    origin = {"Origin": "https://app.example.org"}
+    preflight = client.ask("OPTIONS", ORDERS, None, {**origin, "Access-Control-Request-Method": "POST"})
+    assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (204, origin["Origin"])
+    assert "idempotency-key" in preflight.headers["access-control-allow-headers"]
+    published = client.ask("POST", ORDERS, {"value": 1}, origin)
+    assert (published.status, published.headers["access-control-allow-origin"]) == (202, origin["Origin"])
+    own = client.ask("GET", "/v1/topics", None, {"Origin": client.url})
+    assert own.status == 200
+    client.ask("DELETE", "/v1/topics/orders")
+
+
+def test_credentials_that_nobody_checks_are_refused(client: HttpClient) -> None:
+    refused = client.ask("GET", "/v1/topics", None, {"Authorization": "Bearer abc", "Host": "evil"})
+    assert (refused.status, refused.code) == (401, "not_authenticated")
+    assert refused.headers["www-authenticate"] == "Bearer"
+
+
+# Content types and encodings.
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_another_content_type_is_refused(client: HttpClient, kind: str) -> None:
+    for path in (ORDERS, "/v1/topics", "/v1/groups/g/commits"):
+        refused = client.ask("POST", path, b'{"topic": "a", "value": 1}', {"Content-Type": kind})
+        assert (refused.status, refused.code) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b'{"value": 1} x',
+        b'{"value": "\xff"}',
+        b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"[" * 100_000,
+        b'{"value": nan}',
+        b"",
+    ],
+)
+def test_what_is_no_json_is_refused(client: HttpClient, body: bytes) -> None:
+    for headers in (JSON, NDJSON):
+        refused = client.ask("POST", ORDERS, body, headers)
+        assert refused.status in (400, 413, 422), refused
+    assert client.ask("POST", "/v1/topics", body or b" ", JSON).code in ("invalid_json", "invalid_field")
+
+
+def test_unknown_fields_are_named(client: HttpClient) -> None:
+    refused = client.post(ORDERS, {"value": 1, "duee": 2})
+    assert (refused.status, refused.code) == (422, "invalid_field")
+    assert "duee" in refused.json["detail"]
+    nested = client.post("/v1/topics", {"topic": "a", "settings": {"partitions": "many"}})
+    assert "$.settings.partitions" in nested.json["detail"]
+    assert client.get("/v1/topics?limit=0").code == "invalid_field"
+    assert client.get("/v1/topics?limit=1&limit=2").code == "invalid_field"
+    assert client.get("/v1/topics?x=1").code == "invalid_field"
+    assert client.get("/v1/broker?x=1").code == "invalid_field"
+    assert client.get("/v1/topics?after=%ff").code == "invalid_encoding"
+    assert client.get("/v1/topics/%ff").code == "invalid_encoding"
+
+
+def test_bodies_that_are_too_large_are_refused_before_they_are_read(client: HttpClient) -> None:
+    large = client.raw(HEAD + b"Content-Length: 99999999999\r\n\r\n")
+    assert status(large) == 413
+    chunks = b"".join(b"40000\r\n" + b" " * 0x40000 + b"\r\n" for _ in range(6))
+    assert status(client.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)) == 413
+
+
+def test_a_compressed_bomb_is_refused_with_bounded_memory(client: HttpClient) -> None:
+    bomb = gzip.compress(b" " * (200 << 20))
+    assert len(bomb) < 1 << 20
+    before = memory_bytes()
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    assert client.ask("POST", ORDERS, bomb, headers).code == "body_too_large"
+    assert memory_bytes() - before < 50 << 20
+    assert client.ask("POST", ORDERS, b"no gzip", headers).code == "invalid_encoding"
+    assert client.ask("POST", ORDERS, gzip.compress(b"{}")[:-3], headers).code == "invalid_encoding"
+    refused = client.ask("POST", ORDERS, b"{}", {**JSON, "Content-Encoding": "br"})
+    assert (refused.status, refused.headers["accept-encoding"]) == (415, "gzip")
+
+
+# Heads.
+
+
+def test_a_huge_head_is_refused(client: HttpClient) -> None:
+    filler = b"X-A: " + b"a" * 1000 + b"\r\n"
+    assert status(client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + filler * 100 + b"\r\n")) == 431
+    assert status(client.raw(b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 431
+    assert status(client.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 200 + b"\r\n")) == 431
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5\r\nContent-Length: 5\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Content-Length: -1\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"X: a\r\n Transfer-Encoding: chunked\r\n",
+        b"X\0: a\r\n",
+    ],
+)
+def test_smuggling_shapes_are_refused(client: HttpClient, head: bytes) -> None:
+    received = client.raw(HEAD + head + b"\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status(received) == 400
+    assert b'"status":"ok"' not in received
+
+
+def test_what_is_no_http_is_refused(client: HttpClient) -> None:
+    assert status(client.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10)) == 400
+    assert status(client.raw(b"HELLO\r\n\r\n")) == 400
+    assert (
+        status(client.raw(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\nConnection: close\r\n\r\n"))
+        == 400
+    )
+    assert status(client.raw(b"GET /v1/topics HTTP/1.1\r\nConnection: close\r\n\r\n")) == 403
+
+
+def test_an_upgrade_is_answered_as_a_plain_request(client: HttpClient) -> None:
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    received = client.raw(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\n" + upgrade)
+    assert received.startswith(b"HTTP/1.1 200")
+
+
+# Time.
+
+
+def test_a_slow_head_and_a_slow_body_end(client: HttpClient) -> None:
+    for content in (b"GET /healthz HTTP/1.1\r\nX-", HEAD + b"Content-Length: 100\r\n\r\n{"):
+        assert status(client.raw(content)) == 408
+    assert client.raw(b"") == b""
+
+
+def test_many_slow_clients_do_not_hold_up_others(server: EmbeddedServer, client: HttpClient) -> None:
+    slow = [socket.create_connection((client.host, client.port), timeout=WAIT_S) for _ in range(300)]
+    for one in slow:
+        one.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+    assert client.get("/healthz").status == 200
+    gateway = server._server.gateways[1]
+    deadline_s = time.monotonic() + WAIT_S
+    while len(gateway.connections) > 1 and time.monotonic() < deadline_s:  # type: ignore[attr-defined]
+        time.sleep(0.05)
+    assert len(gateway.connections) <= 1  # type: ignore[attr-defined]
+    for one in slow:
+        one.close()
+
+
+def test_connections_beyond_the_limit_are_told() -> None:
+    with http_server(connections_max=2) as server:
+        clients = [HttpClient(url_of(server)) for _ in range(2)]
+        for one in clients:
+            assert one.get("/healthz").status == 200
+        refused = HttpClient(url_of(server)).raw(b"")
+        assert status(refused) == 409
+        for one in clients:
+            one.close()
+
+
+def test_pipelined_requests_are_answered_in_order(client: HttpClient) -> None:
+    one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /v1/topics/none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    received = client.raw(one * 5 + last)
+    assert received.count(b"HTTP/1.1 200") == 5
+    assert b"topic_not_found" in received[received.rindex(b"HTTP/1.1") :]
