@@ -72,7 +72,9 @@ def test_curl_publishes_reads_and_works(server: HttpProcess) -> None:
     acked = curl(*json_type, "-d", json.dumps(places), f"{url}/v1/topics/curl/subscriptions/work/acks")
     assert json.loads(acked) == {}
     large = json.dumps({"value": "x" * 200_000})  # curl asks with Expect: 100-continue
-    assert json.loads(curl(*json_type, "-d", "@-", f"{url}/v1/topics/curl/messages", stdin=large.encode()))["offset"] == 3
+    assert (
+        json.loads(curl(*json_type, "-d", "@-", f"{url}/v1/topics/curl/messages", stdin=large.encode()))["offset"] == 3
+    )
 
 
 @pytest.mark.skipif(find_spec("openapi_spec_validator") is None, reason="openapi-spec-validator is not installed")
@@ -87,13 +89,17 @@ def test_the_document_is_valid(server: HttpProcess) -> None:
 
 
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
-def test_schemathesis_finds_nothing(server: HttpProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "phases", ["examples,coverage", pytest.param("examples,coverage,fuzzing,stateful", marks=pytest.mark.long)]
+)
+def test_schemathesis_finds_nothing(server: HttpProcess, tmp_path: Path, phases: str) -> None:
     (tmp_path / "http_hooks.py").write_text(HOOKS)
     configuration = tmp_path / "schemathesis.toml"
     configuration.write_text(CONFIGURATION)
     path = os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(configuration), "run"]
-    command += [f"{server.url}/v1/openapi.json", "--checks", "all", "--no-color", "--seed", "7", "-n", "3"]
+    command += [f"{server.url}/v1/openapi.json", "--checks", "all", "--no-color", "--seed", "7", "-n", "20"]
+    command += ["--phases", phases]
     done = subprocess.run(
         command,
         cwd=tmp_path,
