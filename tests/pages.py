@@ -10,7 +10,7 @@ A page's blocks are run in order, in a directory of the page's own:
 
 tests/acceptance/test_examples.py lists the few blocks that are only shown.
 
-`...` in what is printed stands for anything. The broker's usual address stands for one that is free on this machine.
+`...` in what is printed stands for anything. The broker's usual addresses stand for free ones of this machine.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ import headrace
 
 ROOT = Path(__file__).parents[1]
 USUAL_ADDRESS = "127.0.0.1:7390"
+USUAL_HTTP_ADDRESS = "127.0.0.1:7391"
 READY_S = 20
 COMMAND_S = 60
 
@@ -93,6 +94,7 @@ class Reader:
         self._namespace: dict[str, Any] = {"__name__": "page"}
         self._running: list[subprocess.Popen[bytes]] = []
         self._address = f"127.0.0.1:{_free_port()}"
+        self._http_address = f"127.0.0.1:{_free_port()}"
         self._environment = {
             **{name: text for name, text in ENVIRONMENT.items() if not name.startswith("HEADRACE_")},
             "XDG_CONFIG_HOME": str(directory),
@@ -161,7 +163,7 @@ class Reader:
             assert process.wait(READY_S) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
     def _here(self, text: str) -> str:
-        return text.replace(USUAL_ADDRESS, self._address)
+        return text.replace(USUAL_ADDRESS, self._address).replace(USUAL_HTTP_ADDRESS, self._http_address)
 
     def _python(self, where: str, block: Block, printed: str | None) -> None:
         # Empty lines before make the line numbers of a traceback those of the page.
@@ -214,6 +216,8 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _compare(where: str, wanted: str, got: str) -> None:
+    if got and not got.endswith("\n"):
+        got += "\n"  # on a page every line ends
     same = doctest.OutputChecker().check_output(wanted, got, doctest.ELLIPSIS)
     assert same, (
         f"{where}\nthe page says:\n{textwrap.indent(wanted, '    ')}\nbut it is:\n{textwrap.indent(got, '    ')}"

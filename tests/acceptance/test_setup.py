@@ -113,13 +113,13 @@ def checkout(tmp_path: Path) -> Checkout:
     ("command", "extras"),
     [
         ("serve", []),
-        ("pipeline run orders.py", [".[spark]"]),
+        ("pipeline run orders.py", [".[content,http,spark]"]),
         ("pipeline run --help", []),
         ("pipeline list", []),
         ("pipeline", []),
-        ("archive run", [".[spark]"]),
+        ("archive run", [".[content,http,spark]"]),
         ("archive status", []),
-        ("sql select", [".[spark]"]),
+        ("sql select", [".[content,http,spark]"]),
     ],
 )
 def test_only_what_runs_spark_has_it_installed(checkout: Checkout, command: str, extras: list[str]) -> None:
@@ -136,7 +136,7 @@ def test_only_what_runs_spark_has_it_installed(checkout: Checkout, command: str,
 def test_tests_and_benchmarks_come_with_spark(checkout: Checkout, extra: str) -> None:
     checkout.give_java("21.0.1")
     assert "this takes a minute or two" in checkout.run("setup", extra)
-    assert checkout.installed() == [f".[{extra}]"]
+    assert checkout.installed() == [f".[content,http,{extra}]"]
     assert checkout.run("setup", "spark") == ""
 
 

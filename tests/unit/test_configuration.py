@@ -13,7 +13,7 @@ from headrace.cli.configuration import FIELDS, TOPIC_FIELDS, Configuration, conf
 from headrace.cli.setting_options import field_explanations
 from headrace.gateways.addresses import parse_listen_address
 from headrace.model.errors import InvalidArgument
-from headrace.server import ServerSettings, server_settings
+from headrace.server import DEFAULT_HTTP_ADDRESS, ServerSettings, missing_packages, server_settings
 from headrace.server.gateway_list import listen_addresses
 
 
@@ -41,7 +41,8 @@ def wrong(environ: dict[str, str], config: str | None = None, *topic: str, **fla
 
 def test_without_a_word_there_are_defaults(home: dict[str, str], tmp_path: Path) -> None:
     found = configured(home)
-    assert found.settings == ServerSettings(data=f"{tmp_path}/share/headrace")
+    http_address = "" if missing_packages() else DEFAULT_HTTP_ADDRESS
+    assert found.settings == ServerSettings(data=f"{tmp_path}/share/headrace", http_address=http_address)
     assert found.settings.socket_path == f"{tmp_path}/share/headrace/headrace.sock"
     assert found.source("port") == "default"
     assert configured({}).settings.data == os.path.expanduser("~/.local/share/headrace")
@@ -210,7 +211,8 @@ def test_host_port_and_unix_socket_add_to_the_addresses(home: dict[str, str]) ->
     addresses = [str(address) for address in listen_addresses(found.settings)]
     assert addresses == ["headrace://127.0.0.1:2", "headrace://[::1]:1", "unix:///run/b.sock"]
     default = [str(address) for address in listen_addresses(configured(home).settings)]
-    assert default == ["headrace://127.0.0.1:7390", f"unix://{configured(home).settings.socket_path}"]
+    http = [] if missing_packages() else [f"http://{DEFAULT_HTTP_ADDRESS}"]
+    assert default == ["headrace://127.0.0.1:7390", f"unix://{configured(home).settings.socket_path}", *http]
     embedded = server_settings({"data": ":memory:", "listen": ["headrace://h"]})
     assert [(each.host, each.port) for each in listen_addresses(embedded)] == [("h", 7390)]
 

@@ -215,7 +215,7 @@ def test_without_the_extra_an_address_of_http_says_what_to_install() -> None:
         {"http_origins": ["https://a/b"]},
         {"http_body_bytes_max": 1},
         {"http_request_seconds": 0},
-        {"http_stream_seconds": 0},
+        {"http_stream_seconds": -1},
     ],
 )
 def test_wrong_settings_are_refused(given: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     http_request_seconds: float = 30.0
     http_idle_seconds: float = 60.0
     http_wait_seconds_max: float = 60.0
-    http_stream_seconds: float | None = None
+    http_stream_seconds: float = 0.0
 
 
 class GatewayContext(NamedTuple):

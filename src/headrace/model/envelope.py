@@ -7,7 +7,7 @@ no UTF-8. Times are microseconds since 1970; a publisher may also write them as 
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,11 +21,14 @@ from headrace.model.limits import PARTITIONS_MAX
 CONTENT_TYPE_HEADER = "content-type"
 """The header that tells what a message's value is."""
 JSON_CONTENT_TYPE = b"application/json"
+_JSON_HEADERS: Headers = {CONTENT_TYPE_HEADER: JSON_CONTENT_TYPE}
+"""Of all messages that are published as JSON without headers: never changed."""
 _NULL = msgspec.Raw(b"null")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LINE_ENDS = (b"\n", b"\r")
 
+T = TypeVar("T")
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, lt=PARTITIONS_MAX)]
 TimeOrText = Time | Annotated[datetime, msgspec.Meta(tz=True)]
 """A time that a publisher gives: microseconds since 1970, or RFC 3339 with a time zone."""
@@ -139,10 +142,18 @@ class StoredFields:
 
     def add(self, envelope: MessageEnvelope, key: bytes | None) -> None:
         """Add a message; its key is what `envelope_key` found."""
-        at = len(self.values)
-        value, headers = _stored_value(envelope)
-        self.values.append(value)
-        self.bytes += len(value or b"") + 64
+        values = self.values
+        at = len(values)
+        raw = envelope.value
+        if raw is not UNSET and not envelope.headers and envelope.value_base64 is None:
+            value: bytes | None = bytes(raw)
+            headers: Headers | None = _JSON_HEADERS
+            if value == b"null":
+                value = headers = None
+        else:
+            value, headers = _stored_value(envelope)
+        values.append(value)
+        self.bytes += 64 if value is None else len(value) + 64
         if key is not None:
             self._keys[at] = key
         if headers:
@@ -161,18 +172,23 @@ class StoredFields:
         count = len(self.values)
         columns = Columns(self.values)
         if self._keys:
-            columns.keys = [self._keys.get(at) for at in range(count)]
+            columns.keys = _column(self._keys, count)
         if self._headers:
-            columns.headers = [self._headers.get(at) for at in range(count)]
+            columns.headers = _column(self._headers, count)
         if self._timestamps:
             columns.timestamps = [self._timestamps.get(at, now_us) for at in range(count)]
         if self._dues:
-            columns.dues = [self._dues.get(at) for at in range(count)]
+            columns.dues = _column(self._dues, count)
         if self._priorities:
-            columns.priorities = [self._priorities.get(at) for at in range(count)]
+            columns.priorities = _column(self._priorities, count)
         if self._expires:
-            columns.expires = [self._expires.get(at) for at in range(count)]
+            columns.expires = _column(self._expires, count)
         return columns
+
+
+def _column(given: dict[int, T], count: int) -> Sequence[T | None]:
+    """The entries of all messages, None for those that have none."""
+    return list(given.values()) if len(given) == count else [given.get(at) for at in range(count)]
 
 
 def envelope_key(envelope: MessageEnvelope) -> bytes | None:
@@ -206,8 +222,6 @@ def _stored_value(envelope: MessageEnvelope) -> tuple[bytes | None, Headers | No
         return None, headers_from_pairs(pairs)
     content_type = next((content for name, content in pairs if name.lower() == CONTENT_TYPE_HEADER), None)
     if content_type is None:
-        if not pairs:
-            return text, {CONTENT_TYPE_HEADER: JSON_CONTENT_TYPE}
         return text, headers_from_pairs([*pairs, (CONTENT_TYPE_HEADER, JSON_CONTENT_TYPE)])
     if is_json_type(content_type):
         return text, headers_from_pairs(pairs)

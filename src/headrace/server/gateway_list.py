@@ -26,13 +26,13 @@ HTTP_SCHEME = "http"
 
 
 def listen_addresses(settings: "ServerSettings") -> list[ListenAddress]:
-    """All addresses that settings name: host and port first, then `listen`, then the Unix socket."""
+    """All addresses that settings name: host and port first, then `listen`, the Unix socket, and HTTP."""
     from headrace.gateways.unix_socket import PATH_BYTES_MAX
 
     addresses = [tcp_address(settings.host, settings.port)] if settings.host else []
     addresses += map(parse_listen_address, settings.listen)
-    addresses += [parse_listen_address(f"http://{settings.http_address}")] if settings.http_address else []
     addresses += [unix_address(settings.socket_path)] if settings.socket_path else []
+    addresses += [parse_listen_address(f"http://{settings.http_address}")] if settings.http_address else []
     fitting = []
     for address in addresses:
         if address.scheme in NATIVE_SCHEMES and len(os.fsencode(address.path)) > PATH_BYTES_MAX:

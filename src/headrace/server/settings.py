@@ -51,8 +51,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long a connection of HTTP may wait for its next request."""
     http_wait_seconds_max: float = 60.0
     """The longest time that a request of HTTP may wait for messages."""
-    http_stream_seconds: float | None = None
-    """How long a stream of HTTP lasts before its client has to open it again; none for any time."""
+    http_stream_seconds: float = 0.0
+    """How long a stream of HTTP lasts before its client has to open it again; 0 for any time."""
     connections_max: int = 10_000
     """The most connections of all gateways at once; further ones are refused with an error that says so."""
     heartbeat_ms: int = 5000
@@ -182,8 +182,7 @@ def _check_http(settings: ServerSettings) -> None:
     _between("http_request_seconds", settings.http_request_seconds, 0.1, 3600)
     _between("http_idle_seconds", settings.http_idle_seconds, 1, 86_400)
     _between("http_wait_seconds_max", settings.http_wait_seconds_max, 0, 3600)
-    if settings.http_stream_seconds is not None:
-        _between("http_stream_seconds", settings.http_stream_seconds, 0.1, 1e8)
+    _between("http_stream_seconds", settings.http_stream_seconds, 0, 1e8)
 
 
 def replaced_by_listen(given: Container[str]) -> dict[str, str]:

@@ -237,7 +237,7 @@ def _metavar(name: str) -> str:
     if name in _METAVARS:
         return _METAVARS[name]
     kind = FIELDS[name].type
-    return {bool: "YES|NO", int: "N", float: "SECONDS", float | None: "SECONDS"}.get(kind, "WORD")
+    return {bool: "YES|NO", int: "N", float: "SECONDS"}.get(kind, "WORD")
 
 
 def _bracketed(host: str) -> str:
