@@ -28,6 +28,12 @@ TENANT_NAME_CHARS_MAX = 40
 GROUP_NAME_CHARS_MAX = 249
 PLAIN_NAME_CHARS_MAX = 120
 
+SUBJECT_CHARS_MAX = 249
+"""Characters of a subject, and of a pattern of subjects."""
+
+PATTERN_RUNS_MAX = 8
+"""How often `#` can stand in a pattern of subjects, after those beside each other are taken together."""
+
 PARTITIONS_MAX = 1024
 """Partitions of one topic."""
 
