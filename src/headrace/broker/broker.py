@@ -13,6 +13,7 @@ from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -21,6 +22,7 @@ from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.switchboard import Switchboard
 from headrace.broker.tenant_names import check_plain
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -91,6 +93,16 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
+from headrace.model.subject_requests import (
+    ReplySend,
+    RequestSend,
+    ServeClose,
+    ServeOpen,
+    SubjectPublish,
+    SubjectSubscribe,
+    SubjectUnsubscribe,
+    SwitchboardDescribe,
+)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -146,6 +158,8 @@ class Broker:
             self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
         )
         self._readers = Readers(self._topics, ports)
+        self._switchboard = Switchboard(ports)
+        self._requests = RequestDispatcher(ports)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -215,6 +229,7 @@ class Broker:
     def resume(self, session: Session) -> None:
         """Lease to a session again."""
         self._standing.resume(session)
+        self._requests.resume(session, self._turns.now_us)
 
     def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
@@ -223,6 +238,8 @@ class Broker:
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
         self._standing.disconnect(session, now_us)
+        self._switchboard.disconnect(session)
+        self._requests.disconnect(session)
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
@@ -266,12 +283,14 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("requests", self._requests.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._requests.next_tick_us)
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -301,7 +320,13 @@ class Broker:
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        parts = (self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests())
+        parts = (
+            self._topic_requests(),
+            self._group_requests(),
+            self._leased_requests(),
+            self._schedule_requests(),
+            self._subject_requests(),
+        )
         handlers = {request: handler for part in parts for request, handler in part.items()}
         declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
         assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
@@ -316,6 +341,19 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
+        }
+
+    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
+        switchboard, requests = self._switchboard, self._requests
+        return {
+            SubjectPublish: switchboard.publish,
+            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
+            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
+            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
+            RequestSend: requests.send,
+            ReplySend: requests.reply,
+            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
+            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:

@@ -440,6 +440,43 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class NoResponders(HeadraceError):
+    """Nobody serves the subject; nothing was sent."""
+
+    code = "no_responders"
+    retryable = True
+
+
+class ResponderLost(HeadraceError):
+    """The responder's connection ended before it answered; it may have handled the request."""
+
+    code = "responder_lost"
+    retryable = True
+
+
+class ServiceFailed(HeadraceError):
+    """The handler of a request has failed."""
+
+    code = "service_failed"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        error_code: str = "error",
+        retryable: bool = False,
+        error_details: dict[str, Any] | None = None,
+    ) -> None:
+        details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
+        super().__init__(text, **details)
+        self.__dict__.update(details)
+
+    error_code: str
+    """The code of the handler's error."""
+    error_details: dict[str, Any]
+    """The details of the handler's error."""
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

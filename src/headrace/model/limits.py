@@ -34,6 +34,35 @@ SUBJECT_CHARS_MAX = 249
 PATTERN_RUNS_MAX = 8
 """How often `#` can stand in a pattern of subjects, after those beside each other are taken together."""
 
+LIVE_SUBSCRIPTIONS_MAX = 10_000
+"""Live subscriptions and responders of one connection, each."""
+
+LIVE_BACKLOG_BYTES_MAX = 64 << 20
+"""Messages to subjects that wait because those before them go to many subscribers, in all."""
+
+REQUESTS_OPEN_MAX = 768
+"""Unanswered requests to subjects of one connection; fewer than a gateway takes requests before it stops reading."""
+
+REQUESTS_WAITING_MAX = 10_000
+"""Requests of one tenant that wait because all responders of their subject are busy."""
+
+REQUESTS_WAITING_BYTES_MAX = 64 << 20
+"""Values and headers of all requests that wait so."""
+
+WAITING_SUBJECTS_MAX = 1_000
+"""Subjects of one tenant to which requests wait."""
+
+REQUEST_SECONDS_MAX = 86_400
+"""The longest time that a reply can be waited for."""
+
+RESPONDER_CONCURRENCY_MAX = 10_000
+"""Requests that one responder can have at once."""
+
+ERROR_CODE_CHARS_MAX = 120
+ERROR_TEXT_CHARS_MAX = 4_000
+ERROR_DETAILS_BYTES_MAX = 16 << 10
+"""Bounds of the error object with which a responder answers."""
+
 PARTITIONS_MAX = 1024
 """Partitions of one topic."""
 
