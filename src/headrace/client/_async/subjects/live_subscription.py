@@ -107,13 +107,13 @@ class AsyncLiveSubscription:
             >>> await orders.close()
         """
         fork_guard.check(self._forks, "a live subscription")
+        self._check_open()
         if not self._begun:
             async with self._beginning:
                 await self._begin_once()
 
     async def _begin_once(self) -> None:
         if not self._begun:
-            self._check_open()
             self._broker = await self._bus._consuming_line()
             self._bus._keep(self)
             self._broker.listen(self)
