@@ -477,6 +477,18 @@ class ServiceFailed(HeadraceError):
     """The details of the handler's error."""
 
 
+class ServiceNotFound(HeadraceError, LookupError):
+    """No instance of that service is registered."""
+
+    code = "service_not_found"
+
+
+class NotRegistered(HeadraceError):
+    """The tenant admits registered services only, and this client has registered none."""
+
+    code = "not_registered"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

@@ -107,5 +107,27 @@ REASON_CHARS_MAX = 8_000
 SCHEDULES_MAX = 10_000
 """Schedules of one broker."""
 
+SERVICE_INSTANCES_MAX = 10_000
+"""Registered instances of services of one broker."""
+
+SERVICE_BYTES_MAX = 64 << 10
+"""What one instance of a service says of itself, encoded: metadata, topics, subjects and schemas together."""
+
+SERVICE_TTL_MS_MIN = 100
+SERVICE_TTL_MS_MAX = 3_600_000
+"""Bounds of the time that an instance of a service stays without a sign of life."""
+
+ERRORS_REPORTED_MAX = 100
+"""Errors of a service in one report."""
+
+ERROR_BYTES_MAX = 64 << 10
+"""One reported error, encoded, its traceback and details included."""
+
+LOG_RULES_MAX = 1000
+"""Logging levels that are set in one broker."""
+
+EVENTS_PENDING_MAX = 100_000
+"""Events about the bus that wait to be recorded; what is more is counted and dropped."""
+
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
