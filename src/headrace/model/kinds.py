@@ -69,6 +69,8 @@ class Kind(IntEnum):
     SCHEDULE_RUN = 94
     SCHEDULE_NEXT = 95
 
+    HISTORY = 125
+
     # From the broker.
     ANSWER = 128
     FAILURE = 129
