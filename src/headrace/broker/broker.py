@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.key_history import KeyHistory
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
@@ -31,8 +32,9 @@ from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
-from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -154,6 +156,7 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
         )
+        self._history = KeyHistory(self._topics, self._turns)
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
         self._maintenance = Maintenance(
             self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
@@ -423,6 +426,7 @@ class Broker:
             TopicDescribe: self._describe_topic,
             TopicList: self._list_topics,
             TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
+            History: lambda _, ask, __, now: self._history.page(ask, now),
             Info: self._info,
         }
 
@@ -485,6 +489,8 @@ class Broker:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
+        if request.settings.get("key_versions") and not before.settings.key_versions and not self._transactions.idle:
+            raise Busy("transactions are being committed, which key_versions would have to count; try again")
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 

@@ -489,6 +489,18 @@ class NotRegistered(HeadraceError):
     code = "not_registered"
 
 
+class UnexpectedVersion(HeadraceError):
+    """The key has another number of messages than the publisher expected; nothing was appended."""
+
+    code = "unexpected_version"
+
+
+class EventsMissing(HeadraceError):
+    """Events of the aggregate are missing: compaction or damage removed them, and its state cannot be computed."""
+
+    code = "events_missing"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

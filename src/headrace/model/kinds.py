@@ -91,6 +91,8 @@ class Kind(IntEnum):
     LOG_LEVEL_RESET = 171
     LOG_LEVEL_LIST = 172
 
+    HISTORY = 125
+
     # From the broker.
     ANSWER = 128
     FAILURE = 129

@@ -98,6 +98,16 @@ PRIORITY_STORED_MAX = (1 << 31) - 1
 PRIORITY_STORED_MIN = -(1 << 31)
 """Bounds of priorities that a message can have."""
 
+VERSIONED_BATCH_MESSAGES_MAX = 4096
+"""Messages in one batch for a topic with key_versions: the broker writes a header into each."""
+
+HISTORY_MESSAGES_MAX = 1000
+HISTORY_BYTES_MAX = 8 << 20
+"""Bounds of one page of a key's history; a page has at least one message, however large."""
+
+WAITING_PUBLISH_BYTES_MAX = 32 << 20
+"""Batches that wait in one partition until the index of its keys is loaded, or a transaction is appended."""
+
 STATE_BYTES_MAX = 64 << 10
 """What one holder of a message can tell the next one when it gives the message back."""
 
