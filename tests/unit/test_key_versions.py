@@ -239,8 +239,9 @@ def test_not_too_much_waits(data: str) -> None:
     bench = opened(data)
     publish(bench, "ann", "1")
     bench.close()
-    with patch.object(partition_module, "_INDEXED_TOGETHER", 1), patch.object(
-        version_gate, "WAITING_PUBLISH_BYTES_MAX", 300
+    with (
+        patch.object(partition_module, "_INDEXED_TOGETHER", 1),
+        patch.object(version_gate, "WAITING_PUBLISH_BYTES_MAX", 300),
     ):
         bench = Workbench(data)
         first, second, third = (begun(bench, "ann", "2") for _ in range(3))
@@ -279,9 +280,7 @@ def compacted(bench: Workbench) -> None:
 
 def compacting(data: str, **settings: Any) -> Workbench:
     bench = Workbench(data, settings=BrokerSettings(maintenance_seconds=1.0, compact_seconds=1.0))
-    bench.ask(
-        TopicCreate("accounts", {"compact_by_key": True, "segment_bytes": 4096, **settings}, exist_ok=True)
-    )
+    bench.ask(TopicCreate("accounts", {"compact_by_key": True, "segment_bytes": 4096, **settings}, exist_ok=True))
     return bench
 
 
