@@ -98,6 +98,16 @@ PRIORITY_STORED_MAX = (1 << 31) - 1
 PRIORITY_STORED_MIN = -(1 << 31)
 """Bounds of priorities that a message can have."""
 
+VERSIONED_BATCH_MESSAGES_MAX = 4096
+"""Messages in one batch for a topic with key_versions: the broker writes a header into each."""
+
+HISTORY_MESSAGES_MAX = 1000
+HISTORY_BYTES_MAX = 8 << 20
+"""Bounds of one page of a key's history; a page has at least one message, however large."""
+
+WAITING_PUBLISH_BYTES_MAX = 32 << 20
+"""Batches that wait in one partition until the index of its keys is loaded, or a transaction is appended."""
+
 STATE_BYTES_MAX = 64 << 10
 """What one holder of a message can tell the next one when it gives the message back."""
 
@@ -107,5 +117,48 @@ REASON_CHARS_MAX = 8_000
 SCHEDULES_MAX = 10_000
 """Schedules of one broker."""
 
+SERVICE_INSTANCES_MAX = 10_000
+"""Registered instances of services of one broker."""
+
+SERVICE_BYTES_MAX = 64 << 10
+"""What one instance of a service says of itself, encoded: metadata, topics, subjects and schemas together."""
+
+SERVICE_TTL_MS_MIN = 100
+SERVICE_TTL_MS_MAX = 3_600_000
+"""Bounds of the time that an instance of a service stays without a sign of life."""
+
+ERRORS_REPORTED_MAX = 100
+"""Errors of a service in one report."""
+
+ERROR_BYTES_MAX = 64 << 10
+"""One reported error, encoded, its traceback and details included."""
+
+LOG_RULES_MAX = 1000
+"""Logging levels that are set in one broker."""
+
+EVENTS_PENDING_MAX = 100_000
+"""Events about the bus that wait to be recorded; what is more is counted and dropped."""
+
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
+
+CONTENT_QUERY_BYTES_MAX = 16 << 10
+"""A content query as JSON: what `exact` and `partial` compare with."""
+
+CONTENT_PATTERN_CHARS_MAX = 1_000
+"""A regular expression or a JSONPath of a content query."""
+
+CONTENT_QUERY_DEPTH_MAX = 32
+"""Nesting of a content query: of the objects and arrays that it compares with, and of the filters of a JSONPath."""
+
+CONTENT_PROGRAM_MAX = 1_000
+"""Instructions of a compiled regular expression."""
+
+CONTENT_BYTES_MAX = 1 << 20
+"""The largest value that a JSON query decodes; a larger one counts as failed."""
+
+CONTENT_DEPTH_MAX = 128
+"""The deepest nesting of a value that a JSON query looks into; a deeper one counts as failed."""
+
+CONTENT_STEPS_MAX = 32_768
+"""Steps that a content query may take for one message, about 0.2 microseconds each; with more it counts as failed."""

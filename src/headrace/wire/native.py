@@ -4,7 +4,14 @@ from typing import Any
 
 import msgspec
 
-from headrace.model import leasing, schedule_requests, subject_requests  # noqa: F401  importing them declares their requests
+from headrace.model import (  # importing them declares their requests
+    bus_event,  # noqa: F401
+    leasing,  # noqa: F401
+    log_level_requests,  # noqa: F401
+    schedule_requests,  # noqa: F401
+    service_requests,  # noqa: F401
+    subject_requests,  # noqa: F401
+)
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
 from headrace.model.kinds import Kind as Kind
 from headrace.model.reading import Delivery
