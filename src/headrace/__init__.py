@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.results.job_handle import JobHandle
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
@@ -51,6 +53,7 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncJobHandle",
     "AsyncJobs",
     "AsyncProducer",
     "AsyncQueue",
@@ -74,6 +77,7 @@ __all__ = [
     "GroupSummary",
     "HeadraceError",
     "Job",
+    "JobHandle",
     "Jobs",
     "Log",
     "Message",
@@ -113,6 +117,7 @@ _LATER = {
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -132,6 +137,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",

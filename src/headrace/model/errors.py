@@ -446,6 +446,29 @@ class PluginUnavailable(HeadraceError):
     code = "plugin_unavailable"
 
 
+class JobFailed(HeadraceError):
+    """The job failed for good: it was rejected, it expired, or it was delivered as often as it may be."""
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        error_code: str = "error",
+        retryable: bool = False,
+        error_details: dict[str, Any] | None = None,
+    ) -> None:
+        details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
+        super().__init__(text, **details)
+        self.__dict__.update(details)
+
+    error_code: str
+    """Why: `job_rejected`, `deliveries_exhausted`, `lease_expired`, `message_expired`, or the code of another error."""
+    error_details: dict[str, Any]
+    """Topic, partition, offset, subscription and deliveries of the job."""
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

@@ -69,6 +69,9 @@ class Kind(IntEnum):
     SCHEDULE_RUN = 94
     SCHEDULE_NEXT = 95
 
+    RESULTS_OPEN = 175
+    JOB_FINISH = 176
+
     # From the broker.
     ANSWER = 128
     FAILURE = 129

@@ -74,3 +74,5 @@ SCHEDULES_MAX = 10_000
 
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
+RESULT_BYTES_MAX = 1 << 20
+"""The result of a job."""

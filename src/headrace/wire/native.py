@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.model import leasing, schedule_requests  # noqa: F401  importing them declares their requests
+from headrace.model import job_requests, leasing, schedule_requests  # noqa: F401  importing them declares their requests
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
 from headrace.model.kinds import Kind as Kind
 from headrace.model.reading import Delivery
