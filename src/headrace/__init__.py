@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
     from headrace.client._sync.app.app import App
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.results.job_handle import JobHandle
     from headrace.client._sync.subjects.live_subscription import LiveSubscription
     from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
@@ -58,6 +60,7 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncJobHandle",
     "AsyncJobs",
     "AsyncLiveSubscription",
     "AsyncProducer",
@@ -85,6 +88,7 @@ __all__ = [
     "HeadraceError",
     "IncomingRequest",
     "Job",
+    "JobHandle",
     "Jobs",
     "LiveSubscription",
     "Log",
@@ -130,6 +134,7 @@ _LATER = {
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -149,6 +154,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",

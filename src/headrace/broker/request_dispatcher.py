@@ -107,7 +107,7 @@ class RequestDispatcher:
         self, requests: TenantRequests, one: OpenRequest, responders: list[LiveResponder], body: memoryview
     ) -> None:
         """Keep a request until a responder is free."""
-        subject = one.request.subject
+        subject = one.subject
         size_bytes = len(body) + header_bytes(one.request.headers)
         queue = requests.waiting.get(subject)
         if (
@@ -142,7 +142,7 @@ class RequestDispatcher:
         delivery = RequestDelivery(
             responder.number,
             one.number,
-            name_for(responder.session, one.tenant, request.subject),
+            name_for(responder.session, one.tenant, one.subject),
             max(0, (one.deadline_us - now_us) // 1000),
             request.headers,
         )
@@ -302,7 +302,7 @@ class RequestDispatcher:
 
     def _fail_orphaned(self, requests: list[OpenRequest]) -> Steps:
         for number, one in enumerate(requests, 1):
-            self._fail(one, _nobody(one.request.subject))
+            self._fail(one, _nobody(one.subject))
             if number % _AT_ONCE == 0:
                 yield
 
@@ -337,7 +337,7 @@ class RequestDispatcher:
         self._finish(one)
         if one.queued:
             requests = self._tenants[one.tenant]
-            subject = one.request.subject
+            subject = one.subject
             queue = requests.waiting[subject]
             del queue[one.number]
             self._unwait(requests, one)
@@ -356,7 +356,7 @@ class RequestDispatcher:
             waited = one.responder is None
             self._withdraw(one)
             self._tenants[one.tenant].timeouts += 1
-            one.answer.resolve(_timed_out(one.request, waited=waited))
+            one.answer.resolve(_timed_out(one, waited=waited))
 
     def describe(self, session: Session, info: SwitchboardInfo) -> SwitchboardInfo:
         """Fill in the counts of the session's tenant."""
@@ -395,8 +395,8 @@ def _nobody(subject: str) -> NoResponders:
     return NoResponders(f"nobody serves {subject}: start a responder for it, or check the name", subject=subject)
 
 
-def _timed_out(request: RequestSend, *, waited: bool) -> HeadraceError:
-    seconds = request.timeout_ms / 1000
+def _timed_out(one: OpenRequest, *, waited: bool) -> HeadraceError:
+    seconds = one.request.timeout_ms / 1000
     if waited:
-        return Timeout(f"all responders of {request.subject} were busy for {seconds:.3g} s; nothing was sent to them")
-    return Timeout(f"no reply to a request to {request.subject} within {seconds:.3g} s; it may still be handled")
+        return Timeout(f"all responders of {one.subject} were busy for {seconds:.3g} s; nothing was sent to them")
+    return Timeout(f"no reply to a request to {one.subject} within {seconds:.3g} s; it may still be handled")

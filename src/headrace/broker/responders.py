@@ -45,6 +45,7 @@ class OpenRequest:
         "responder",
         "session",
         "size_bytes",
+        "subject",
         "tenant",
         "value",
     )
@@ -54,7 +55,7 @@ class OpenRequest:
     ) -> None:
         self.number = number
         self.session = session
-        self.tenant, request.subject = place
+        self.tenant, self.subject = place
         self.request = request
         self.deadline_us = deadline_us
         self.answer: PendingReply = PendingAnswer()
