@@ -14,6 +14,9 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.events import AsyncEventFeed
+    from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+    from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._sync.admin.events import EventFeed
+    from headrace.client._sync.admin.log_levels import LogLevelAdmin
+    from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -39,9 +45,12 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
+    from headrace.model.bus_event import BusEvent
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
+    from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
@@ -51,17 +60,21 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncEventFeed",
     "AsyncJobs",
+    "AsyncLogLevelAdmin",
     "AsyncProducer",
     "AsyncQueue",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
+    "AsyncServices",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
     "BrokerInfo",
     "Bus",
+    "BusEvent",
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
@@ -69,6 +82,8 @@ __all__ = [
     "DamagedRange",
     "Durability",
     "EditOutcome",
+    "ErrorSummary",
+    "EventFeed",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
@@ -76,6 +91,8 @@ __all__ = [
     "Job",
     "Jobs",
     "Log",
+    "LogLevelAdmin",
+    "LogLevelRule",
     "Message",
     "OutgoingMessage",
     "PendingMessage",
@@ -92,6 +109,10 @@ __all__ = [
     "Scheduled",
     "Sent",
     "SentMany",
+    "ServiceError",
+    "ServiceInfo",
+    "ServiceInstance",
+    "Services",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
@@ -110,6 +131,18 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "AsyncEventFeed": "client._async.admin.events",
+    "EventFeed": "client._sync.admin.events",
+    "AsyncServices": "client._async.admin.services",
+    "Services": "client._sync.admin.services",
+    "AsyncLogLevelAdmin": "client._async.admin.log_levels",
+    "LogLevelAdmin": "client._sync.admin.log_levels",
+    "BusEvent": "model.bus_event",
+    "ServiceInfo": "model.service_requests",
+    "ServiceInstance": "model.service_requests",
+    "ServiceError": "model.service_requests",
+    "ErrorSummary": "model.service_requests",
+    "LogLevelRule": "model.log_level_requests",
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",

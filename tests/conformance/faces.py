@@ -4,6 +4,9 @@ import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
+from headrace.client._async.admin.events import AsyncEventFeed
+from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.bus import AsyncBus
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -13,6 +16,9 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._sync.admin.events import EventFeed
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.jobs import Jobs
@@ -25,13 +31,16 @@ from headrace.client._sync.producer.transaction import Transaction
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
+    EventFeed: AsyncEventFeed,
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
+    LogLevelAdmin: AsyncLogLevelAdmin,
     Producer: AsyncProducer,
     Queue: AsyncQueue,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,
+    Services: AsyncServices,
     Subscription: AsyncSubscription,
     Transaction: AsyncTransaction,
 }
@@ -56,7 +65,7 @@ class Awaitable:
             return call
         if inspect.isfunction(theirs):
             return lambda *args, **named: awaitable(mine(*_bare(args), **named))
-        return mine
+        return awaitable(mine)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _iterated(self.inner)

@@ -154,41 +154,32 @@ FACT_EVENTS: dict[type, set[str]] = {
     facts.ScheduleDeleted: {"schedule.deleted"},
     facts.ServicePolicySet: {"policy.altered"},
     facts.LogLevelStored: {"log_level.set", "log_level.reset"},
-    **dict.fromkeys(
-        # About messages, progress or the broker itself, and not about structures.
-        [
-            facts.BrokerStarted,
-            facts.ProducersCheckpointed,
-            facts.TransactionApplied,
-            facts.TransactionShared,
-            facts.TransactionUnshared,
-            facts.ScheduleAdvanced,
-            facts.TopicFilesRemoved,
-            facts.IdsReserved,
-            facts.OffsetsReserved,
-        ],
-        set(),
-    ),
+    # About messages, progress or the broker itself, and not about structures:
+    facts.BrokerStarted: set(),
+    facts.ProducersCheckpointed: set(),
+    facts.TransactionApplied: set(),
+    facts.TransactionShared: set(),
+    facts.TransactionUnshared: set(),
+    facts.ScheduleAdvanced: set(),
+    facts.TopicFilesRemoved: set(),
+    facts.IdsReserved: set(),
+    facts.OffsetsReserved: set(),
 }
 LEASED_FACT_EVENTS: dict[str, set[str]] = {
     "SubscriptionSet": {"subscription.created", "subscription.altered"},
     "SubscriptionDeleted": {"subscription.deleted"},
     "SubscriptionStateReset": {"subscription.reset"},
-    **dict.fromkeys(
-        [
-            "MessagesLeased",
-            "LeaseExtended",
-            "MessagesSettled",
-            "MessagesReleased",
-            "MessageEdited",
-            "IndexSnapshotBegun",
-            "IndexSnapshotChunks",
-            "IndexSnapshotRest",
-            "SubscriptionBroken",
-            "SettledEdits",
-        ],
-        set(),
-    ),
+    # About messages, or parts of a snapshot:
+    "MessagesLeased": set(),
+    "LeaseExtended": set(),
+    "MessagesSettled": set(),
+    "MessagesReleased": set(),
+    "MessageEdited": set(),
+    "IndexSnapshotBegun": set(),
+    "IndexSnapshotChunks": set(),
+    "IndexSnapshotRest": set(),
+    "SubscriptionBroken": set(),
+    "SettledEdits": set(),
 }
 REQUEST_EVENTS: dict[str, set[str]] = {
     "TopicCreate": {"topic.created"},

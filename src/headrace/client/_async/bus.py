@@ -6,8 +6,11 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
+from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
+from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
+from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
@@ -86,6 +89,8 @@ class AsyncBus:
         self._broker = AsyncReconnectingConnection(
             target, self._hello, timeout, self._timers, self._memory, self._clock
         )
+        self._services = AsyncServices(self._broker, self._timers)  # listens first: it registers before others publish
+        self._log_levels = AsyncLogLevelAdmin(self._broker)
         self._metadata_cache = AsyncMetadataCache(self._broker)
         self._topics = AsyncTopicAdmin(self._broker, self._metadata_cache)
         self._groups = AsyncGroupAdmin(self._broker)
@@ -115,6 +120,21 @@ class AsyncBus:
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
+
+    @property
+    def services(self) -> AsyncServices:
+        """Registers this program as a service, and finds others."""
+        return self._services
+
+    @property
+    def events(self) -> AsyncEventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return AsyncEventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> AsyncLogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return self._log_levels
 
     # Publishing.
 
@@ -1230,6 +1250,7 @@ class AsyncBus:
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 await broker.connect(deadline - now())  # the broker may just be starting again
+                self._services._attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -1259,6 +1280,7 @@ class AsyncBus:
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._services._disown()
         self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
@@ -1308,6 +1330,7 @@ class AsyncBus:
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._services._end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -6,8 +6,11 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
+from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
 from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
@@ -84,6 +87,8 @@ class Bus:
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._services = Services(self._broker, self._timers)  # listens first: it registers before others publish
+        self._log_levels = LogLevelAdmin(self._broker)
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
@@ -113,6 +118,21 @@ class Bus:
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
+
+    @property
+    def services(self) -> Services:
+        """Registers this program as a service, and finds others."""
+        return self._services
+
+    @property
+    def events(self) -> EventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return EventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> LogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return self._log_levels
 
     # Publishing.
 
@@ -1222,6 +1242,7 @@ class Bus:
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 broker.connect(deadline - now())  # the broker may just be starting again
+                self._services._attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -1249,6 +1270,7 @@ class Bus:
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._services._disown()
         self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
@@ -1298,6 +1320,7 @@ class Bus:
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._services._end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""
