@@ -1,5 +1,7 @@
 """Registered services: live instances in memory, kept alive by their sessions, and the policy who may use the bus."""
 
+from typing import Any
+
 import msgspec
 
 from headrace.broker.deadlines import Deadlines
@@ -109,7 +111,7 @@ class ServiceRegistry:
 
     # Admission.
 
-    def check(self, session: Session, request: Request[object]) -> None:
+    def check(self, session: Session, request: Request[Any]) -> None:
         """Refuse what a session asks for that is no registered service of a tenant that requires it."""
         if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
             return
@@ -277,7 +279,7 @@ class ServiceRegistry:
         return info
 
 
-def _is_exempt(session: Session, request: Request[object]) -> bool:
+def _is_exempt(session: Session, request: Request[Any]) -> bool:
     """Whether a request is open to those who are not registered."""
     if type(request) in _ALWAYS_ADMITTED:
         return True
