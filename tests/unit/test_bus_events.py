@@ -199,6 +199,7 @@ REQUEST_EVENTS: dict[str, set[str]] = {
     "ScheduleRun": set(),  # publishes a message
     "ServiceRegister": {"service.registered", "service.altered"},
     "ServiceDeregister": {"service.deregistered"},
+    "ServeOpen": set(),  # lasts as long as the connection, and is counted by SwitchboardDescribe
     "ServicePolicyAlter": {"policy.altered"},
     "ErrorReport": set(),  # goes to the topic of errors
     "LogLevelSet": {"log_level.set"},

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.key_history import KeyHistory
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
@@ -14,6 +15,7 @@ from headrace.broker.message_queries import MessageQueries
 from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -22,6 +24,7 @@ from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.switchboard import Switchboard
 from headrace.broker.tenant_names import check_plain
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -29,8 +32,9 @@ from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
 from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
-from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
     Edit,
@@ -92,6 +96,16 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
+from headrace.model.subject_requests import (
+    ReplySend,
+    RequestSend,
+    ServeClose,
+    ServeOpen,
+    SubjectPublish,
+    SubjectSubscribe,
+    SubjectUnsubscribe,
+    SwitchboardDescribe,
+)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -142,14 +156,20 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
         )
+        self._history = KeyHistory(self._topics, self._turns)
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
         self._maintenance = Maintenance(
             self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
         )
         self._readers = Readers(self._topics, ports)
+        self._switchboard = Switchboard(ports)
+        self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
         observed = ObservedParts(*parts, self._readers, self._leasing)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
+        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
+            f"{tenant}/{subject}", columns, now
+        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -227,6 +247,7 @@ class Broker:
     def resume(self, session: Session) -> None:
         """Lease to a session again."""
         self._standing.resume(session)
+        self._requests.resume(session, self._turns.now_us)
 
     def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
@@ -235,6 +256,8 @@ class Broker:
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
         self._standing.disconnect(session, now_us)
+        self._switchboard.disconnect(session)
+        self._requests.disconnect(session)
         self._services.disconnect(session)
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
@@ -285,6 +308,7 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
@@ -292,6 +316,7 @@ class Broker:
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._requests.next_tick_us)
         times.append(self._services.next_tick_us())
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
@@ -323,8 +348,14 @@ class Broker:
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        parts = [self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests()]
-        parts.append(self._observability.requests())
+        parts = (
+            self._topic_requests(),
+            self._group_requests(),
+            self._leased_requests(),
+            self._schedule_requests(),
+            self._subject_requests(),
+            self._observability.requests(),
+        )
         handlers = {request: handler for part in parts for request, handler in part.items()}
         declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
         assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
@@ -339,6 +370,19 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
+        }
+
+    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
+        switchboard, requests = self._switchboard, self._requests
+        return {
+            SubjectPublish: switchboard.publish,
+            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
+            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
+            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
+            RequestSend: requests.send,
+            ReplySend: requests.reply,
+            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
+            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -382,6 +426,7 @@ class Broker:
             TopicDescribe: self._describe_topic,
             TopicList: self._list_topics,
             TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
+            History: lambda _, ask, __, now: self._history.page(ask, now),
             Info: self._info,
         }
 
@@ -444,6 +489,8 @@ class Broker:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
+        if request.settings.get("key_versions") and not before.settings.key_versions and not self._transactions.idle:
+            raise Busy("transactions are being committed, which key_versions would have to count; try again")
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
 

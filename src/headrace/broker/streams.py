@@ -66,9 +66,9 @@ class Stream:
             if self._readers.trace is not None:
                 place = self._active.topic, self._active.number, self._client
                 self._readers.trace(*place, self._offset, found.next_offset, len(found.view))
-            view, self._offset, end_offset = found
-            self._credit_bytes -= len(view)
-            self._starved = self._offset >= end_offset
+            self._offset = found.next_offset
+            self._credit_bytes -= len(found.view)
+            self._starved = self._offset >= found.end_offset
             if self._starved:
                 self._active.listen(self._wake)
         return found
