@@ -10,6 +10,7 @@ from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
@@ -89,8 +90,9 @@ class AsyncBus:
         self._broker = AsyncReconnectingConnection(
             target, self._hello, timeout, self._timers, self._memory, self._clock
         )
-        self._services = AsyncServices(self._broker, self._timers)  # listens first: it registers before others publish
-        self._log_levels = AsyncLogLevelAdmin(self._broker)
+        self._registrations = AsyncServiceRegistrations(
+            self._broker, self._timers
+        )  # first: registers before others ask
         self._metadata_cache = AsyncMetadataCache(self._broker)
         self._topics = AsyncTopicAdmin(self._broker, self._metadata_cache)
         self._groups = AsyncGroupAdmin(self._broker)
@@ -124,7 +126,7 @@ class AsyncBus:
     @property
     def services(self) -> AsyncServices:
         """Registers this program as a service, and finds others."""
-        return self._services
+        return AsyncServices(self._registrations)
 
     @property
     def events(self) -> AsyncEventFeed:
@@ -134,7 +136,7 @@ class AsyncBus:
     @property
     def logging(self) -> AsyncLogLevelAdmin:
         """Sets how much the broker logs about topics, producers and consumers."""
-        return self._log_levels
+        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 
@@ -1250,7 +1252,7 @@ class AsyncBus:
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 await broker.connect(deadline - now())  # the broker may just be starting again
-                self._services._attach(broker)
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -1280,7 +1282,7 @@ class AsyncBus:
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
-        self._services._disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
@@ -1330,7 +1332,7 @@ class AsyncBus:
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
-        self._services._end()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -10,6 +10,7 @@ from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
 from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
@@ -87,8 +88,7 @@ class Bus:
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
-        self._services = Services(self._broker, self._timers)  # listens first: it registers before others publish
-        self._log_levels = LogLevelAdmin(self._broker)
+        self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
@@ -122,7 +122,7 @@ class Bus:
     @property
     def services(self) -> Services:
         """Registers this program as a service, and finds others."""
-        return self._services
+        return Services(self._registrations)
 
     @property
     def events(self) -> EventFeed:
@@ -132,7 +132,7 @@ class Bus:
     @property
     def logging(self) -> LogLevelAdmin:
         """Sets how much the broker logs about topics, producers and consumers."""
-        return self._log_levels
+        return LogLevelAdmin(self._broker)
 
     # Publishing.
 
@@ -1242,7 +1242,7 @@ class Bus:
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 broker.connect(deadline - now())  # the broker may just be starting again
-                self._services._attach(broker)
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -1270,7 +1270,7 @@ class Bus:
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
-        self._services._disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         if self._consuming is not None:
             self._consuming.disown()
@@ -1320,7 +1320,7 @@ class Bus:
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
-        self._services._end()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -1,42 +1,28 @@
 """Services of the bus: registers this program as one, and finds others."""
 
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from headrace.client._async.concurrency import Timers
-from headrace.client._async.connection.connection import Connection
-from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
-from headrace.client.connection.backoff import Backoff
-from headrace.client.connection.request_router import Bytes
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client.times import check_name, checked_seconds
 from headrace.model.arguments import shown
-from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument
-from headrace.model.requests import Done
+from headrace.model.errors import InvalidArgument
 from headrace.model.service_requests import (
     ErrorList,
     ErrorReport,
     ErrorSummary,
     ServiceDefinition,
-    ServiceDeregister,
     ServiceDescribe,
     ServiceError,
     ServiceInfo,
     ServiceList,
     ServicePolicyAlter,
     ServiceRegister,
-    ServiceRegistered,
 )
-
-logger = logging.getLogger("headrace.client")
 
 ServiceInfos = list[ServiceInfo]
 ErrorSummaries = list[ErrorSummary]
-
-_SIGNS_PER_TTL = 3
-"""How many signs of life the client gives in the time to live of its services."""
 
 
 class AsyncServices:
@@ -51,12 +37,9 @@ class AsyncServices:
         ['billing']
     """
 
-    def __init__(self, broker: AsyncReconnectingConnection, timers: Timers) -> None:
-        self._lines = [broker]
-        self._timers = timers
-        self._registered: dict[tuple[str, str], ServiceRegister] = {}
-        self._backoff = Backoff()
-        broker.listen(self)
+    def __init__(self, registrations: AsyncServiceRegistrations) -> None:
+        self._registrations = registrations
+        self._broker = registrations.broker
 
     async def register(
         self,
@@ -109,19 +92,7 @@ class AsyncServices:
             {topic: _checked_schema(topic, schema) for topic, schema in (schemas or {}).items()},
         )
         request = ServiceRegister(definition, round(checked_seconds(ttl, "ttl", 0.1) * 1000))
-        key = name, definition.instance
-        before = self._registered.get(key)
-        self._registered[key] = request
-        try:
-            for line in list(self._lines):
-                await line.request(request)
-        except BaseException:
-            if before is None:
-                self._registered.pop(key, None)
-            else:
-                self._registered[key] = before
-            raise
-        self._lines[0].ping_every(ttl / _SIGNS_PER_TTL)
+        await self._registrations.add(request)
         return definition.instance
 
     async def deregister(self, name: str) -> None:
@@ -139,9 +110,7 @@ class AsyncServices:
             >>> await bus.services.list()
             []
         """
-        for key in [key for key in list(self._registered) if key[0] == name]:
-            del self._registered[key]
-            await self._lines[0].request(ServiceDeregister(*key))
+        await self._registrations.remove(name)
 
     async def list(self) -> ServiceInfos:
         """List the services that are registered, by name; without their schemas.
@@ -179,7 +148,7 @@ class AsyncServices:
             >>> [info.name for info in await bus.services.find(produces="orders")]
             ['shop']
         """
-        answer = await self._lines[0].request(ServiceList(name, produces, consumes, serves))
+        answer = await self._broker.request(ServiceList(name, produces, consumes, serves))
         return answer.services
 
     async def describe(self, name: str) -> ServiceInfo:
@@ -201,7 +170,7 @@ class AsyncServices:
             >>> (await bus.services.describe("shop")).schemas
             {'orders': {'type': 'object'}}
         """
-        return await self._lines[0].request(ServiceDescribe(name))
+        return await self._broker.request(ServiceDescribe(name))
 
     async def report(self, service: str, errors: Sequence[ServiceError], *, instance: str = "") -> None:
         """Report failures of a service; the broker counts them and stores them in the topic `headrace.errors`.
@@ -221,8 +190,8 @@ class AsyncServices:
             >>> error = headrace.ServiceError(code="no_stock", message="there are no apples")
             >>> await bus.services.report("shop", [error])
         """
-        own = next((key[1] for key in list(self._registered) if key[0] == service), "")
-        await self._lines[0].request(ErrorReport(service, instance or own, [*errors]), repeat=False)
+        instance = instance or self._registrations.instance(service)
+        await self._broker.request(ErrorReport(service, instance, [*errors]), repeat=False)
 
     async def errors(self, service: str = "", *, last: int = 10) -> ErrorSummaries:
         """Count the errors of services since the broker was started, and return the newest.
@@ -243,7 +212,7 @@ class AsyncServices:
             >>> [(one.service, one.codes) for one in await bus.services.errors()]
             [('shop', {'no_stock': 1})]
         """
-        answer = await self._lines[0].request(ErrorList(service, last))
+        answer = await self._broker.request(ErrorList(service, last))
         return answer.services
 
     async def require_registration(self, required: bool) -> None:
@@ -260,7 +229,7 @@ class AsyncServices:
         Example:
             >>> await bus.services.require_registration(False)
         """
-        await self._lines[0].request(ServicePolicyAlter(required))
+        await self._broker.request(ServicePolicyAlter(required))
 
     async def is_registration_required(self) -> bool:
         """Return whether only registered services may use the bus in this tenant.
@@ -275,52 +244,8 @@ class AsyncServices:
             >>> await bus.services.is_registration_required()
             False
         """
-        answer = await self._lines[0].request(ServiceList("-"))
+        answer = await self._broker.request(ServiceList("-"))
         return answer.require_registration
-
-    # For the bus.
-
-    def connection_up(self, connection: Connection) -> None:
-        """Register again over a new connection, before anything else is sent."""
-        for request in list(self._registered.values()):
-            self._send(connection, request)
-
-    def connection_drains(self) -> None:
-        """Stay registered: the broker forgets nothing that it could keep."""
-
-    def _attach(self, line: AsyncReconnectingConnection) -> None:
-        """Register over one more connection, too."""
-        self._lines.append(line)
-        line.listen(self)
-
-    def _end(self) -> None:
-        """Deregister without waiting for the answer: the bus is closed."""
-        registered, self._registered = self._registered, {}
-        connection = self._lines[0].connection
-        if connection is not None and not connection.closed:
-            for key in registered:
-                connection.request_nowait(ServiceDeregister(*key), b"", _ignore)
-
-    def _disown(self) -> None:
-        """In a forked child: the parent is the registered instance."""
-        self._registered.clear()
-        del self._lines[1:]
-        self._lines[0].listen(self)
-
-    def _send(self, connection: Connection, request: ServiceRegister) -> None:
-        definition = request.definition
-        if self._registered.get((definition.name, definition.instance)) is request and not connection.closed:
-            connection.request_nowait(request, b"", partial(self._answered, connection, request))
-
-    def _answered(
-        self, connection: Connection, request: ServiceRegister, answer: ServiceRegistered | HeadraceError, _: Bytes
-    ) -> None:
-        if isinstance(answer, ServiceRegistered):
-            self._backoff.reset()
-        elif not isinstance(answer, ConnectionFailed):
-            name = request.definition.name
-            logger.warning("service not registered again; retrying  service=%s error=%s", name, answer)
-            self._timers.later(self._backoff.next_s(), partial(self._send, connection, request))
 
 
 def _checked_schema(topic: str, schema: object) -> dict[str, Any]:
@@ -335,8 +260,3 @@ def _checked_names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str):
         raise InvalidArgument(f"{what} are several names, such as [{names!r}], not {names!r}")
     return [*names]
-
-
-def _ignore(answer: Done | HeadraceError, _: Bytes) -> None:
-    """Do nothing: the connection ends anyway."""
-    del answer
