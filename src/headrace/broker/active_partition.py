@@ -10,6 +10,7 @@ from headrace.broker.reservation import Reservation
 from headrace.broker.sync_waiters import SyncWaiters
 from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
+from headrace.model.codec import Codec
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
@@ -61,6 +62,8 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
+        self.codec: Codec | None = None
+        """How gathered batches are compressed, if the topic's middleware says so."""
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
@@ -104,8 +107,18 @@ class ActivePartition:
             self._syncing.release()
         self.wake()
 
-    def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
-        """Append a batch, and answer when it has reached the requested durability."""
+    def check_publish(self, request: Publish) -> int:
+        """Raise if a request cannot be carried out; returns the durability that it needs."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if not 0 <= request.durability <= _SYNCED:
+            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
+        needed = max(request.durability, self.settings.durability)
+        self.partition.check_durability(needed)
+        return needed
+
+    def publish(self, request: Publish, batch: Batch, now_us: int, *, alone: bool = False) -> Published | Answer:
+        """Append a batch, and answer when it has reached the requested durability; `alone` it is never gathered."""
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
         settings = self.settings
@@ -116,7 +129,7 @@ class ActivePartition:
         if batch.raw_bytes > settings.message_bytes_max:
             check_messages(batch.columns(), settings.message_bytes_max, request.topic)
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
-        if small and request.expected_offset is None:
+        if small and request.expected_offset is None and not alone:
             return self._gather(batch, needed, now_us)
         if self._gathered:
             self.flush()
@@ -314,5 +327,5 @@ class ActivePartition:
     def _append(self, batches: list[Batch]) -> list[Appended | HeadraceError]:
         """One batch as it is; several as one."""
         if len(batches) > 1:
-            return self.partition.append_gathered(batches, self.settings.compression.codec, self._now_us)
+            return self.partition.append_gathered(batches, self.codec or self.settings.compression.codec, self._now_us)
         return [self.partition.append(batches[0], self._now_us)]

@@ -11,8 +11,10 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
+from headrace.broker.middleware_runner import MiddlewareRunner
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -49,6 +51,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
+from headrace.model.middleware import LoadMiddleware, MiddlewareFactory
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -108,11 +111,23 @@ _FULL_DISK = (
 )
 
 
+def _no_middleware(name: str) -> MiddlewareFactory:
+    raise InvalidArgument(f"this broker loads no middleware, and so not {name!r} either")
+
+
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
     def __init__(
-        self, store: Store, ports: Ports, settings: BrokerSettings, *, new_id: str, version: str, now_us: int
+        self,
+        store: Store,
+        ports: Ports,
+        settings: BrokerSettings,
+        *,
+        new_id: str,
+        version: str,
+        now_us: int,
+        load_middleware: LoadMiddleware = _no_middleware,
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
@@ -121,7 +136,7 @@ class Broker:
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
-        self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._topics = TopicRegistry(store, self._ledger, ports, settings, load_middleware)
         self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
         self._transactions = Transactions(
@@ -130,6 +145,8 @@ class Broker:
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
         leased = self._topics, self._subscriptions
         dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._middleware = MiddlewareRunner(ports, self._turns)
+        self._pipeline = PublishPipeline(self._middleware, dead_letters, self._transactions)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
         self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
@@ -167,7 +184,7 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
-        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle
+        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle and self._middleware.idle
         return at_rest and all(active.idle for active in self._topics.active_partitions())
 
     def connect(
@@ -266,12 +283,14 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("middleware", self._middleware.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._middleware.next_tick_us)
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -293,6 +312,7 @@ class Broker:
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
         self._maintenance.close()
+        self._middleware.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
@@ -388,7 +408,7 @@ class Broker:
         return any(not one.is_settled(partition, offset) for one in leased)
 
     def _publish(
-        self, _: Session, request: Publish, body: memoryview, now_us: int
+        self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
@@ -401,16 +421,26 @@ class Broker:
         if topic.id in self._policies.refusing:
             active.flush()  # what was gathered counts
             self._policies.check(topic)
+        if topic.middleware is not None:
+            return self._pipeline.publish(session, topic, active, request, batch, now_us)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
+    def _stage(
+        self, session: Session, request: TransactionStage, body: memoryview, now_us: int
+    ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:
             topic = self._topics.find(request.topic)
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
-        return self._transactions.stage(_own(session, request), received(body), now_us)
+        request, batch = _own(session, request), received(body)
+        self._transactions.check_open(request, now_us)  # before a topic is made
+        topic = self._topics.get_or_create(request.topic, now_us)
+        if topic.middleware is not None:
+            self._topics.active(topic, request.partition)  # first what may go wrong
+            return self._pipeline.stage(session, topic, request, batch, now_us)
+        return self._transactions.stage(request, batch, now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

@@ -440,6 +440,25 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class MessageRefused(HeadraceError):
+    """The topic's middleware refuses messages of the batch; nothing was stored."""
+
+    code = "message_refused"
+
+
+class MiddlewareFailed(HeadraceError):
+    """A middleware of the topic failed; nothing was stored."""
+
+    code = "middleware_failed"
+
+
+class MiddlewareTimeout(HeadraceError):
+    """A middleware of the topic does not return, or has not returned in time; nothing was stored."""
+
+    code = "middleware_timeout"
+    retryable = True
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

@@ -56,6 +56,7 @@ class LoopPorts:
         self.call_at_turn_end = scheduler.call_at_turn_end
         self.call_threadsafe = scheduler.call_threadsafe
         self.background = worker.submit
+        self.new_worker = type(worker)
         self.wake_at = wake_at
 
 

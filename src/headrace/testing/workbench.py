@@ -53,6 +53,11 @@ class Workbench:
         """The times at which the broker asked to be woken."""
         self.syncing_later = False
         """Whether the disk is slow: syncs run in steps of their own, else at once."""
+        self.holding_workers = False
+        """Whether the jobs of worker threads do not run before `release_workers`, as if they did not return."""
+        self.held_jobs: list[Callable[[], None]] = []
+        self.threads = 0
+        """Worker threads that the broker has started and not dismissed."""
         self._loop = VirtualLoop()
         scheduler = SteppedScheduler(self._loop, lambda: self.now_us / 1e6)
         self.call_soon = scheduler.call_soon
@@ -78,6 +83,17 @@ class Workbench:
     def background(self, job: Callable[[], None]) -> None:
         """Run a job of the background thread in a step of its own; its error is added to `failures`."""
         self.run_on_thread(partial(self._attempt, job))
+
+    def new_worker(self, name: str) -> "_StepWorker":  # noqa: ARG002
+        """A thread that runs each job in a step of its own, unless `holding_workers`."""
+        return _StepWorker(self)
+
+    def release_workers(self) -> None:
+        """Let the jobs run that `holding_workers` held, and those that come."""
+        self.holding_workers = False
+        held, self.held_jobs = self.held_jobs, []
+        for job in held:
+            self.run_on_thread(job)
 
     def run_on_thread(self, job: Callable[[], None]) -> None:
         """Run a job that the server would run on another thread in a step of its own, outside the scheduler's turns."""
@@ -189,3 +205,22 @@ class _Flusher(InlineWorker):
             self._bench.run_on_thread(job)
         else:
             job()
+
+
+class _StepWorker:
+    """A worker thread whose jobs run in steps of their own."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        bench.threads += 1
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job in a step, or hold it."""
+        if self._bench.holding_workers:
+            self._bench.held_jobs.append(job)
+        else:
+            self._bench.run_on_thread(job)
+
+    def dismiss(self) -> None:
+        """Count a thread less."""
+        self._bench.threads -= 1
