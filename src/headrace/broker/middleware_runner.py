@@ -1,4 +1,4 @@
-"""Runs middleware in the order of each partition: small batches on the event loop, others on threads with a deadline."""
+"""Runs middleware in the order of each partition: small batches on the event loop, others on threads in time."""
 
 import logging
 from collections import deque

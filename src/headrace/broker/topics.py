@@ -349,7 +349,7 @@ class TopicRegistry:
         if unchanged and not topic.failure:
             return topic.middleware
         made = self._make_middleware(settings)
-        # A topic that had middleware goes on with an empty chain: batches may still be on their way through the old one.
+        # An empty chain follows one that batches may still be on their way through: they keep their order.
         return MiddlewareChain() if made is None and topic.middleware is not None else made
 
     def _open_middleware(self, topic: Topic) -> None:

@@ -59,7 +59,7 @@ class BatchRewriter:
         self._batch = batch
         self._raw: RawColumns | None = None
         """The columns as they are stored, while some of them are not decoded."""
-        if batch.decoded is not None or _PAYLOAD <= set(needs):
+        if batch.decoded is not None or set(needs) >= _PAYLOAD:
             self.columns = batch.columns()
             return
         raw = self._raw = batch.raw_columns()
@@ -87,9 +87,7 @@ class BatchRewriter:
             return encode(
                 columns, batch.time_max, codec=codec, producer=batch.producer, message_bytes_max=BATCH_BYTES_MAX
             )
-        changed = {
-            name: msgspec.Raw(_encode(getattr(columns, name))) for name in COLUMNS if name not in self._unread
-        }
+        changed = {name: msgspec.Raw(_encode(getattr(columns, name))) for name in COLUMNS if name not in self._unread}
         raw = msgspec.structs.replace(self._raw, **changed)
         times = batch.time_min, batch.time_max
         if columns.timestamps:

@@ -459,6 +459,12 @@ class MiddlewareTimeout(HeadraceError):
     retryable = True
 
 
+class PluginUnavailable(HeadraceError):
+    """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
+
+    code = "plugin_unavailable"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

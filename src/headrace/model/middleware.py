@@ -1,4 +1,4 @@
-"""The interface of middleware, which sees the batches of a topic when they are published and when they are delivered."""
+"""The interface of middleware, which sees the batches of a topic when they are published and delivered."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, overload

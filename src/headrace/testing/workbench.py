@@ -1,6 +1,6 @@
 """A broker with the server's scheduler and a virtual clock, without threads and sockets: every run is the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,11 @@ from headrace.broker.streams import Stream
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
 from headrace.model.errors import HeadraceError
+from headrace.model.middleware import MiddlewareFactory
 from headrace.model.reading import StreamOpen
 from headrace.model.request import Request
 from headrace.model.requests import Publish
+from headrace.plugins import MIDDLEWARE, load_plugin
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
@@ -43,7 +45,10 @@ class Workbench:
         disk: Disk | None = None,
         settings: BrokerSettings | None = None,
         now_us: int = START_US,
+        middleware: Mapping[str, MiddlewareFactory] | None = None,
     ) -> None:
+        """A broker on this disk; `middleware` by name is found besides that of installed packages."""
+        self._middleware = dict(middleware or {})
         self.now_us = now_us
         self.pushed: list[Any] = []
         """What the broker pushed to sessions."""
@@ -72,9 +77,14 @@ class Workbench:
             new_id="workbench",
             version="test",
             now_us=now_us,
+            load_middleware=self._load_middleware,
         )
         self.session = self.connect()
         self.run()
+
+    def _load_middleware(self, name: str) -> MiddlewareFactory:
+        found = self._middleware.get(name)
+        return load_plugin(MIDDLEWARE, name) if found is None else found
 
     def wake_at(self, time_us: int) -> None:
         """Note when the broker wants to be woken: here time passes only in `tick`."""
