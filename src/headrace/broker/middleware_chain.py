@@ -154,7 +154,7 @@ class _Passage:
         columns = self._rewriter.decode_all()
         if columns.timestamps is None:
             columns = msgspec.structs.replace(columns, timestamps=[self._batch.time_max] * count)
-        letters = _without_places(columns.picked(list(sorted(reasons)), range(count)))
+        letters = _without_places(columns.picked(sorted(reasons), range(count)))
         self._dead.append(DeadMessages(step.name, letters, list(by_place), list(by_place.values())))
         left = [index for index in range(count) if index not in reasons]
         self._rewriter.columns = _without_places(columns.picked(left, range(count)))

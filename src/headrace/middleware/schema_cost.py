@@ -39,7 +39,7 @@ def schema_cost(schema: Any) -> int:
     3
     """
     graph = _SchemaGraph(schema)
-    costs = {node: 1 for node in graph.nodes}
+    costs = dict.fromkeys(graph.nodes, 1)
     for _ in range(_LEVELS_MAX):
         risen = graph.next_level(costs)
         if max(risen.values()) > COST_MAX:
