@@ -54,9 +54,9 @@ class Stream:
         except OSError as error:
             raise as_headrace_error(error) from error
         if found is not None:
-            view, self._offset, end_offset = found
-            self._credit_bytes -= len(view)
-            self._starved = self._offset >= end_offset
+            self._offset = found.next_offset
+            self._credit_bytes -= len(found.view)
+            self._starved = self._offset >= found.end_offset
             if self._starved:
                 self._active.listen(self._wake)
         return found
