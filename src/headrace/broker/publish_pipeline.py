@@ -59,6 +59,8 @@ class PublishPipeline:
 
         def finish(processed: ProcessedBatch, now_us: int) -> TransactionStaged:
             end()
+            if processed.dead and (topic.settings.key_versions or request.expected_version is not None):
+                raise processed.refusal(topic.name.topic)
             letters = self._letters(topic, request.partition, processed, now_us)
             return self._transactions.stage(request, processed.batch, now_us, letters)
 
@@ -90,6 +92,8 @@ class PublishPipeline:
 
         def finish(processed: ProcessedBatch, now_us: int) -> Any:
             made = processed.batch
+            if processed.dead and topic.settings.key_versions:
+                raise processed.refusal(topic.name.topic)
             if made.count:
                 check_messages(made.columns(), topic.settings.message_bytes_max, str(topic))
             return store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
@@ -127,7 +131,8 @@ class PublishPipeline:
             alone = processed.stored is not None
             return _counted(active.publish(request, processed.batch, now, alone=alone), processed.stored)
         active.check_publish(request)
-        if request.expected_offset is not None:  # which would have to hold when the commit is applied
+        conditions = request.expected_offset, request.expected_version
+        if topic.settings.key_versions or conditions != (None, None):  # would have to hold when the commit is applied
             raise processed.refusal(topic.name.topic)
         active.flush()
         repeated = active.partition.admit(batch)

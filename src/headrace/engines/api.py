@@ -13,6 +13,7 @@ from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, Da
 from headrace.engines.derived_cache import DerivedCache
 from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
+from headrace.engines.key_index import KeyCounts, KeyEntry, KeyIndex, key_counts
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
@@ -24,7 +25,7 @@ from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
-from headrace.engines.partition import Appended, Partition, Slice
+from headrace.engines.partition import Appended, Partition, Slice, check_version
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, as_headrace_error, log_settings
 from headrace.model.batch import Columns
@@ -59,6 +60,9 @@ __all__ = [
     "Gap",
     "Journal",
     "JournaledPartition",
+    "KeyCounts",
+    "KeyEntry",
+    "KeyIndex",
     "LeasedPartition",
     "MessageCounts",
     "MessageState",
@@ -80,6 +84,8 @@ __all__ = [
     "UpgradeGap",
     "UpgradedLog",
     "as_headrace_error",
+    "check_version",
+    "key_counts",
     "log_settings",
     "new_replayed_partition",
     "open_leased_partition",
