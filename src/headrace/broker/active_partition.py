@@ -50,6 +50,8 @@ class ActivePartition:
         self.topic_id = topic_id
         self.number = number
         self.partition = partition
+        self.delivered: Partition = partition
+        """The partition as consumers see it: after the middleware that changes deliveries, if there is any."""
         self.settings = settings
         self._ports = ports
         self.gate: VersionGate | None = None
@@ -267,7 +269,7 @@ class ActivePartition:
         found = None
         if offset < end_offset:
             try:
-                found = self.partition.read(offset, bytes_max, end_offset, expired_us)
+                found = self.delivered.read(offset, bytes_max, end_offset, expired_us)
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise

@@ -62,6 +62,8 @@ class MiddlewareStep:
         self.needs = frozenset(COLUMNS) if self.changes_count else needs
         self.is_ours = type(middleware).__module__.startswith("headrace.middleware")
         """Whether what it returns needs no check."""
+        if self.on_deliver is not None and not self.inline:
+            raise InvalidArgument("it has on_deliver and is not inline: deliveries cannot wait for a thread")
         if not any(map(callable, (self.on_publish, self.on_deliver))) and self.codec is None:
             raise InvalidArgument("it has neither on_publish nor on_deliver")
 

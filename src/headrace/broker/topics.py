@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
+from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
     IdsReserved,
     OffsetsCommitted,
@@ -27,7 +28,15 @@ from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
-from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
+from headrace.engines.api import (
+    DataDirectory,
+    DeliveredPartition,
+    DerivedCache,
+    Partition,
+    PartitionOwner,
+    Store,
+    as_headrace_error,
+)
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -37,7 +46,7 @@ from headrace.model.errors import (
     TopicFailed,
     TopicNotFound,
 )
-from headrace.model.middleware import LoadMiddleware
+from headrace.model.middleware import LoadMiddleware, MiddlewareContext
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
@@ -94,6 +103,7 @@ class TopicRegistry:
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
+        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
@@ -217,7 +227,7 @@ class TopicRegistry:
         self._counts[str(topic)] = settings.partitions
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
-            active.codec = None if middleware is None else middleware.codec
+            self._apply_middleware(topic, active)
             self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
         if grown:
             self.changed(topic, now_us)
@@ -358,6 +368,19 @@ class TopicRegistry:
         # An empty chain follows one that batches may still be on their way through: they keep their order.
         return MiddlewareChain() if made is None and topic.middleware is not None else made
 
+    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
+        """Let a partition compress and deliver as the topic's middleware says."""
+        chain = topic.middleware
+        active.codec = None if chain is None else chain.codec
+        if chain is None or (not chain.delivering and active.delivered is active.partition):
+            return
+        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
+        delivery = DeliveryMiddleware(chain.delivering, context)
+        if isinstance(active.delivered, DeliveredPartition):
+            active.delivered.use(delivery)
+        else:
+            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
+
     def _open_middleware(self, topic: Topic) -> None:
         """Make a stored topic's middleware; one that cannot be had isolates the topic."""
         if topic.failure or not topic.settings.middleware:
@@ -402,7 +425,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
-        active.codec = None if topic.middleware is None else topic.middleware.codec
+        self._apply_middleware(topic, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active

@@ -287,6 +287,10 @@ class Partition:
             raise
         return None if found is None else Slice(found.view, found.next_offset, end_offset)
 
+    def delivered(self, columns: Columns) -> Columns:
+        """Messages that are not stored, such as edited ones, as consumers see them: here as they are."""
+        return columns
+
     def find_time(self, time_us: int) -> int:
         """The offset of the first message with this timestamp or a later one."""
         return self._log.find_time(time_us)

@@ -25,7 +25,7 @@ class MiddlewareContext(msgspec.Struct, frozen=True):
     tenant: str
     partition: int
     time_us: int
-    """At publish the broker's time, in microseconds since 1970; at delivery the time when the batch was appended."""
+    """The broker's time at publish, in microseconds since 1970; 0 at delivery."""
     identity: str = ""
     """Who the producer is, as authentication says; empty at delivery."""
     client: str = ""
@@ -77,7 +77,10 @@ class DeliverMiddleware(Protocol):
     """A middleware that sees batches before consumers receive them."""
 
     def on_deliver(self, columns: Columns, context: MiddlewareContext) -> Columns:
-        """The messages as they are delivered, as many as there are; never changes the columns that it is given."""
+        """The messages as they are delivered, as many as there are; never changes the columns that it is given.
+
+        Only values and headers can change. The middleware must be inline, as consumers do not wait for a thread.
+        """
 
 
 MiddlewareFactory = Callable[[Mapping[str, Any]], Any]
@@ -124,5 +127,15 @@ def check_choice(name: str, choice: Any, choices: Sequence[str]) -> str:
     return str(choice)
 
 
+def may_deliver(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether middleware may change deliveries, as far as settings tell: that of other packages always may.
+
+    >>> may_deliver([{"name": "compress"}]), may_deliver([{"name": "redact", "when": "deliver"}])
+    (False, True)
+    """
+    return any(entry.get("when") == "deliver" or entry.get("name") not in _OURS for entry in entries)
+
+
+_OURS = frozenset({"combine", "compress", "enrich", "redact", "schema", "split", "transform"})
 _KINDS: dict[Any, str] = {str: "text", int: "a number", float: "a number", bool: "true or false"}
 _KINDS |= {list: "a list", dict: "an object"}
