@@ -32,6 +32,7 @@ from headrace.model.requests import (
     TransactionCommit,
     TransactionStage,
 )
+from headrace.model.schedule_requests import ScheduleDefinition, ScheduleList, ScheduleRun, ScheduleSet
 from headrace.testing.memory_disk import MemoryDisk
 from headrace.testing.workbench import Workbench
 
@@ -275,7 +276,7 @@ def test_sizes_are_checked_after_middleware() -> None:
     bench.publish("orders", [b"1"])
     with pytest.raises(MessageTooLarge):
         bench.publish("orders", [b"12"])
-    short = bench_with({"name": "cut"}, settings=settings, cut=calls(lambda columns, _: Columns([b"short"])))
+    short = bench_with({"name": "cut"}, settings=settings, cut=calls(lambda *_: Columns([b"short"])))
     short.publish("orders", [b"x" * 100])
     assert short.values("orders") == [b"short"]
 
@@ -481,6 +482,39 @@ def test_a_shared_transaction_keeps_its_dead_letters_over_a_restart() -> None:
     assert messages == [(0, GOOD)]
     assert [value for value, _ in dead(bench)] == [BAD, BAD]
     bench.close()
+
+
+# Schedules.
+
+
+def scheduled(bench: Workbench, value: bytes) -> Any:
+    rule = ScheduleDefinition(name="tick", topic="orders", value=value, when="every 10s")
+    return bench.ask(ScheduleSet(rule))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_messages_of_schedules_pass_through_middleware(inline: bool) -> None:
+    bench = bench_with({"name": "suffix", "text": "!", "inline": inline})
+    scheduled(bench, b"now")
+    for _ in range(3):
+        bench.tick(10)
+    assert bench.values("orders") == [b"now!"] * 3
+
+
+def test_runs_that_middleware_refuses_are_skipped() -> None:
+    bench = bench_with(SCHEMA)
+    scheduled(bench, BAD)
+    for _ in range(3):
+        bench.tick(10)
+    assert bench.values("orders") == []
+    (info,) = bench.ask(ScheduleList()).schedules
+    assert (info.runs, info.skipped) == (0, 3)
+    with pytest.raises(MessageRefused):
+        bench.ask(ScheduleRun("tick"))
+    bench.ask(TopicAlter("orders", {"middleware": [DEAD]}))
+    bench.tick(10)
+    assert bench.values("orders") == []
+    assert [value for value, _ in dead(bench)] == [BAD]
 
 
 def test_a_topic_without_middleware_stores_what_it_gets() -> None:

@@ -171,7 +171,7 @@ class Broker:
         self._editor = MessageEditor(*leased, self._ledger, self._turns)
         self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
-            self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
+            self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
         self._history = KeyHistory(self._topics, self._turns)
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)

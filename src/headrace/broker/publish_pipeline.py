@@ -25,6 +25,8 @@ from headrace.model.subscription import DEAD_SUFFIX
 
 LocatedBatch = tuple[Topic, int, Batch]
 """A batch, and the topic and partition where it goes."""
+StoreProcessed = Callable[[list[LocatedBatch], int], Any]
+"""Stores a processed batch and its dead letters, at this time."""
 
 
 class PublishPipeline:
@@ -81,12 +83,12 @@ class PublishPipeline:
         partition: int,
         batch: Batch,
         now_us: int,
-        store: Callable[[list[LocatedBatch], int], Any],
+        store: StoreProcessed,
         client: str = "",
-    ) -> Any:
+    ) -> PendingAnswer[Any]:
         """Process a batch of the broker itself, then call `store` with it, its dead letters and the time.
 
-        Returns what `store` returns, or a PendingAnswer; raises, or resolves with, what the middleware refuses.
+        Resolves with what `store` returns, or with the error of the middleware.
         """
         assert topic.middleware is not None
 
@@ -99,7 +101,16 @@ class PublishPipeline:
             return store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
 
         context = msgspec.structs.replace(publish_context(topic, partition, now_us), client=client)
-        return self._runner.run(topic.middleware, topic.id, batch, context, finish)
+        answer: PendingAnswer[Any] = PendingAnswer()
+        try:
+            outcome = self._runner.run(topic.middleware, topic.id, batch, context, finish)
+        except HeadraceError as error:
+            answer.resolve(error)
+            return answer
+        if isinstance(outcome, PendingAnswer):
+            return outcome
+        answer.resolve(outcome)
+        return answer
 
     def _await_commits(self, topic: Topic, partition: int) -> None:
         """After a restart: a batch whose commit is not applied yet must be found when it is sent again."""
