@@ -191,6 +191,18 @@ class ActivePartition:
             self.wake()
         return appended
 
+    def forwarded(self, batch: Batch, now_us: int) -> None:
+        """Append a batch that a route has forwarded; nobody else may use its bytes."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if self._gathered:
+            self.flush()
+        appended = self.partition.append_forwarded(batch, now_us)
+        if appended.next_offset > self._reserve_at:
+            self._reserve(appended.base_offset)
+        if self.settings.durability is not _SYNCED:
+            self.wake()
+
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything appended so far is synced; at once for a partition in memory."""
         next_offset = self.partition.next_offset

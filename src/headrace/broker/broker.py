@@ -26,7 +26,7 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
-from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
+from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
@@ -391,8 +391,10 @@ class Broker:
         self, _: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
-        if 0 < batch.producer_id < PRODUCER_MIN:
-            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
+        if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
+            raise InvalidArgument(
+                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
+            )
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)

@@ -69,6 +69,11 @@ class Kind(IntEnum):
     SCHEDULE_RUN = 94
     SCHEDULE_NEXT = 95
 
+    ROUTE_SET = 110
+    ROUTE_REMOVE = 111
+    ROUTE_LIST = 112
+    ROUTE_EXPLAIN = 113
+
     # From the broker.
     ANSWER = 128
     FAILURE = 129
