@@ -440,6 +440,30 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class InvalidContentQuery(InvalidArgument):
+    """The content query cannot be used: it is malformed, too large, or asks for what it may not."""
+
+    code = "invalid_content_query"
+
+
+class ContentSupportMissing(HeadraceError):
+    """Content queries need packages that are not installed here: run `pip install 'headrace[content]'`."""
+
+    code = "content_support_missing"
+
+
+class TopicIsView(HeadraceError):
+    """The topic is a virtual topic (view), which stores nothing itself: use its source topic."""
+
+    code = "topic_is_view"
+
+
+class TopicHasViews(HeadraceError):
+    """Virtual topics (views) read from the topic; delete them first."""
+
+    code = "topic_has_views"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

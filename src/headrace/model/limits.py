@@ -95,3 +95,24 @@ ROUTE_CONTENT_MAX = 100
 
 ROUTE_GRAPH_MAX = 10_000
 """Steps between topics that are followed to find out whether a new route would close a loop."""
+
+CONTENT_QUERY_BYTES_MAX = 16 << 10
+"""A content query as JSON: what `exact` and `partial` compare with."""
+
+CONTENT_PATTERN_CHARS_MAX = 1_000
+"""A regular expression or a JSONPath of a content query."""
+
+CONTENT_QUERY_DEPTH_MAX = 32
+"""Nesting of a content query: of the objects and arrays that it compares with, and of the filters of a JSONPath."""
+
+CONTENT_PROGRAM_MAX = 1_000
+"""Instructions of a compiled regular expression."""
+
+CONTENT_BYTES_MAX = 1 << 20
+"""The largest value that a JSON query decodes; a larger one counts as failed."""
+
+CONTENT_DEPTH_MAX = 128
+"""The deepest nesting of a value that a JSON query looks into; a deeper one counts as failed."""
+
+CONTENT_STEPS_MAX = 32_768
+"""Steps that a content query may take for one message, about 0.2 microseconds each; with more it counts as failed."""
