@@ -13,6 +13,7 @@ from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -82,6 +83,7 @@ from headrace.model.requests import (
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
+from headrace.model.route_requests import RouteExplain, RouteList, RouteRemove, RouteSet
 from headrace.model.schedule_requests import (
     ScheduleList,
     ScheduleNext,
@@ -141,9 +143,17 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
         )
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
+        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, self._routes, ports)
         self._maintenance = Maintenance(
-            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
+            self._topics,
+            self._groups,
+            self._subscriptions,
+            self._routes,
+            self._ledger,
+            ports,
+            settings,
+            dead_letters.learn,
         )
         self._readers = Readers(self._topics, ports)
         self._sessions: set[Session] = set()
@@ -266,6 +276,7 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
@@ -296,12 +307,19 @@ class Broker:
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._routes.record_positions, now_us)
             closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        parts = (self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests())
+        parts = (
+            self._topic_requests(),
+            self._group_requests(),
+            self._leased_requests(),
+            self._schedule_requests(),
+            self._route_requests(),
+        )
         handlers = {request: handler for part in parts for request, handler in part.items()}
         declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
         assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
@@ -316,6 +334,15 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
+        }
+
+    def _route_requests(self) -> dict[type[Request[Any]], Handler]:
+        routes = self._routes
+        return {
+            RouteSet: lambda session, ask, _, now: routes.set(ask, session.tenant, now),
+            RouteRemove: lambda _, ask, __, now: routes.remove(ask, now),
+            RouteList: lambda session, ask, _, __: routes.listed(ask, session.tenant),
+            RouteExplain: lambda session, ask, _, __: routes.explained(ask, session.tenant),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -387,8 +414,13 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
+    def _check_room(self, topic: Topic) -> None:
+        """Raise if a leased subscription of a topic has as many messages as it may have."""
+        if topic.id in self._policies.refusing:
+            self._policies.check(topic)
+
     def _publish(
-        self, _: Session, request: Publish, body: memoryview, now_us: int
+        self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
@@ -396,7 +428,7 @@ class Broker:
                 f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
             )
         topics = self._topics
-        topic = topics.get_or_create(request.topic, now_us)
+        topic = topics.get_or_create(request.topic or self._routes.ingress(session.tenant), now_us)
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)

@@ -64,6 +64,8 @@ class SourceState:
         self.removed: dict[int, RouteRemoved] = {}
         self.bindings: dict[str, list[RouteTargetBound]] = {}
         """What each target's name means: the last one that begins at or before an offset."""
+        self.rebound: set[str] = set()
+        """The names with more than one meaning."""
 
     def binding(self, target: str, partition: int, offset: int) -> RouteTargetBound | None:
         """What a target's name means for a message."""
@@ -93,6 +95,7 @@ class SourceState:
                 continue
             while len(bindings) > 1 and self.has_passed(bindings[1].since):
                 del bindings[0]
+        self.rebound = {name for name in self.rebound if len(self.bindings.get(name, ())) > 1}
 
     def facts(self) -> Iterator[Fact]:
         """The facts that tell all of it."""
@@ -111,6 +114,8 @@ class RoutesState:
         """By the topic's id."""
         self.by_name: dict[str, RouteStored] = {}
         """The routes that are not removed."""
+        self.users: dict[str, set[int]] = {}
+        """The sources whose routes may write to a topic, by its name; some may not have such a route any more."""
         self.route_id = 0
         """The highest id that is known."""
 
@@ -122,6 +127,8 @@ class RoutesState:
         match fact:
             case RouteStored():
                 source.routes[fact.id] = fact
+                for name in target_names(fact.definition):
+                    self.users.setdefault(name, set()).add(fact.source_id)
                 self.by_name[fact.definition.name] = fact
                 self.route_id = max(self.route_id, fact.id)
             case RouteRemoved():
@@ -129,10 +136,13 @@ class RoutesState:
             case RouteAdvanced():
                 for partition, position in fact.positions.items():
                     source.positions[partition] = max(position, source.positions.get(partition, 0))
-                if source.removed or any(len(bindings) > 1 for bindings in source.bindings.values()):
+                if source.removed or source.rebound:
                     self._forget_passed(source)
             case RouteTargetBound():
-                source.bindings.setdefault(fact.target, []).append(fact)
+                bindings = source.bindings.setdefault(fact.target, [])
+                bindings.append(fact)
+                if len(bindings) > 1:
+                    source.rebound.add(fact.target)
 
     def facts(self) -> Iterator[Fact]:
         """The facts that tell all of it."""
@@ -142,6 +152,7 @@ class RoutesState:
     def forget_topic(self, topic_id: int) -> None:
         """Forget the routes whose source is a topic."""
         source = self.sources.pop(topic_id, None)
+        self._forget_users(topic_id)
         for route in source.routes.values() if source is not None else ():
             if self.by_name.get(route.definition.name) is route:
                 del self.by_name[route.definition.name]
@@ -164,6 +175,13 @@ class RoutesState:
         source.forget_passed()
         if not source.routes:
             del self.sources[source.source_id]
+            self._forget_users(source.source_id)
+
+    def _forget_users(self, source_id: int) -> None:
+        for name in [name for name, users in self.users.items() if source_id in users]:
+            self.users[name].discard(source_id)
+            if not self.users[name]:
+                del self.users[name]
 
 
 def target_names(definition: RouteDefinition) -> list[str]:

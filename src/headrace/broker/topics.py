@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import (
+    AnyFact,
     IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
@@ -39,6 +40,7 @@ from headrace.model.errors import (
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
+from headrace.model.system_topics import SYSTEM_TOPICS
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -91,6 +93,10 @@ class TopicRegistry:
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
         """Emitted when a topic's settings change, with the time."""
+        self.companions: Callable[[str, int, TopicSettings | None], Sequence[AnyFact]] = lambda *_: ()
+        """Returns the facts that are recorded together with a change of a topic: its name, its id, or 0 when it is
+        deleted, and its new settings.
+        """
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -155,7 +161,7 @@ class TopicRegistry:
         if topic is not None and not topic.failure:
             return topic  # the hot path of every publish
         topic = self.find(name)
-        if topic is None and self._settings.auto_create_topics:
+        if topic is None and (self._settings.auto_create_topics or parse_topic(name).topic in SYSTEM_TOPICS):
             return self.create(TopicCreate(name), now_us)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name}, and auto_create_topics is off; create it first")
@@ -177,7 +183,7 @@ class TopicRegistry:
         settings = topic_settings(request.settings, self._defaults(request))
         self._check_storage(settings)
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self.companions(str(name), fact.id, settings))
         topic = Topic(fact, settings)
         self._add(topic)
         self.changed(topic, now_us)
@@ -192,7 +198,7 @@ class TopicRegistry:
         if settings.partitions < topic.settings.partitions:
             raise InvalidArgument(f"{topic} has {topic.settings.partitions} partitions; that number can only grow")
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self.companions(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
         topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
         self._counts[str(topic)] = settings.partitions
@@ -207,7 +213,7 @@ class TopicRegistry:
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
         topic = self.known(name)
-        self._ledger.record(now_us, TopicDeleted(topic.id))
+        self._ledger.record(now_us, TopicDeleted(topic.id), *self.companions(str(topic), 0, None))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
         for active in active_partitions.values():
@@ -324,9 +330,10 @@ class TopicRegistry:
         self._counts[str(topic)] = topic.settings.partitions
 
     def _defaults(self, request: TopicCreate) -> TopicSettings:
+        own = SYSTEM_TOPICS.get(parse_topic(request.topic).topic, {})
         if self._store.directory is None and "storage" not in request.settings:
-            return topic_settings({"storage": "memory"}, self._settings.topic)
-        return self._settings.topic
+            own = {**own, "storage": "memory", "durability": "memory"}
+        return topic_settings(own, self._settings.topic) if own else self._settings.topic
 
     def _check_storage(self, settings: TopicSettings) -> None:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:

@@ -464,6 +464,24 @@ class TopicHasViews(HeadraceError):
     code = "topic_has_views"
 
 
+class RouteNotFound(HeadraceError, LookupError):
+    """There is no route of that name."""
+
+    code = "route_not_found"
+
+
+class RouteExists(HeadraceError):
+    """There is already a route of that name."""
+
+    code = "route_exists"
+
+
+class RouteLoop(InvalidArgument):
+    """The route would carry messages back to where they come from."""
+
+    code = "route_loop"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

@@ -6,6 +6,8 @@ from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
 
+SUBJECT_HEADER = "headrace-subject"
+"""The header with the subject that a message was published to; it is also a message's routing key."""
 ROUTE_PREFIX = "headrace-route-"
 """Headers of messages in an error topic begin with it: `name`, `reason`, `target`, `topic`, `partition`, `offset`."""
 
@@ -74,14 +76,14 @@ class RouteRemove(Request[Done]):
     name: str
 
 
-class Routes(Answer):
+class RoutesFound(Answer):
     """The answer to RouteList."""
 
     routes: list[RouteInfo]
 
 
 @declare(Kind.ROUTE_LIST, Permission(Verb.DESCRIBE, Resource.ROUTE))
-class RouteList(Request[Routes]):
+class RouteList(Request[RoutesFound]):
     """List the routes of the session's tenant by name."""
 
     tenant_fields = ("topic",)
