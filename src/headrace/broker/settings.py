@@ -28,6 +28,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     journal_bytes: int = 16 << 20
     """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
 
+    record_events: bool = False
+    """Record events about the bus from the start, in the topic headrace.events; else when the first observer asks."""
+
     def __post_init__(self) -> None:
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:

@@ -197,6 +197,11 @@ class TopicRegistry:
             raise InvalidArgument("a topic's storage cannot be changed; create another topic and copy the messages")
         if settings.partitions < topic.settings.partitions:
             raise InvalidArgument(f"{topic} has {topic.settings.partitions} partitions; that number can only grow")
+        if settings.key_versions and settings.partitions != topic.settings.partitions:
+            raise InvalidArgument(
+                f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
+                "partitions, where their versions begin anew; create another topic and copy the messages"
+            )
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
         self._ledger.record(now_us, fact, *self.companions(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
