@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.results.job_handle import AsyncJobHandle
+    from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+    from headrace.client._async.subjects.subjects import AsyncSubjects
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.results.job_handle import JobHandle
+    from headrace.client._sync.subjects.live_subscription import LiveSubscription
+    from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
@@ -39,9 +45,12 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
+    from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
+    from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
@@ -51,12 +60,15 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncJobHandle",
     "AsyncJobs",
+    "AsyncLiveSubscription",
     "AsyncProducer",
     "AsyncQueue",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
+    "AsyncSubjects",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
@@ -69,12 +81,16 @@ __all__ = [
     "DamagedRange",
     "Durability",
     "EditOutcome",
+    "ErrorObject",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
+    "IncomingRequest",
     "Job",
+    "JobHandle",
     "Jobs",
+    "LiveSubscription",
     "Log",
     "Message",
     "OutgoingMessage",
@@ -86,15 +102,20 @@ __all__ = [
     "ReceivedBatch",
     "Refusal",
     "Reject",
+    "Reply",
     "Retry",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
     "Sent",
     "SentMany",
+    "SubjectMessage",
+    "SubjectPublished",
+    "Subjects",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
+    "SwitchboardInfo",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
@@ -113,6 +134,7 @@ _LATER = {
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -132,6 +154,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",
@@ -155,6 +178,16 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncLiveSubscription": "client._async.subjects.live_subscription",
+    "AsyncSubjects": "client._async.subjects.subjects",
+    "ErrorObject": "model.error_object",
+    "IncomingRequest": "client.subjects.messages",
+    "LiveSubscription": "client._sync.subjects.live_subscription",
+    "Reply": "client.subjects.messages",
+    "SubjectMessage": "client.subjects.messages",
+    "SubjectPublished": "model.subject_requests",
+    "Subjects": "client._sync.subjects.subjects",
+    "SwitchboardInfo": "model.subject_requests",
 }
 
 

@@ -13,6 +13,8 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.jobs import Jobs
@@ -22,16 +24,20 @@ from headrace.client._sync.leasing.scheduled import Scheduled
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.sent import Sent, SentMany
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.subjects import Subjects
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
+    LiveSubscription: AsyncLiveSubscription,
     Producer: AsyncProducer,
     Queue: AsyncQueue,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,
+    Subjects: AsyncSubjects,
     Subscription: AsyncSubscription,
     Transaction: AsyncTransaction,
 }
@@ -56,7 +62,7 @@ class Awaitable:
             return call
         if inspect.isfunction(theirs):
             return lambda *args, **named: awaitable(mine(*_bare(args), **named))
-        return mine
+        return awaitable(mine)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _iterated(self.inner)

@@ -12,7 +12,7 @@ from headrace.broker.version_gate import VersionGate
 from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.model.errors import Busy, HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
 from headrace.model.topic import TopicSettings, Validity
 
@@ -229,6 +229,8 @@ class ActivePartition:
         """Append a batch that a route has forwarded; nobody else may use its bytes."""
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
+        if self.gate is not None and not self.gate.is_open:
+            raise Busy(f"the versions of the keys of {self.topic} partition {self.number} are not known yet")
         if self._gathered:
             self.flush()
         appended = self.partition.append_forwarded(batch, now_us)

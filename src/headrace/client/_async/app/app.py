@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 from headrace.client._async.app.handler_workers import AsyncHandlerWorkers
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._async.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
-from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client._async.subjects.responder import AsyncResponder
+from headrace.client.app.registration import (
+    Registered,
+    ServedSubject,
+    registered,
+    registered_schedule,
+    served_subject,
+)
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -61,8 +68,9 @@ class AsyncApp:
         self._name = name
         self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
+        self._served: list[ServedSubject] = []
         self._monitor = Monitor()
-        self._handlings: list[AsyncHandlerWorkers] = []
+        self._handlings: list[AsyncHandlerWorkers | AsyncResponder] = []
         self._running = False
         self._stopped = False
         self._fatal: BaseException | None = None
@@ -73,7 +81,7 @@ class AsyncApp:
     def _facts(self) -> Iterator[str]:
         bus = self._bus
         yield repr(bus) if isinstance(bus, AsyncBus) else place_of(parse_address(self._address()))
-        yield f"handlers={len(self._registered)}"
+        yield f"handlers={len(self._registered) + len(self._served)}"
         yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
 
     def _address(self) -> Any:
@@ -180,6 +188,43 @@ class AsyncApp:
 
         return register
 
+    def serves(
+        self, subject: str, *, concurrency: int = 1, deserializer: str | Deserializer | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated function as the handler of requests to a subject.
+
+        It gets each request as an IncomingRequest with `value`, `headers` and `subject`. What it returns is the reply:
+        bytes, text, None for no value, something that JSON can express, or a `headrace.Reply` with headers. If it
+        raises, the caller gets ServiceFailed with the error's code and text, never with the traceback, which is
+        logged here. All who serve a subject share its requests.
+
+        Parameters:
+            subject: the subject, such as `price.quote`; or a pattern: `*` stands for one token, `#` for any number,
+                `>` at the end for one or more.
+            concurrency: how many requests are handled at once; the broker holds others back, or gives them to others.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
+
+        Returns:
+            The decorator, which returns the function unchanged.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the function cannot be called with a request.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.serves("price.quote", concurrency=8, deserializer="json")
+            ... def quote(request):
+            ...     return {"item": request.value["item"], "price": 3.5}
+        """
+
+        def register(handler: Handler) -> Handler:
+            if self._running:
+                raise InvalidArgument("the app is running; register handlers before run()")
+            self._served.append(served_subject(handler, subject, concurrency=concurrency, deserializer=deserializer))
+            return handler
+
+        return register
+
     async def run(self, *, stop_on_signals: bool = True) -> None:
         """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT arrives.
 
@@ -253,13 +298,20 @@ class AsyncApp:
         return None
 
     async def _work(self, bus: AsyncBus) -> None:
-        executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
+        threads_max = sum(each.concurrency for each in self._registered) + sum(
+            each.concurrency for each in self._served
+        )
+        executor = HandlerExecutor(threads_max)
         missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
             for wanted in self._registered:
                 handling = AsyncHandlerWorkers(bus, wanted, executor, self._failed, missing)
                 self._handlings.append(handling)
                 await handling.begin()
+            for served in self._served:
+                responder = AsyncResponder(bus, served, executor, self._failed)
+                self._handlings.append(responder)
+                await responder.begin()
             with self._monitor.guard:
                 while not self._stopped:
                     await self._monitor.wait()
