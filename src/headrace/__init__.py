@@ -14,6 +14,7 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.routes import AsyncRoutes
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
+    from headrace.client._sync.admin.routes import Routes
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
     from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
@@ -65,6 +68,7 @@ __all__ = [
     "AsyncLiveSubscription",
     "AsyncProducer",
     "AsyncQueue",
+    "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
@@ -104,6 +108,11 @@ __all__ = [
     "Reject",
     "Reply",
     "Retry",
+    "RouteDefinition",
+    "RouteExplained",
+    "RouteInfo",
+    "RouteVerdict",
+    "Routes",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
@@ -178,6 +187,12 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncRoutes": "client._async.admin.routes",
+    "RouteDefinition": "model.route_requests",
+    "RouteExplained": "model.route_requests",
+    "RouteInfo": "model.route_requests",
+    "RouteVerdict": "model.route_requests",
+    "Routes": "client._sync.admin.routes",
     "AsyncLiveSubscription": "client._async.subjects.live_subscription",
     "AsyncSubjects": "client._async.subjects.subjects",
     "ErrorObject": "model.error_object",

@@ -18,6 +18,7 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
+from headrace.broker.route_ingress import RouteIngress
 from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
@@ -34,7 +35,7 @@ from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
 from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
-from headrace.model.batch import received
+from headrace.model.batch import Batch, received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
@@ -178,7 +179,7 @@ class Broker:
             dead_letters.learn,
         )
         self._readers = Readers(self._topics, ports)
-        self._switchboard = Switchboard(ports)
+        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
         observed = ObservedParts(*parts, self._readers, self._leasing)
@@ -498,8 +499,13 @@ class Broker:
             raise InvalidArgument(
                 f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
             )
+        if not request.topic:
+            request.topic = self._routes.ingress(session.tenant)
+        return self._publish_batch(request, batch, now_us)
+
+    def _publish_batch(self, request: Publish, batch: Batch, now_us: int) -> Published | PendingAnswer[Published]:
         topics = self._topics
-        topic = topics.get_or_create(request.topic or self._routes.ingress(session.tenant), now_us)
+        topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)

@@ -64,9 +64,8 @@ def _by_subject(route: CompiledRoute, message: RouteExplain) -> RouteVerdict:
         return _told(route, False, "the message has no subject: neither a header headrace-subject nor a key of text")
     if definition.key is not None:
         is_taken = subject == definition.key
-        return _told(
-            route, is_taken, f"its {whence} is {shown(subject)}{'' if is_taken else f', not {definition.key}'}"
-        )
+        does = "is" if is_taken else "is not"
+        return _told(route, is_taken, f"its {whence} {shown(subject)} {does} {definition.key}")
     assert definition.pattern is not None
     trie = SubjectTrie[str]()
     trie.add(definition.pattern, "")

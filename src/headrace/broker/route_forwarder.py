@@ -76,7 +76,7 @@ class ForwarderQueue:
             self._schedule()
 
 
-class Undelivered:
+class UndeliveredMessages:
     """Messages that go to error topics, with the routes and the reasons."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class RouteForwarder:
         self, writer: "_SliceWriter", decision: Decision, touched: dict[ActivePartition, None]
     ) -> Iterator[int]:
         """Append the messages to their targets; those that cannot be delivered come last, to the error topics."""
-        undelivered = Undelivered()
+        undelivered = UndeliveredMessages()
         for index, route in decision.failed:
             undelivered.add(route, [index], "", OVER_BUDGET)
         targets: dict[str, list[tuple[CompiledRoute, Sequence[int]]]] = {}
@@ -440,7 +440,7 @@ class _SliceWriter:
         parts: Sequence[tuple[CompiledRoute, Sequence[int]]],
         target: str,
         bytes_max: int,
-        undelivered: Undelivered,
+        undelivered: UndeliveredMessages,
     ) -> Generator[tuple[CompiledRoute, Sequence[int]], Any, None]:
         """The parts without messages that are larger than a topic allows."""
         if self._sizes is None:

@@ -79,7 +79,7 @@ class RouteRegistry:
                 self._state.forget_topic(state.source_id)
                 continue
             self._restore(topic, state)
-        topics.companions = self._bindings_of
+        topics.companions.append(self._bindings_of)
         topics.changed.connect(self._topic_changed)
         topics.altered.connect(self._topic_altered)
 
