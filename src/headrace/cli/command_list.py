@@ -22,6 +22,9 @@ COMMANDS = {
         "queue": "manage work queues: inspect, drain and redrive their messages",
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
+        "subject": "publish to subjects, and print what is published to them",
+        "request": "ask those who serve a subject, and print the reply",
+        "respond": "answer requests to a subject",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",
