@@ -138,10 +138,12 @@ def test_nothing_is_left_of_a_caller_that_was_killed(tmp_path: Path, address: st
     release = threading.Event()
     code = f"import headrace; headrace.connect({address!r}).request('held', b'x', timeout=600)"
     with broker(tmp_path), headrace.connect(address) as bus, app_at_work(bus, held=lambda: release.wait(SOON_S)):
+        connections = bus.info().connections
         caller = subprocess.Popen([sys.executable, "-c", code], env=ENVIRONMENT)
         until(lambda: bus.subjects.info().requests_open == 1)
         caller.send_signal(signal.SIGKILL)
         caller.wait()
+        until(lambda: bus.info().connections == connections)
         release.set()
         until(lambda: bus.subjects.info().late_replies == 1)
         assert bus.subjects.info().requests_open == 0
