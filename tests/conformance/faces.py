@@ -13,6 +13,7 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.results.job_handle import AsyncJobHandle
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.jobs import Jobs
@@ -22,9 +23,11 @@ from headrace.client._sync.leasing.scheduled import Scheduled
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.sent import Sent, SentMany
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.results.job_handle import JobHandle
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
+    JobHandle: AsyncJobHandle,
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
     Producer: AsyncProducer,
