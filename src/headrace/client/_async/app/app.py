@@ -11,6 +11,7 @@ from headrace.client._async.app.handler_workers import AsyncHandlerWorkers
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._async.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
 from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client.app.sink_delivery import SINK_SUBSCRIPTION, SinkDelivery
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -180,6 +181,48 @@ class AsyncApp:
 
         return register
 
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: str,
+        concurrency: int = 1,
+        subscription: str = SINK_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> None:
+        """Deliver a topic's messages to a sink: a file, a web server, or what a plug-in adds.
+
+        A message is acknowledged when the sink has taken it. Otherwise it is delivered again as the subscription's
+        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good becomes one at once.
+
+        Parameters:
+            topic: the topic.
+            to: the URL of the sink: `file:///path` appends lines of JSON, `http://…` and `https://…` post JSON.
+            concurrency: how many messages are delivered at once; with more than one their order is lost.
+            subscription: the name of the leased subscription; created if it does not exist, with all messages.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Raises:
+            InvalidArgument: if no sink understands the URL, or another argument is wrong.
+            PluginUnavailable: if the plug-in of the sink cannot be used.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> app.deliver("orders", to="file:///dev/null", retry={"deliveries_max": 5})
+        """
+        self._register(
+            registered(
+                SinkDelivery(to),
+                topic,
+                subscription=subscription,
+                concurrency=concurrency,
+                retry=retry,
+                lease=lease,
+            )
+        )
+
     async def run(self, *, stop_on_signals: bool = True) -> None:
         """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT arrives.
 
@@ -257,6 +300,8 @@ class AsyncApp:
         missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
             for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.open()
                 handling = AsyncHandlerWorkers(bus, wanted, executor, self._failed, missing)
                 self._handlings.append(handling)
                 await handling.begin()
@@ -268,6 +313,9 @@ class AsyncApp:
             while self._handlings:
                 await self._handlings.pop().close()
             executor.close()
+            for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.close()
 
     def _register(self, wanted: Registered) -> None:
         if self._running:
