@@ -114,7 +114,7 @@ def load_plugin(group: str, name: str) -> Any:
             group=group,
             name=name,
         )
-    return _loaded(plugin)
+    return load_exactly(plugin)
 
 
 def make_plugin(group: str, name: str, members: Sequence[str], *arguments: object) -> Any:
@@ -152,7 +152,8 @@ def plugin_failed(plugin: Plugin, error: BaseException, what: str = "cannot be l
     return _unusable(plugin, f"{what}: {last}; mend or reinstall {plugin.distribution}")
 
 
-def _loaded(plugin: Plugin) -> Any:
+def load_exactly(plugin: Plugin) -> Any:
+    """Import this plug-in, and check that it is for this version of the interfaces; raises PluginUnavailable."""
     try:
         module, _, attributes = plugin.target.partition(":")
         loaded: Any = importlib.import_module(module.strip())

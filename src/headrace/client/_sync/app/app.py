@@ -194,7 +194,7 @@ class App:
         """Deliver a topic's messages to a sink: a file, a web server, or what a plug-in adds.
 
         A message is acknowledged when the sink has taken it. Otherwise it is delivered again as the subscription's
-        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good becomes one at once.
+        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good does so at once.
 
         Parameters:
             topic: the topic.
