@@ -11,6 +11,7 @@ from headrace.broker.failure_log import FailureLog
 from headrace.broker.leased_facts import MessagesSettled
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.result_topics import JobFailure, ResultTopics
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
@@ -43,6 +44,19 @@ _LEARNT_TOGETHER = 200
 _LOOKED_AT_TOGETHER = 1000
 
 
+class BuriedMessages(NamedTuple):
+    """Messages of a partition that have become dead letters together."""
+
+    subscription: Subscription
+    partition: int
+    offsets: Sequence[int]
+    reason: str
+    """Why the first of them did."""
+    holder: str
+    """The client that had the first of them last; empty if none had."""
+    time_us: int
+
+
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
@@ -61,6 +75,10 @@ class DeadLetters:
         self._results = results
         self._failures = failures
         self._turns = turns
+        self.buried: Signal[BuriedMessages] = Signal()
+        """Messages have become dead letters."""
+        self.redriven: Signal[Subscription, int] = Signal()
+        """So many dead letters were put back."""
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
@@ -163,7 +181,13 @@ class DeadLetters:
         """The first of these have been sent, or not: send the rest."""
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
-        elif rest and self._is_there(burial.subscription):
+            return
+        left = set(rest[:_BURIED_TOGETHER])
+        sent = [offset for offset in offsets[:_BURIED_TOGETHER] if offset not in left]
+        if sent:
+            reason, holder, *_ = burial.about[sent[0]]
+            self.buried(BuriedMessages(burial.subscription, burial.partition, sent, reason, holder, burial.now_us))
+        if rest and self._is_there(burial.subscription):
             self._turns.call_at_turn_end(lambda _: self._bury(burial, rest))
         else:
             self._bury(burial, ())
@@ -220,6 +244,9 @@ class DeadLetters:
                 text = "dead letter of damaged messages not written; trying again  subscription=%s"
                 self._failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
+            if not isinstance(outcome, HeadraceError):
+                reason = f"lost: {offsets_text(damaged)} are damaged in the log"
+                self.buried(BuriedMessages(subscription, partition, damaged, reason, "", now_us))
             self._registry.ready(subscription, now_us)  # others of their keys can be had, or the next try is planned
 
         try:
@@ -277,7 +304,9 @@ class DeadLetters:
                 self._stay_dead(indexes, found, now_us)
                 pending_answer.resolve(outcome)
             else:
-                pending_answer.resolve(Redriven(sum(map(len, found.values()))))
+                count = sum(map(len, found.values()))
+                self.redriven(subscription, count)
+                pending_answer.resolve(Redriven(count))
 
         facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
         self._transactions.commit_internal(batches, list(facts), now_us).then(done)

@@ -72,6 +72,8 @@ class LeaseDispatcher:
         self._turns = turns
         self._number = ledger.state.session << 32
         """The last lease token given out."""
+        self.trace: Callable[[Subscription, str, list[MessagesLeased]], None] | None = None
+        """Logs leased messages, if any are to be: the subscription, the client and the leases."""
         self._now_us = 0
         self._expiry = LeaseExpiry(registry, dead_letters, ledger, self.serve_soon)
         self._deadlines: Deadlines[int] = Deadlines()
@@ -197,6 +199,8 @@ class LeaseDispatcher:
             if taken.columns.values:
                 bodies.append(encode_detached_batch(taken.columns, now_us))
             subscription.delivered += len(taken.offsets)
+        if self.trace is not None:
+            self.trace(subscription, holder, facts)
         pending_lease.taken_bytes = sum(taken.size_bytes for _, taken in portions)
         answer = AnswerWithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 

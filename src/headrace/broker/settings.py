@@ -30,6 +30,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     result_seconds: float = 86400.0
     """How long results of jobs are kept: the retain_seconds of the topic headrace.results when it is created."""
 
+    record_events: bool = False
+    """Record events about the bus from the start, in the topic headrace.events; else when the first observer asks."""
+
     def __post_init__(self) -> None:
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:

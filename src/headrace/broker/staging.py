@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.ports import Ports
 from headrace.broker.sync_waiters import SyncWaiters
-from headrace.engines.api import FormerBatch, Partition
+from headrace.engines.api import FormerBatch, KeyCounts, Partition
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.errors import HeadraceError
 
@@ -31,6 +31,8 @@ class StageHeader(msgspec.Struct, array_like=True, frozen=True):
     partition: int
     crc: int
     """The batch's checksum: after a crash, another batch may follow the header."""
+    expected_version: int | None = None
+    """The version that the first message must get at the commit."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,6 +50,10 @@ class StagedBatch:
     offset: int
     next_offset: int
     bytes: int
+    keys: KeyCounts | None = None
+    """For a topic with key_versions: how many messages each key has; None after a restart."""
+    expected_version: int | None = None
+    """The version that the first message must get; its batch has one key."""
 
 
 def with_new_crc(batch: Batch, following: FormerBatch) -> Batch:
@@ -134,7 +140,9 @@ class StagingLog:
             else:
                 if header is not None and batch.crc == header.crc and batch.base_offset == end:
                     place = (end - 1, batch.base_offset, batch.next_offset)
-                    found.append((header, StagedBatch(header.topic_id, header.partition, *place, batch.length)))
+                    staged = StagedBatch(header.topic_id, header.partition, *place, batch.length)
+                    staged.expected_version = header.expected_version
+                    found.append((header, staged))
                 header = None
             end = batch.next_offset
         if found:

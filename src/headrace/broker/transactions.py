@@ -15,7 +15,8 @@ from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
-from headrace.engines.api import Partition, as_headrace_error
+from headrace.broker.version_checks import VersionChecks
+from headrace.engines.api import Partition, as_headrace_error, key_counts
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
     Busy,
@@ -94,6 +95,7 @@ class Transactions:
         self._epoch = self._stage = ledger.state.session << 32
         self._staging.hold((at, at) for fact in ledger.state.unsettled.values() for at, _, _ in fact.stages)
         self._reopen(now_us)
+        self._versions = VersionChecks(self._staging, topics)
         self._commit_applier = CommitApplier(self._staging, topics, ledger, ports, now_us)
 
     def __len__(self) -> int:
@@ -140,6 +142,8 @@ class Transactions:
             raise InvalidArgument("a staged batch must not have a producer id")
         if batch.raw_bytes > active.settings.message_bytes_max:
             check_messages(batch.columns(), active.settings.message_bytes_max, request.topic)
+        if active.gate is not None or request.expected_version is not None:
+            self._versions.check_batch(active, batch, request.expected_version)
         if len(opened.stages) == _STAGES_MAX:
             raise LimitExceeded(
                 f"the transaction has {_STAGES_MAX} batches, which is the maximum; commit it and begin another"
@@ -152,8 +156,11 @@ class Transactions:
         header = None
         if opened.shared:
             self._stage += 1
-            header = StageHeader(opened.epoch, self._stage, topic.id, str(topic), request.partition, batch.crc)
+            place = topic.id, str(topic), request.partition
+            header = StageHeader(opened.epoch, self._stage, *place, batch.crc, request.expected_version)
         staged = self._staging.keep(batch, topic.id, request.partition, now_us, header)
+        if active.gate is not None:
+            staged.keys, staged.expected_version = key_counts(batch), request.expected_version
         number = staged.offset if header is None else header.stage
         opened.stages[number] = staged
         opened.bytes += batch.length
@@ -355,15 +362,22 @@ class Transactions:
         self._ledger.flush()  # may record other commits, whose numbers come before this one
         name, number = request.transaction, self._ledger.state.commits + 1
         try:
+            unsynced = self._versions.check(chosen)
+            if unsynced is not None:
+                unsynced.when_synced(partial(self._record_synced, request, opened, chosen, now_us, pending_answer))
+                return
             moved = self._checked_offsets(
                 request
             )  # checked again: a rebalance may have moved partitions during the sync
             fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
+            is_new = bool(moved.group) and self._groups.is_new(moved.group)
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             self._not_committed(name, opened, now_us)
             pending_answer.resolve(error)
             return
+        if is_new:
+            self._groups.group_changed(moved.group, "created", now_us)
         needed = {stage.offset for stage in chosen}
         self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
 
@@ -373,7 +387,23 @@ class Transactions:
             else:
                 pending_answer.resolve(TransactionCommitted(fact.sequence, places=outcome))
 
-        self._commit_applier.follow(fact, told, now_us)
+        self._commit_applier.follow(fact, told, now_us, holds=self._versions.hold(chosen))
+
+    def _record_synced(
+        self,
+        request: TransactionCommit,
+        opened: _OpenTransaction,
+        chosen: list[StagedBatch],
+        now_us: int,
+        pending_answer: PendingAnswer[Answer],
+        error: HeadraceError | None,
+    ) -> None:
+        """Record the commit after a sync of the messages whose versions it expects."""
+        if error is not None:
+            self._not_committed(request.transaction, opened, now_us)
+            pending_answer.resolve(error)
+        else:
+            self._record(request, opened, chosen, now_us, pending_answer)
 
     def _record_internal_commit(
         self,
@@ -394,7 +424,8 @@ class Transactions:
             pending_answer.resolve(_translated(error))
             return
         if stages:
-            self._commit_applier.follow(fact, pending_answer.resolve, now_us, batches)
+            holds = self._versions.hold(stages, batches)
+            self._commit_applier.follow(fact, pending_answer.resolve, now_us, batches, holds)
         else:
             self._ledger.durably(Done()).then(
                 lambda outcome: pending_answer.resolve(outcome if isinstance(outcome, HeadraceError) else [])

@@ -26,6 +26,9 @@ COMMANDS = {
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
         "sink": "deliver messages of a topic to a file, a web server or a plug-in",
+        "service": "list registered services, their errors, and who may use the bus",
+        "events": "print what happens to topics, groups, services and the rest of the bus",
+        "logging": "set how much the broker logs about topics, producers and consumers",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",

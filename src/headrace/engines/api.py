@@ -10,7 +10,10 @@ from typing import Protocol
 
 from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
+from headrace.engines.derived_cache import DerivedCache
+from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
+from headrace.engines.key_index import KeyCounts, KeyEntry, KeyIndex, key_counts
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
@@ -22,7 +25,7 @@ from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
-from headrace.engines.partition import Appended, Partition, Slice
+from headrace.engines.partition import Appended, Partition, Slice, check_version
 from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
 from headrace.engines.store import Store, as_headrace_error, log_settings
 from headrace.model.batch import Columns
@@ -41,9 +44,13 @@ __all__ = [
     "UPGRADING",
     "Appended",
     "Ballast",
+    "BatchTransform",
     "Content",
     "DataDirectory",
     "DataFormat",
+    "DerivedCache",
+    "DerivedPart",
+    "DerivedPartition",
     "EditRecord",
     "Findings",
     "ForecastCounter",
@@ -53,6 +60,9 @@ __all__ = [
     "Gap",
     "Journal",
     "JournaledPartition",
+    "KeyCounts",
+    "KeyEntry",
+    "KeyIndex",
     "LeasedPartition",
     "MessageCounts",
     "MessageState",
@@ -74,6 +84,8 @@ __all__ = [
     "UpgradeGap",
     "UpgradedLog",
     "as_headrace_error",
+    "check_version",
+    "key_counts",
     "log_settings",
     "new_replayed_partition",
     "open_leased_partition",

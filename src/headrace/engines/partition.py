@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from headrace.engines.key_index import KeyIndex, has_versions, stamped
 from headrace.engines.last_offsets import LastOffsets
 from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
+from headrace.model.arguments import shown
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
@@ -17,17 +19,21 @@ from headrace.model.errors import (
     InvalidBatch,
     OffsetOutOfRange,
     UnexpectedOffset,
+    UnexpectedVersion,
 )
 from headrace.storage.compaction import Keep
 from headrace.storage.owner import PartitionOwner, decode_owner
 from headrace.storage.settings import LogSettings
-from headrace.storage.stored_log import StoredLog, SyncCallback
+from headrace.storage.stored_log import AppendReceipt, StoredLog, SyncCallback
 from headrace.storage.worker import CpuThrottle
 
 logger = logging.getLogger("headrace.broker")
 
 _CHECKPOINT_WORK = 10_000
 """How many batches, large ones counted several times, opening a partition may have to read."""
+_INDEXED_TOGETHER = 1000
+_INDEXED_BYTES = 64 << 10
+"""Messages and bytes whose keys are indexed per slice; at least one batch."""
 
 
 class Appended(NamedTuple):
@@ -48,13 +54,22 @@ class Slice(NamedTuple):
     next_offset: int
     end_offset: int
     """The offset after the last message that can be read."""
+    cost_bytes: int = 0
+    """What the reading cost, in bytes that could have been sent meanwhile; 0 of what only had to be looked up."""
 
 
 class Partition:
     """One partition's messages, and who produced them. All methods but those of maintenance are for one thread."""
 
+    is_derived: ClassVar[bool] = False
+    """Whether batches are made when they are read, at a cost for each offset that they cover."""
+
     def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
         self._log = log
+        self._append: Callable[[Batch, int], AppendReceipt] = log.append
+        """Appends a batch to the log; with `key_index` it writes the versions of the messages first."""
+        self.key_index: KeyIndex | None = None
+        """The messages of each key, in a topic with key_versions, once it is loaded."""
         self.durable = log.durable
         """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
@@ -63,6 +78,7 @@ class Partition:
         """All messages before this offset were appended before this time: retention by age need not read them again."""
         self._damaged: dict[int, int] = {}
         """Ranges of offsets whose messages were found damaged: first to next."""
+        self._rewrites = 0
         for lost in log.findings.lost:
             self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
         self.survived_offset = log.survived_offset
@@ -103,6 +119,11 @@ class Partition:
         """How many bytes the batches take."""
         return self._log.size_bytes
 
+    @property
+    def rewrites(self) -> int:
+        """How often compaction has run: batches that were read before may have messages that are no more."""
+        return self._rewrites
+
     def check_durability(self, wanted: int) -> None:
         """Raise if messages can never have this durability."""
         if not self.durable and wanted > self._log.append_durability:
@@ -116,7 +137,9 @@ class Partition:
         """Whether a sync would make messages before an offset more durable than they are."""
         return self._log.awaits_sync(next_offset)
 
-    def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:
+    def append(
+        self, batch: Batch, now_us: int, expected_offset: int | None = None, expected_version: int | None = None
+    ) -> Appended:
         """Append a batch, unless it was appended before."""
         producer = batch.producer
         if producer.id:
@@ -128,7 +151,9 @@ class Partition:
                 f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
                 next_offset=self._log.next_offset,
             )
-        receipt = self._log.append(batch, now_us)
+        if expected_version is not None:
+            self._check_version(batch, expected_version)
+        receipt = self._append(batch, now_us)
         if producer.id:
             self.producers.note(producer, receipt.base_offset)
         self._unsaved += 1 + (batch.length >> 14)
@@ -146,7 +171,7 @@ class Partition:
                 except HeadraceError as error:
                     outcomes.append(error)
             if gathered.values:
-                self._log.append(gathered.encoded(codec), now_us)
+                self._append(gathered.encoded(codec), now_us)
                 self._unsaved += len(batches)
         except BaseException:
             self.producers.take_back(notes)
@@ -176,16 +201,66 @@ class Partition:
     def append_committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction; it is stamped, so nobody else may use its bytes."""
         batch.stamp(marked(mark))
-        receipt = self._log.append(batch, now_us)
+        receipt = self._append(batch, now_us)
         self.producers.mark = mark
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
+    # Versions of keys.
+
+    def load_key_index(self) -> Iterator[None]:
+        """Read the keys of all messages, some at a time; yields in between. From its end on, versions are written.
+
+        If there is an index already, it is replaced, and messages can be appended meanwhile.
+        """
+        index, position, work = KeyIndex(), self._log.first_offset, 0
+        while position < self._log.next_offset:
+            for batch in self.batches(position, self._log.next_offset):
+                try:
+                    index.note_batch(batch)
+                except InvalidBatch as error:
+                    logger.warning("keys unknown  path=%s offset=%d reason=%s", self.location, position, error)
+                position = batch.next_offset
+                work += 1 + batch.count + (batch.length * _INDEXED_TOGETHER // _INDEXED_BYTES)
+                if work >= _INDEXED_TOGETHER:
+                    work = 0
+                    yield
+                    break
+            else:
+                break
+        self.key_index = index
+        self._append = self._append_versioned
+
+    def forget_key_index(self) -> None:
+        """Write no versions from now on."""
+        self.key_index = None
+        self._append = self._log.append
+
+    def _append_versioned(self, batch: Batch, now_us: int) -> AppendReceipt:
+        """Append a batch with the versions of its messages, and index them."""
+        index = self.key_index
+        assert index is not None
+        columns = batch.columns()
+        if columns.keys is None:
+            return self._log.append(batch, now_us)
+        versions = index.versions_for(columns.keys)
+        receipt = self._log.append(stamped(batch, columns, versions), now_us)
+        index.note(columns.keys, range(receipt.base_offset, receipt.next_offset), versions)
+        return receipt
+
+    def _check_version(self, batch: Batch, expected: int) -> None:
+        """Refuse a batch of one key that would not get the version that is expected of it."""
+        keys = batch.columns().keys
+        assert self.key_index is not None
+        assert keys is not None
+        assert keys[0] is not None  # the door has checked it
+        check_version(keys[0], expected, self.key_index.next_version(keys[0]))
 
     def read(self, offset: int, bytes_max: int, end_offset: int, expired_us: int | None = None) -> Slice | None:
         """Whole batches from an offset on and before `end_offset`, without those appended before `expired_us`."""
         try:
             if expired_us is not None:
-                offset = self._unexpired(offset, end_offset, expired_us)
+                offset = self.unexpired(offset, end_offset, expired_us)
             found = self._log.byte_range(offset, bytes_max, end_offset)
         except CorruptBatch as error:
             self._note_damage(error)
@@ -210,14 +285,21 @@ class Partition:
         """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped."""
         while True:
             try:
-                for batch in self._log.batches(offset, until=end_offset):
+                for batch in self.scan(offset, end_offset):
                     yield batch
                     offset = batch.next_offset
             except CorruptBatch as error:
-                self._note_damage(error)
                 offset = error.next_offset
             else:
                 return
+
+    def scan(self, offset: int, end_offset: int) -> Iterator[Batch]:
+        """The batches from an offset on, the first one may begin before it; the first damaged one raises."""
+        try:
+            yield from self._log.batches(offset, until=end_offset)
+        except CorruptBatch as error:
+            self._note_damage(error)
+            raise
 
     def damaged_within(self, offsets: range) -> list[range]:
         """The parts of a range of offsets whose messages were found damaged."""
@@ -278,13 +360,15 @@ class Partition:
     def compact_by_key(self) -> int:
         """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
         last, throttle = LastOffsets(), CpuThrottle()
+        keep: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
                 with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that
                     last.note(batch)
                 throttle.step(batch.count, batch.length)
-            return self._log.compact(self._if_readable(last.kept))
+            return self._log.compact(self._if_readable(keep))
         finally:
+            self._rewrites += 1
             last.clear(throttle)
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
@@ -296,7 +380,10 @@ class Partition:
             kept = [at for at, offset in enumerate(offsets) if not all(is_settled(offset) for is_settled in settled)]
             return None if len(kept) == batch.count else kept
 
-        return self._log.compact(self._if_readable(keep))
+        try:
+            return self._log.compact(self._if_readable(keep))
+        finally:
+            self._rewrites += 1
 
     def _if_readable(self, keep: Keep) -> Keep:
         """The rule, extended to keep all of a batch that cannot be decoded."""
@@ -331,7 +418,7 @@ class Partition:
                 error.reason,
             )
 
-    def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
+    def unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
         """The first offset, from this one on, whose batch was appended at a time or later."""
         known_offset, known_us = self._expired
         if known_us <= expired_us:
@@ -345,6 +432,25 @@ class Partition:
             offset = found.next_offset
             self._expired = offset, expired_us
         return offset
+
+
+def check_version(key: bytes, expected: int, actual: int) -> None:
+    """Refuse a version that is not the key's next one."""
+    if expected != actual:
+        raise UnexpectedVersion(
+            f"the next version of {shown(key)} is {actual}, not {expected}; nothing was appended",
+            expected=expected,
+            actual=actual,
+        )
+
+
+def _keeping_uncounted(keep: Keep) -> Keep:
+    """The rule, extended to keep messages that do not tell their versions: those of their keys are counted by them."""
+
+    def checked(batch: Batch) -> Sequence[int] | None:
+        return keep(batch) if has_versions(batch) else None
+
+    return checked
 
 
 class _BatchJoiner:

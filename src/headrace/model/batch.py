@@ -61,6 +61,8 @@ FLAG_LOST = 2
 
 FLAG_GATHERED = 4
 """Made by a broker of several producers' batches: the column `origins` tells whose."""
+FLAG_VERSIONED = 16
+"""The broker wrote the version of each message with a key into its headers."""
 
 Bytes = bytes | bytearray | memoryview
 

@@ -172,6 +172,8 @@ class Publish(Request[Published]):
     """The durability to wait for, at least the topic's own."""
     expected_offset: int | None = None
     """Append only if this is the offset that the batch gets."""
+    expected_version: int | None = None
+    """Append only if the key, the same in all messages, has so many messages; of a topic with key_versions."""
 
 
 class OffsetsFound(Answer):
@@ -407,6 +409,8 @@ class TransactionStage(Request[TransactionStaged]):
     epoch: int
     topic: str
     partition: int
+    expected_version: int | None = None
+    """As for Publish; checked at the commit, and counted from the messages that the transaction staged before."""
 
 
 class TransactionCommitted(Answer):

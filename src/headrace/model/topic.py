@@ -170,6 +170,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`producer`: as it comes; else what clients use for this topic: `none`, `lz4` or `zstd`."""
     memory_bytes: int = 256 << 20
     """With storage `memory` or `spill`: how much of a partition is in memory."""
+    key_versions: bool = False
+    """Number the messages of each key 0, 1, 2, …, for `expected_version` and `history`; retention is not possible."""
 
     def __post_init__(self) -> None:
         _bounded("partitions", self.partitions, 1, PARTITIONS_MAX)
@@ -189,6 +191,23 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidArgument("a topic in memory has durability memory: it cannot be written or synced")
         if self.compact_by_key and self.validity is not Validity.KEEP:
             raise InvalidArgument("compact_by_key needs validity keep")
+        if self.key_versions:
+            self._check_key_versions()
+
+    def _check_key_versions(self) -> None:
+        """Refuse settings under which the messages of a key could not be counted exactly."""
+        for name in ("retain_seconds", "retain_bytes"):
+            if getattr(self, name) is not None:
+                raise InvalidArgument(
+                    f"key_versions and {name} exclude each other: retention removes messages that versions count; "
+                    f"leave out {name}, or use compact_by_key, which keeps the last message of each key"
+                )
+        if self.validity is not Validity.KEEP:
+            raise InvalidArgument("key_versions needs validity keep: versions count all messages of a key")
+        if self.storage is Storage.DISK and self.durability is not Durability.SYNCED:
+            raise InvalidArgument(
+                "key_versions needs durability synced: else a power loss could give a version to two messages"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, in plain values."""

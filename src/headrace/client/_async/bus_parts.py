@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -12,6 +13,8 @@ from headrace.client._async.leasing.lease_requester import AsyncLeaseRequester
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.results.job_publisher import AsyncJobPublisher
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.requester import AsyncRequester
 from headrace.client.connection.addresses import Target
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import default_name
@@ -35,12 +38,14 @@ class AsyncBusParts(ABC):
     _clock: Clock
     _broker: AsyncReconnectingConnection
     _metadata_cache: AsyncMetadataCache
+    _registrations: AsyncServiceRegistrations
     _jobs: AsyncJobPublisher
+    _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]
     _on_close: Callable[[], None] | None
     _consuming: AsyncReconnectingConnection | None
     _consuming_lock: Lock
-    _receiving: WeakRegistry[AsyncSubscription | AsyncJobs]
+    _receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription]
     _leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]]
 
     @abstractmethod
@@ -70,14 +75,15 @@ class AsyncBusParts(ABC):
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 await broker.connect(deadline - now())  # the broker may just be starting again
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
-    def _keep(self, part: AsyncSubscription | AsyncJobs) -> None:
+    def _keep(self, part: AsyncSubscription | AsyncJobs | AsyncLiveSubscription) -> None:
         """Close this one with the bus."""
         self._receiving.add(part)
 
-    def _forget(self, part: AsyncSubscription | AsyncJobs) -> None:
+    def _forget(self, part: AsyncSubscription | AsyncJobs | AsyncLiveSubscription) -> None:
         """This one is closed."""
         self._receiving.discard(part)
 
@@ -87,8 +93,10 @@ class AsyncBusParts(ABC):
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         self._jobs.disown()
+        self._requester.disown()
         if self._consuming is not None:
             self._consuming.disown()
         self._consuming, self._consuming_lock = None, Lock()
@@ -128,6 +136,7 @@ class AsyncBusParts(ABC):
                 failed = failed or error
         for acknowledger, _ in self._leasing.values():
             await acknowledger.answered(began + self._timeout - now())
+        await self._requester.close(began + self._timeout - now())
         return failed
 
     def _abandon_parts(self) -> None:
@@ -137,6 +146,7 @@ class AsyncBusParts(ABC):
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -234,7 +234,7 @@ class HandlerExecutor:
         self._threads: ThreadPoolExecutor | None = None
 
     async def call(self, handler: Handler, message: Any) -> Any:
-        """Call a handler, wait for its end and return what it returned; raises the handler's error."""
+        """Call a handler, and return its result; raises the handler's error."""
         returned = handler(message) if is_coroutine_function(handler) else await self._call_in_thread(handler, message)
         if isinstance(returned, Awaitable):
             return await returned

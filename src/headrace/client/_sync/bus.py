@@ -6,8 +6,12 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
+from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
 from headrace.client._sync.bus_parts import BusParts
@@ -28,6 +32,9 @@ from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.transaction import Transaction
 from headrace.client._sync.results.job_handle import JobHandle
 from headrace.client._sync.results.job_publisher import JobPublisher
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.requester import Requester
+from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
 from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
 from headrace.client.connection.clock import Clock
@@ -40,8 +47,10 @@ from headrace.client.producer.message_fields import MessageColumns, MessageField
 from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
-from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
+from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
 from headrace.client.results import Receipt
+from headrace.client.subjects.messages import Reply
+from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
 from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
@@ -87,18 +96,20 @@ class Bus(BusParts):
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
         self._subscriptions = SubscriptionAdmin(self._broker)
         self._schedules = ScheduleAdmin(self._broker)
+        self._requester = Requester(self._broker)
         self._jobs = JobPublisher(self._broker)
         self._producers: WeakRegistry[Accumulator] = WeakRegistry()
         self._own_producer: Producer | None = None
         self._on_close = on_close
         self._consuming: ReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: WeakRegistry[Subscription | Jobs] = WeakRegistry()
+        self._receiving: WeakRegistry[Subscription | Jobs | LiveSubscription] = WeakRegistry()
         self._leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]] = {}
         self._closed = False
         fork_guard.register(self)
@@ -117,6 +128,21 @@ class Bus(BusParts):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
+
+    @property
+    def services(self) -> Services:
+        """Registers this program as a service, and finds others."""
+        return Services(self._registrations)
+
+    @property
+    def events(self) -> EventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return EventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> LogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return LogLevelAdmin(self._broker)
 
     # Publishing.
 
@@ -426,6 +452,89 @@ class Bus(BusParts):
             >>> bus.scheduled(reminder.id).cancel()
         """
         return Scheduled(self._broker, self._clock, parse_id(id), version, owner, self)
+
+    # Subjects.
+
+    @property
+    def subjects(self) -> Subjects:
+        """Publishing to subjects and subscribing to them: live, without topics."""
+        return Subjects(self, self._broker)
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: None = ...,
+    ) -> Reply: ...
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: ReplyFunction | str,
+    ) -> None: ...
+
+    def request(
+        self,
+        subject: str,
+        value: Any = b"",
+        *,
+        headers: GivenHeaders | None = None,
+        timeout: float = 5.0,
+        serializer: str | Serializer | None = None,
+        callback: ReplyFunction | str | None = None,
+    ) -> Reply | None:
+        """Ask one of those who serve a subject, and wait for the reply.
+
+        With a callback it returns None as soon as the request is sent, and the reply, or the error, goes there: a
+        function is called with the Reply or the error; to a topic, or to a URL, the reply is sent with its headers,
+        and an error as its JSON object with the header `headrace-error`. It is the bus that does so: a reply that
+        comes after the bus is closed is lost.
+
+        Parameters:
+            subject: the subject, such as `price.quote`.
+            value: bytes, or what the serializer takes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
+            timeout: for how many seconds to wait for the reply.
+            serializer: encodes the value: `bytes` (the default: no encoding), `str`, `json`, or a callable.
+            callback: a function, the name of a topic, or a URL; by default the reply is returned.
+
+        Returns:
+            The reply; None with a callback.
+
+        Raises:
+            NoResponders: if nobody serves the subject; this is told at once.
+            Timeout: if there is no reply in time; the request may still be handled.
+            ServiceFailed: if the handler raised; it has the `error_code`, the text and the `error_details` of the
+                handler's error.
+            ResponderLost: if the responder's connection ended; it may have handled the request.
+            Busy: if all responders were busy until the time was over, and too many requests wait.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> bus.request("price.quote", b"plum")
+            Traceback (most recent call last):
+            ...
+            headrace.model.errors.NoResponders: nobody serves price.quote: start a responder for it, or check the name
+        """
+        body = serialized(serializer_of(serializer), value) or b""
+        told = checked_headers(headers)
+        timeout = checked_timeout(timeout, least=0.001)
+        if callback is None:
+            return self._requester.request(subject, body, told, timeout)
+        target = reply_target(callback)
+        self._requester.request_later(self, subject, body, told, timeout, target)
+        return None
 
     # Receiving.
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.subscription import Subscription
@@ -12,6 +13,8 @@ from headrace.client._sync.leasing.lease_requester import LeaseRequester
 from headrace.client._sync.producer.accumulator import Accumulator
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client._sync.results.job_publisher import JobPublisher
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.requester import Requester
 from headrace.client.connection.addresses import Target
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import default_name
@@ -35,12 +38,14 @@ class BusParts(ABC):
     _clock: Clock
     _broker: ReconnectingConnection
     _metadata_cache: MetadataCache
+    _registrations: ServiceRegistrations
     _jobs: JobPublisher
+    _requester: Requester
     _producers: WeakRegistry[Accumulator]
     _on_close: Callable[[], None] | None
     _consuming: ReconnectingConnection | None
     _consuming_lock: Lock
-    _receiving: WeakRegistry[Subscription | Jobs]
+    _receiving: WeakRegistry[Subscription | Jobs | LiveSubscription]
     _leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]]
 
     @abstractmethod
@@ -70,14 +75,15 @@ class BusParts(ABC):
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 broker.connect(deadline - now())  # the broker may just be starting again
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
-    def _keep(self, part: Subscription | Jobs) -> None:
+    def _keep(self, part: Subscription | Jobs | LiveSubscription) -> None:
         """Close this one with the bus."""
         self._receiving.add(part)
 
-    def _forget(self, part: Subscription | Jobs) -> None:
+    def _forget(self, part: Subscription | Jobs | LiveSubscription) -> None:
         """This one is closed."""
         self._receiving.discard(part)
 
@@ -87,8 +93,10 @@ class BusParts(ABC):
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         self._jobs.disown()
+        self._requester.disown()
         if self._consuming is not None:
             self._consuming.disown()
         self._consuming, self._consuming_lock = None, Lock()
@@ -128,6 +136,7 @@ class BusParts(ABC):
                 failed = failed or error
         for acknowledger, _ in self._leasing.values():
             acknowledger.answered(began + self._timeout - now())
+        self._requester.close(began + self._timeout - now())
         return failed
 
     def _abandon_parts(self) -> None:
@@ -137,6 +146,7 @@ class BusParts(ABC):
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

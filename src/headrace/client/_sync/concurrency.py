@@ -270,7 +270,7 @@ class HandlerExecutor:
         self._loop: _LoopThread | None = None
 
     def call(self, handler: Handler, message: Any) -> Any:
-        """Call a handler, wait for its end and return what it returned; raises the handler's error."""
+        """Call a handler, and return its result; raises the handler's error."""
         returned = handler(message)
         if isinstance(returned, Awaitable):
             return self._started_loop().wait_for(returned)
@@ -299,7 +299,7 @@ class _LoopThread:
         self._started.wait()
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run a coroutine on the loop, wait for its end and return its result; raises its error."""
+        """Run a coroutine on the loop, and return its result; raises its error."""
         import asyncio
 
         returned, error = asyncio.run_coroutine_threadsafe(_await_and_catch(awaitable), self._loop).result()
