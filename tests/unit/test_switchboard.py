@@ -152,12 +152,14 @@ def test_subscriptions_end_with_their_session(bench: Workbench) -> None:
 def test_a_message_with_many_subscribers_goes_out_in_slices_and_in_order(bench: Workbench) -> None:
     many = Listener(bench, *["a"] * 1000)
     late = Listener(bench, "b")
-    bench.begin(SubjectPublish("a"), bench.batch([b"1"]).data)
+    first = bench.begin(SubjectPublish("a"), bench.batch([b"1"]).data)
     bench.begin(SubjectPublish("b"), bench.batch([b"2"]).data)
     bench.begin(SubjectPublish("a"), bench.batch([b"3"]).data)
     assert 0 < len(many.pushed) < 1000
     assert late.pushed == [], "it waits behind those who were first"
+    assert not first.resolved
     bench.run()
+    assert first.outcome.receivers == 1000
     assert many.values == [b"1"] * 1000 + [b"3"] * 1000
     assert late.values == [b"2"]
 

@@ -565,7 +565,7 @@ class Broker:
     ) -> Settlement | PendingAnswer[Settlement]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
-        return self._finisher.finish(request, received(body), now_us)
+        return self._finisher.finish(request, received(body).copied(), now_us)  # it outlives this call
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

@@ -19,6 +19,7 @@ from headrace.client.app.registration import (
     registered_schedule,
     served_subject,
 )
+from headrace.client.app.sink_delivery import SINK_SUBSCRIPTION, SinkDelivery
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -203,6 +204,48 @@ class AsyncApp:
 
         return register
 
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: str,
+        concurrency: int = 1,
+        subscription: str = SINK_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> None:
+        """Deliver a topic's messages to a sink: a file, a web server, or what a plug-in adds.
+
+        A message is acknowledged when the sink has taken it. Otherwise it is delivered again as the subscription's
+        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good does so at once.
+
+        Parameters:
+            topic: the topic.
+            to: the URL of the sink: `file:///path` appends lines of JSON, `http://…` and `https://…` post JSON.
+            concurrency: how many messages are delivered at once; with more than one their order is lost.
+            subscription: the name of the leased subscription; created if it does not exist, with all messages.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Raises:
+            InvalidArgument: if no sink understands the URL, or another argument is wrong.
+            PluginUnavailable: if the plug-in of the sink cannot be used.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> app.deliver("orders", to="file:///dev/null", retry={"deliveries_max": 5})
+        """
+        self._register(
+            registered(
+                SinkDelivery(to),
+                topic,
+                subscription=subscription,
+                concurrency=concurrency,
+                retry=retry,
+                lease=lease,
+            )
+        )
+
     def serves(
         self, subject: str, *, concurrency: int = 1, deserializer: str | Deserializer | None = None
     ) -> Callable[[Handler], Handler]:
@@ -321,6 +364,8 @@ class AsyncApp:
         try:
             reporter = await self._register_service(bus) if self._service else None
             for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.open()
                 handling = AsyncHandlerWorkers(bus, wanted, executor, self._failed, missing, reporter)
                 self._handlings.append(handling)
                 await handling.begin()
@@ -336,6 +381,9 @@ class AsyncApp:
             while self._handlings:
                 await self._handlings.pop().close()
             executor.close()
+            for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.close()
             if self._service:
                 await self._deregister_service(bus)
 
