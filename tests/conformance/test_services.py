@@ -124,7 +124,7 @@ def test_an_app_is_a_service_and_reports_its_failures(run: Run, topic: str) -> N
 
             async def reported() -> bool:
                 found = await bus.services.errors(topic)
-                return bool(found) and found[0].codes == {"LookupError": 2, "dead_letter": 1}
+                return bool(found) and found[0].codes == {"lookup_error": 2, "dead_letter": 1}
 
             await until(reported)
             info = await bus.services.describe(topic)
@@ -132,7 +132,7 @@ def test_an_app_is_a_service_and_reports_its_failures(run: Run, topic: str) -> N
         (found,) = await bus.services.errors(topic)
         first = found.last[-1]
         assert (first.service, first.instance) == (topic, info.instances[0].instance)
-        assert (first.topic, first.offset, first.key, first.message) == (topic, 0, "ann", "where is it?")
+        assert (first.topic, first.offset, first.key, first.message) == (topic, 0, "ann", "LookupError: where is it?")
         assert first.traceback.startswith("Traceback")
         assert first.traceback.rstrip().endswith("LookupError: where is it?")
         assert topic not in [one.name for one in await bus.services.list()]
