@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.results.job_handle import AsyncJobHandle
+    from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+    from headrace.client._async.subjects.subjects import AsyncSubjects
     from headrace.client._sync.admin.events import EventFeed
     from headrace.client._sync.admin.log_levels import LogLevelAdmin
     from headrace.client._sync.admin.services import Services
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.results.job_handle import JobHandle
+    from headrace.client._sync.subjects.live_subscription import LiveSubscription
+    from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
@@ -45,12 +51,15 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
+    from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
     from headrace.model.bus_event import BusEvent
+    from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
     from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
+    from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
@@ -61,7 +70,9 @@ __all__ = [
     "AsyncApp",
     "AsyncBus",
     "AsyncEventFeed",
+    "AsyncJobHandle",
     "AsyncJobs",
+    "AsyncLiveSubscription",
     "AsyncLogLevelAdmin",
     "AsyncProducer",
     "AsyncQueue",
@@ -69,6 +80,7 @@ __all__ = [
     "AsyncSent",
     "AsyncSentMany",
     "AsyncServices",
+    "AsyncSubjects",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
@@ -82,14 +94,18 @@ __all__ = [
     "DamagedRange",
     "Durability",
     "EditOutcome",
+    "ErrorObject",
     "ErrorSummary",
     "EventFeed",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
+    "IncomingRequest",
     "Job",
+    "JobHandle",
     "Jobs",
+    "LiveSubscription",
     "Log",
     "LogLevelAdmin",
     "LogLevelRule",
@@ -103,6 +119,7 @@ __all__ = [
     "ReceivedBatch",
     "Refusal",
     "Reject",
+    "Reply",
     "Retry",
     "ScheduleDefinition",
     "ScheduleInfo",
@@ -113,9 +130,13 @@ __all__ = [
     "ServiceInfo",
     "ServiceInstance",
     "Services",
+    "SubjectMessage",
+    "SubjectPublished",
+    "Subjects",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
+    "SwitchboardInfo",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
@@ -146,6 +167,7 @@ _LATER = {
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -165,6 +187,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",
@@ -188,6 +211,16 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncLiveSubscription": "client._async.subjects.live_subscription",
+    "AsyncSubjects": "client._async.subjects.subjects",
+    "ErrorObject": "model.error_object",
+    "IncomingRequest": "client.subjects.messages",
+    "LiveSubscription": "client._sync.subjects.live_subscription",
+    "Reply": "client.subjects.messages",
+    "SubjectMessage": "client.subjects.messages",
+    "SubjectPublished": "model.subject_requests",
+    "Subjects": "client._sync.subjects.subjects",
+    "SwitchboardInfo": "model.subject_requests",
 }
 
 

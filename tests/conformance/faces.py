@@ -16,6 +16,8 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.services import Services
@@ -28,6 +30,8 @@ from headrace.client._sync.leasing.scheduled import Scheduled
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.sent import Sent, SentMany
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.subjects import Subjects
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
@@ -35,12 +39,14 @@ TWINS: dict[type, type] = {
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
     LogLevelAdmin: AsyncLogLevelAdmin,
+    LiveSubscription: AsyncLiveSubscription,
     Producer: AsyncProducer,
     Queue: AsyncQueue,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,
     Services: AsyncServices,
+    Subjects: AsyncSubjects,
     Subscription: AsyncSubscription,
     Transaction: AsyncTransaction,
 }

@@ -141,6 +141,44 @@ def test_an_app_is_a_service_and_reports_its_failures(run: Run, topic: str) -> N
     run(story)
 
 
+def test_an_app_registers_its_subjects_and_reports_failed_requests(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        subject = f"{topic}.quote"
+
+        def prepare(app: Any) -> None:
+            @app.serves(subject)
+            def quote(_: Any) -> bytes:
+                raise KeyError("plum")
+
+        async with running(bus, prepare, service=topic):
+
+            async def serving() -> bool:
+                return bool(await bus.services.find(serves=subject))
+
+            await until(serving)
+
+            async def served() -> bool:
+                try:
+                    await bus.request(subject, b"", timeout=10)
+                except errors.NoResponders:
+                    return False
+                except errors.ServiceFailed:
+                    return True
+                return False
+
+            await until(served)
+
+            async def reported() -> bool:
+                return bool(await bus.services.errors(topic))
+
+            await until(reported)
+        (found,) = await bus.services.errors(topic)
+        (error,) = found.last
+        assert (error.code, error.subject, error.topic, error.partition) == ("key_error", subject, "", None)
+
+    run(story)
+
+
 def test_an_app_that_is_no_service_reports_nothing(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await published(bus, topic, b"bad")

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.job_finisher import JobFinisher
 from headrace.broker.key_history import KeyHistory
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
@@ -16,6 +17,7 @@ from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.request_dispatcher import RequestDispatcher
+from headrace.broker.result_topics import ResultTopics
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -34,6 +36,7 @@ from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
@@ -47,6 +50,7 @@ from headrace.model.leasing import (
     Redrive,
     Reject,
     Release,
+    Settlement,
     SubscriptionAlter,
     SubscriptionCreate,
     SubscriptionDelete,
@@ -144,9 +148,11 @@ class Broker:
         )
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
         leased = self._topics, self._subscriptions
-        dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._results = ResultTopics(self._topics, settings.result_seconds)
+        dead_letters = DeadLetters(*leased, self._transactions, self._results, self._ledger.failures, self._turns)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._finisher = JobFinisher(self._subscriptions, self._leasing, self._results, self._transactions)
         self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
         self._policies = SubscriptionPolicies(
             self._subscriptions, self._admin, self._standing, self._ledger, self._turns
@@ -165,11 +171,8 @@ class Broker:
         self._switchboard = Switchboard(ports)
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
-        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
-            f"{tenant}/{subject}", columns, now
-        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -409,6 +412,8 @@ class Broker:
             Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
             EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
+            ResultsOpen: self._open_results,
+            JobFinish: self._finish_job,
         }
 
     def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -479,6 +484,18 @@ class Broker:
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
         return self._transactions.stage(_own(session, request), received(body), now_us)
+
+    def _open_results(
+        self, session: Session, _: ResultsOpen, __: memoryview, now_us: int
+    ) -> PendingAnswer[ResultsOpened]:
+        return self._ledger.durably(self._results.open(session.tenant, now_us))
+
+    def _finish_job(
+        self, _: Session, request: JobFinish, body: memoryview, now_us: int
+    ) -> Settlement | PendingAnswer[Settlement]:
+        if self._ballast.dropped:
+            raise DiskFull(_FULL_DISK)
+        return self._finisher.finish(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

@@ -11,6 +11,7 @@ from headrace.client._async.leasing.acknowledger import AsyncUnansweredAcks
 from headrace.client._async.leasing.prefetch import AsyncPrefetcher
 from headrace.client.app.handler_results import Reject, Retry
 from headrace.client.app.registration import Registered
+from headrace.client.job_results import fitting_result, reply_id, result_batch
 from headrace.client.leasing.deserializing import JobDeserializer, told
 from headrace.client.leasing.jobs import Job, holdings_of
 from headrace.client.leasing.message_selection import span_ms
@@ -132,7 +133,7 @@ class AsyncHandlerWorkers:
                 self._reporter.report(job, error, opened)
             return
         try:
-            await self._executor.call(self._wanted.handler, opened)
+            returned = await self._executor.call(self._wanted.handler, opened)
             if self._prefetch.disowned:
                 return  # in a child that the handler forked: the parent settles the message
         except Reject as verdict:
@@ -149,7 +150,19 @@ class AsyncHandlerWorkers:
                 self._release(job, delay_ms=0, reason=told(error))
                 self._on_fatal(error)
         else:
+            self._done(job, returned)
+
+    def _done(self, job: Job, returned: object) -> None:
+        """Acknowledge a message; with what the handler returned, if the publisher waits for that."""
+        id = reply_id(job.headers) if job.headers else ""
+        if not id:
             self._said.add(self._acknowledger.ack_one(job, watched=False))
+            return
+        result, wrong = fitting_result(returned)
+        if wrong is not None:
+            logger.warning("result not stored  topic=%s offset=%s error=%s", job.topic, job.offset, wrong)
+        batch = result_batch(id, result, self._bus.clock.now_us())
+        self._said.add(self._acknowledger.finish(job, batch))
 
     def _failed(self, job: Job, error: BaseException) -> None:
         logger.warning(
