@@ -293,7 +293,7 @@ def _is_exempt(session: Session, request: Request[Any]) -> bool:
         is_reading = permission.verb is Verb.CONSUME and session.is_local
         if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
             return False
-    return session.is_local or not getattr(request, "create", False)  # looking must not create anything
+    return not getattr(request, "create", False)  # looking creates nothing; whoever may, says so with another request
 
 
 def _matches(info: ServiceInfo, request: ServiceList) -> bool:
