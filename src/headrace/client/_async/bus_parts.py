@@ -39,7 +39,6 @@ class AsyncBusParts(ABC):
     _broker: AsyncReconnectingConnection
     _registrations: AsyncServiceRegistrations
     _metadata_cache: AsyncMetadataCache
-    _registrations: AsyncServiceRegistrations
     _jobs: AsyncJobPublisher
     _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]

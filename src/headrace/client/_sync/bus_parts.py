@@ -39,7 +39,6 @@ class BusParts(ABC):
     _broker: ReconnectingConnection
     _registrations: ServiceRegistrations
     _metadata_cache: MetadataCache
-    _registrations: ServiceRegistrations
     _jobs: JobPublisher
     _requester: Requester
     _producers: WeakRegistry[Accumulator]
