@@ -155,6 +155,7 @@ class ServiceRegistry:
             self._add(known, now_us, "registered")
         else:
             known.sessions.add(session)
+            self._forget_client(known)
             known.client, known.ttl_us = session.client, ttl_us
             if known.definition != definition:
                 known.definition = definition
@@ -232,10 +233,13 @@ class ServiceRegistry:
             del self._services[name]
         self._count -= 1
         self._deadlines.remove(known.key)
-        client = tenant_of(name), known.client
+        self._forget_client(known)
+        self.changed(known, action, now_us)
+
+    def _forget_client(self, known: LiveInstance) -> None:
+        client = tenant_of(known.key[0]), known.client
         if self._by_client.get(client) is known:
             del self._by_client[client]
-        self.changed(known, action, now_us)
 
     # Discovery.
 
