@@ -7,14 +7,12 @@ from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
-from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
-from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
-from headrace.client._async.bus_parts import AsyncBusParts
+from headrace.client._async.bus_observation import AsyncBusObservation
 from headrace.client._async.concurrency import Lock, Timers, now
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -65,7 +63,7 @@ from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class AsyncBus(AsyncBusParts):
+class AsyncBus(AsyncBusObservation):
     """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -134,19 +132,9 @@ class AsyncBus(AsyncBusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> AsyncServices:
-        """Registers this program as a service, and finds others."""
-        return AsyncServices(self._registrations)
-
-    @property
     def events(self) -> AsyncEventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return AsyncEventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> AsyncLogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 

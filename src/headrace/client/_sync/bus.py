@@ -7,14 +7,12 @@ from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
-from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
-from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.bus_parts import BusParts
+from headrace.client._sync.bus_observation import BusObservation
 from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -65,7 +63,7 @@ from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus(BusParts):
+class Bus(BusObservation):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -130,19 +128,9 @@ class Bus(BusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> Services:
-        """Registers this program as a service, and finds others."""
-        return Services(self._registrations)
-
-    @property
     def events(self) -> EventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return EventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> LogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return LogLevelAdmin(self._broker)
 
     # Publishing.
 

@@ -54,8 +54,8 @@ class AsyncApp:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
-        service: the name under which the app registers as a service while it runs, with the topics of its handlers. It
-            then reports the failures of its handlers to the topic `headrace.errors`. By default it does neither.
+        service: the name under which the app registers as a service while it runs, with the topics and subjects of its
+            handlers. It then reports their failures to the topic `headrace.errors`. By default it does neither.
         version: the version of the service.
 
     Example:
@@ -370,7 +370,7 @@ class AsyncApp:
                 self._handlings.append(handling)
                 await handling.begin()
             for served in self._served:
-                responder = AsyncResponder(bus, served, executor, self._failed)
+                responder = AsyncResponder(bus, served, executor, self._failed, reporter)
                 self._handlings.append(responder)
                 await responder.begin()
             with self._monitor.guard:
@@ -390,7 +390,8 @@ class AsyncApp:
     async def _register_service(self, bus: AsyncBus) -> AsyncErrorReporter:
         """Register the app as a service, before its handlers use the bus."""
         topics = sorted({wanted.topic for wanted in self._registered})
-        instance = await bus.services.register(self._service, version=self._version, consumes=topics)
+        subjects = sorted({served.subject for served in self._served})
+        instance = await bus.services.register(self._service, version=self._version, consumes=topics, serves=subjects)
         return AsyncErrorReporter(bus._broker, self._service, instance)
 
     async def _deregister_service(self, bus: AsyncBus) -> None:
