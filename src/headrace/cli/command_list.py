@@ -22,6 +22,7 @@ COMMANDS = {
         "queue": "manage work queues: inspect, drain and redrive their messages",
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
+        "route": "carry messages from topics to other topics",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",

@@ -15,6 +15,7 @@ from headrace.model.errors import (
     LogOwned,
     MessageLeased,
     NotOwner,
+    RouteExists,
     ScheduleExists,
     ScheduleNotFound,
     StaleVersion,
@@ -92,6 +93,7 @@ _ADVICE: dict[type[HeadraceError], str] = {
     NotOwner: "--owner says in whose name",
     ScheduleNotFound: "headrace cron list shows those there are",
     ScheduleExists: "--replace puts the new one in its place",
+    RouteExists: "--replace puts the new one in its place",
 }
 """What a user can do, by error code, where the error's text does not say it."""
 
