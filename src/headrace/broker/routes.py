@@ -69,7 +69,7 @@ class RouteRegistry:
         self._ports = ports
         self._turns = turns
         self._check_room = check_room
-        self._queue = ForwarderQueue(turns)
+        self._queue = ForwarderQueue(turns, ports)
         self._sources: dict[int, RoutedSource] = {}
         self._graph = RouteGraph()
         self._advance_us = 0
