@@ -23,6 +23,9 @@ COMMANDS = {
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
         "route": "carry messages from topics to other topics",
+        "subject": "publish to subjects, and print what is published to them",
+        "request": "ask those who serve a subject, and print the reply",
+        "respond": "answer requests to a subject",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",

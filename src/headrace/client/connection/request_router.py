@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
 
 from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
@@ -163,7 +162,7 @@ class RequestRouter:
         """Callbacks for assignments, by group and member."""
         self.leases: dict[int, LeaseReader] = {}
         """Receivers of standing lease requests, by the request's number."""
-        self.live: WeakValueDictionary[int, LiveReader] = WeakValueDictionary()
+        self.live: dict[int, LiveReader] = {}
         """Live subscriptions, by number."""
         self.responders: dict[int, RequestReader] = {}
         """Responders, by number."""

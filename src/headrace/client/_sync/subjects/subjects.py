@@ -13,6 +13,7 @@ from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import GivenHeaders, checked_headers
+from headrace.model.representation import described
 from headrace.model.subject import checked_pattern
 from headrace.model.subject_requests import SubjectPublish, SubjectPublished, SwitchboardDescribe, SwitchboardInfo
 
@@ -35,6 +36,9 @@ class Subjects:
     def __init__(self, bus: "Bus", broker: ReconnectingConnection) -> None:
         self._bus = bus
         self._broker = broker
+
+    def __repr__(self) -> str:
+        return described(self, lambda: iter((repr(self._bus),)))
 
     def publish(
         self,
