@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "security": {"model"},
     "wire": {"model"},
     "broker": {"model", "security", "engines.api"},
+    "middleware": {"model"},  # of Headrace itself, and its interface for authors of plug-ins
     "plugins": {"model"},  # finds and loads entry points
     "runtime": {"model"},  # the clock and the scheduler on the event loop
     "gateways": {"model", "wire", "security", "broker", "runtime", "plugins"},
@@ -30,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "offline": {"model", "storage", "engines", "broker", "server"},  # data of an earlier format
     "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench", "plugins"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
-    "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
+    "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded", "plugins"},
     "errors": {"model"},  # the public name of the model's errors
     "__init__": {"model", "errors", "embedded", "client", "server"},
     "__main__": {"cli"},

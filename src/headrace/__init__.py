@@ -14,7 +14,10 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.events import AsyncEventFeed
+    from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
     from headrace.client._async.admin.routes import AsyncRoutes
+    from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
     from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
+    from headrace.client._sync.admin.events import EventFeed
+    from headrace.client._sync.admin.log_levels import LogLevelAdmin
     from headrace.client._sync.admin.routes import Routes
+    from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -48,11 +54,14 @@ if TYPE_CHECKING:
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
+    from headrace.model.bus_event import BusEvent
     from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
+    from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
     from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
@@ -63,21 +72,25 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncEventFeed",
     "AsyncJobHandle",
     "AsyncJobs",
     "AsyncLiveSubscription",
+    "AsyncLogLevelAdmin",
     "AsyncProducer",
     "AsyncQueue",
     "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
+    "AsyncServices",
     "AsyncSubjects",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
     "BrokerInfo",
     "Bus",
+    "BusEvent",
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
@@ -86,6 +99,8 @@ __all__ = [
     "Durability",
     "EditOutcome",
     "ErrorObject",
+    "ErrorSummary",
+    "EventFeed",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
@@ -96,6 +111,8 @@ __all__ = [
     "Jobs",
     "LiveSubscription",
     "Log",
+    "LogLevelAdmin",
+    "LogLevelRule",
     "Message",
     "OutgoingMessage",
     "PendingMessage",
@@ -118,6 +135,10 @@ __all__ = [
     "Scheduled",
     "Sent",
     "SentMany",
+    "ServiceError",
+    "ServiceInfo",
+    "ServiceInstance",
+    "Services",
     "SubjectMessage",
     "SubjectPublished",
     "Subjects",
@@ -140,6 +161,18 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "AsyncEventFeed": "client._async.admin.events",
+    "EventFeed": "client._sync.admin.events",
+    "AsyncServices": "client._async.admin.services",
+    "Services": "client._sync.admin.services",
+    "AsyncLogLevelAdmin": "client._async.admin.log_levels",
+    "LogLevelAdmin": "client._sync.admin.log_levels",
+    "BusEvent": "model.bus_event",
+    "ServiceInfo": "model.service_requests",
+    "ServiceInstance": "model.service_requests",
+    "ServiceError": "model.service_requests",
+    "ErrorSummary": "model.service_requests",
+    "LogLevelRule": "model.log_level_requests",
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",

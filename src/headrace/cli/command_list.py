@@ -26,6 +26,9 @@ COMMANDS = {
         "subject": "publish to subjects, and print what is published to them",
         "request": "ask those who serve a subject, and print the reply",
         "respond": "answer requests to a subject",
+        "service": "list registered services, their errors, and who may use the bus",
+        "events": "print what happens to topics, groups, services and the rest of the bus",
+        "logging": "set how much the broker logs about topics, producers and consumers",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",

@@ -156,6 +156,24 @@ ROUTE_CONTENT_MAX = 100
 
 ROUTE_GRAPH_MAX = 10_000
 """Steps between topics that are followed to find out whether a new route would close a loop."""
+MIDDLEWARE_MAX = 16
+"""Middleware that one topic can have."""
+
+MIDDLEWARE_BYTES_MAX = 64 << 10
+"""A topic's setting `middleware` as JSON."""
+
+MIDDLEWARE_THREADS_MAX = 4
+"""Threads on which middleware runs that is not inline, besides those that are stuck."""
+
+MIDDLEWARE_STUCK_MAX = 16
+"""Threads that middleware may hold beyond its deadline; then all middleware that needs a thread is refused."""
+
+MIDDLEWARE_QUEUED_BYTES_MAX = 64 << 20
+"""Batches of one topic that wait for its middleware."""
+
+INLINE_BYTES_MAX = 64 << 10
+INLINE_COUNT_MAX = 256
+"""The largest batch that inline middleware processes on the broker's event loop; larger ones go to a thread."""
 
 CONTENT_QUERY_BYTES_MAX = 16 << 10
 """A content query as JSON: what `exact` and `partial` compare with."""

@@ -6,9 +6,13 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
+from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
+from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
+from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
 from headrace.client._async.bus_parts import AsyncBusParts
@@ -96,6 +100,9 @@ class AsyncBus(AsyncBusParts):
         self._broker = AsyncReconnectingConnection(
             target, self._hello, timeout, self._timers, self._memory, self._clock
         )
+        self._registrations = AsyncServiceRegistrations(
+            self._broker, self._timers
+        )  # first: registers before others ask
         self._metadata_cache = AsyncMetadataCache(self._broker)
         self._topics = AsyncTopicAdmin(self._broker, self._metadata_cache)
         self._groups = AsyncGroupAdmin(self._broker)
@@ -127,6 +134,21 @@ class AsyncBus(AsyncBusParts):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
+
+    @property
+    def services(self) -> AsyncServices:
+        """Registers this program as a service, and finds others."""
+        return AsyncServices(self._registrations)
+
+    @property
+    def events(self) -> AsyncEventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return AsyncEventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> AsyncLogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -37,6 +38,7 @@ class AsyncBusParts(ABC):
     _clock: Clock
     _broker: AsyncReconnectingConnection
     _metadata_cache: AsyncMetadataCache
+    _registrations: AsyncServiceRegistrations
     _jobs: AsyncJobPublisher
     _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]
@@ -73,6 +75,7 @@ class AsyncBusParts(ABC):
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 await broker.connect(deadline - now())  # the broker may just be starting again
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -90,6 +93,7 @@ class AsyncBusParts(ABC):
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         self._jobs.disown()
         self._requester.disown()
@@ -142,6 +146,7 @@ class AsyncBusParts(ABC):
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -6,9 +6,13 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
+from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
 from headrace.client._sync.bus_parts import BusParts
@@ -94,6 +98,7 @@ class Bus(BusParts):
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
@@ -125,6 +130,21 @@ class Bus(BusParts):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
+
+    @property
+    def services(self) -> Services:
+        """Registers this program as a service, and finds others."""
+        return Services(self._registrations)
+
+    @property
+    def events(self) -> EventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return EventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> LogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return LogLevelAdmin(self._broker)
 
     # Publishing.
 

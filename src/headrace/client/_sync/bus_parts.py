@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.subscription import Subscription
@@ -37,6 +38,7 @@ class BusParts(ABC):
     _clock: Clock
     _broker: ReconnectingConnection
     _metadata_cache: MetadataCache
+    _registrations: ServiceRegistrations
     _jobs: JobPublisher
     _requester: Requester
     _producers: WeakRegistry[Accumulator]
@@ -73,6 +75,7 @@ class BusParts(ABC):
                     self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
                 )
                 broker.connect(deadline - now())  # the broker may just be starting again
+                self._registrations.attach(broker)
                 self._consuming = broker
             return self._consuming
 
@@ -90,6 +93,7 @@ class BusParts(ABC):
         self._timers.disown()
         self._clock.in_use = False
         self._broker.disown()
+        self._registrations.disown()
         self._metadata_cache.disown()
         self._jobs.disown()
         self._requester.disown()
@@ -142,6 +146,7 @@ class BusParts(ABC):
             accumulator.abandon()
         for acknowledger, _ in self._leasing.values():
             acknowledger.close()
+        self._registrations.end()
 
     def _abandon(self) -> None:
         """Close without waiting for the broker."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.client._async.app.error_reporter import AsyncErrorReporter
 from headrace.client._async.app.handler_setup import set_up
 from headrace.client._async.concurrency import HandlerExecutor, Task, spawn, survives
 from headrace.client._async.leasing.acknowledger import AsyncUnansweredAcks
@@ -39,8 +40,10 @@ class AsyncHandlerWorkers:
         executor: HandlerExecutor,
         on_fatal: Callable[[BaseException], None],
         missing: set[str],
+        reporter: AsyncErrorReporter | None = None,
     ) -> None:
         self._bus = bus
+        self._reporter = reporter
         self._missing = missing
         self._wanted = wanted
         self._executor = executor
@@ -124,6 +127,8 @@ class AsyncHandlerWorkers:
         opened = self._unpacking.opened(job)
         if not isinstance(opened, Job):
             self._release(job, reason=opened)
+            if self._reporter is not None:
+                self._reporter.report(job, None, opened, "cannot_deserialize")
             return
         try:
             returned = await self._executor.call(self._wanted.handler, opened)
@@ -166,7 +171,10 @@ class AsyncHandlerWorkers:
             job.deliveries,
             exc_info=error,
         )
-        self._release(job, reason=told(error))
+        reason = told(error)
+        self._release(job, reason=reason)
+        if self._reporter is not None:
+            self._reporter.report(job, error, reason)
 
     def _retry(self, job: Job, verdict: Retry) -> None:
         try:

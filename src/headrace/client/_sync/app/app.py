@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_workers import HandlerWorkers
 from headrace.client._sync.bus import Bus, connect
 from headrace.client._sync.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
@@ -21,9 +22,10 @@ from headrace.client.app.registration import (
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
-from headrace.model.errors import ConnectionFailed, InvalidArgument
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument
 from headrace.model.representation import described, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
+from headrace.model.topic import checked_tenant_name
 
 logger = logging.getLogger("headrace.client")
 
@@ -51,6 +53,9 @@ class App:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
+        service: the name under which the app registers as a service while it runs, with the topics of its handlers. It
+            then reports the failures of its handlers to the topic `headrace.errors`. By default it does neither.
+        version: the version of the service.
 
     Example:
         >>> app = headrace.App(bus)
@@ -63,9 +68,19 @@ class App:
         b'resize cat.jpg'
     """
 
-    def __init__(self, bus: Bus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
+    def __init__(
+        self,
+        bus: Bus | str | None = None,
+        *,
+        name: str = "",
+        wait: float = 30.0,
+        service: str = "",
+        version: str = "",
+    ) -> None:
         self._bus = bus
         self._name = name
+        self._service = checked_tenant_name(service, "service") if service else ""
+        self._version = version
         self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
         self._served: list[ServedSubject] = []
@@ -304,8 +319,9 @@ class App:
         executor = HandlerExecutor(threads_max)
         missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
+            reporter = self._register_service(bus) if self._service else None
             for wanted in self._registered:
-                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing)
+                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing, reporter)
                 self._handlings.append(handling)
                 handling.begin()
             for served in self._served:
@@ -320,6 +336,20 @@ class App:
             while self._handlings:
                 self._handlings.pop().close()
             executor.close()
+            if self._service:
+                self._deregister_service(bus)
+
+    def _register_service(self, bus: Bus) -> ErrorReporter:
+        """Register the app as a service, before its handlers use the bus."""
+        topics = sorted({wanted.topic for wanted in self._registered})
+        instance = bus.services.register(self._service, version=self._version, consumes=topics)
+        return ErrorReporter(bus._broker, self._service, instance)
+
+    def _deregister_service(self, bus: Bus) -> None:
+        try:
+            bus.services.deregister(self._service)
+        except HeadraceError as error:
+            logger.warning("service not deregistered; it expires  service=%s error=%s", self._service, error)
 
     def _register(self, wanted: Registered) -> None:
         if self._running:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_setup import set_up
 from headrace.client._sync.concurrency import HandlerExecutor, Task, spawn, survives
 from headrace.client._sync.leasing.acknowledger import UnansweredAcks
@@ -39,8 +40,10 @@ class HandlerWorkers:
         executor: HandlerExecutor,
         on_fatal: Callable[[BaseException], None],
         missing: set[str],
+        reporter: ErrorReporter | None = None,
     ) -> None:
         self._bus = bus
+        self._reporter = reporter
         self._missing = missing
         self._wanted = wanted
         self._executor = executor
@@ -124,6 +127,8 @@ class HandlerWorkers:
         opened = self._unpacking.opened(job)
         if not isinstance(opened, Job):
             self._release(job, reason=opened)
+            if self._reporter is not None:
+                self._reporter.report(job, None, opened, "cannot_deserialize")
             return
         try:
             returned = self._executor.call(self._wanted.handler, opened)
@@ -166,7 +171,10 @@ class HandlerWorkers:
             job.deliveries,
             exc_info=error,
         )
-        self._release(job, reason=told(error))
+        reason = told(error)
+        self._release(job, reason=reason)
+        if self._reporter is not None:
+            self._reporter.report(job, error, reason)
 
     def _retry(self, job: Job, verdict: Retry) -> None:
         try:
