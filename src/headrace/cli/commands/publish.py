@@ -114,8 +114,8 @@ def _check(given: argparse.Namespace) -> str | None:
         return "-0 applies to stdin: give no values and no --file"
     if given.json_lines and not from_stdin:
         return "--json-lines applies to stdin: give no values and no --file"
-    each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
-    each += (given.subject,)
+    fields = (given.key, given.key_separator, given.headers, given.subject)
+    each = (*fields, given.timestamp, given.due, given.expires, given.priority)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
