@@ -96,7 +96,6 @@ from headrace.model.requests import (
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
-from headrace.model.route_requests import RouteExplain, RouteList, RouteRemove, RouteSet
 from headrace.model.schedule_requests import (
     ScheduleList,
     ScheduleNext,
@@ -183,18 +182,10 @@ class Broker:
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
         self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, self._routes, ports)
+        readers = self._groups, self._subscriptions, self._routes
+        self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
-        self._maintenance = Maintenance(
-            self._topics,
-            self._groups,
-            self._subscriptions,
-            self._routes,
-            self._ledger,
-            ports,
-            settings,
-            dead_letters.learn,
-        )
+        self._maintenance = Maintenance(self._topics, *readers, self._ledger, ports, settings, dead_letters.learn)
         self._readers = Readers(self._topics, ports)
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
@@ -389,7 +380,7 @@ class Broker:
             self._group_requests(),
             self._leased_requests(),
             self._schedule_requests(),
-            self._route_requests(),
+            self._routes.requests(),
             self._subject_requests(),
             self._observability.requests(),
         )
@@ -407,15 +398,6 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
-        }
-
-    def _route_requests(self) -> dict[type[Request[Any]], Handler]:
-        routes = self._routes
-        return {
-            RouteSet: lambda session, ask, _, now: routes.set(ask, session.tenant, now),
-            RouteRemove: lambda _, ask, __, now: routes.remove(ask, now),
-            RouteList: lambda session, ask, _, __: routes.listed(ask, session.tenant),
-            RouteExplain: lambda session, ask, _, __: routes.explained(ask, session.tenant),
         }
 
     def _subject_requests(self) -> dict[type[Request[Any]], Handler]:

@@ -11,6 +11,7 @@ from crc32c import crc32c
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.failure_log import FailureLog
+from headrace.broker.ports import Ports
 from headrace.broker.route_facts import RouteTargetBound
 from headrace.broker.route_slice import SliceReader, SourceSlice
 from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, Decision
@@ -39,6 +40,11 @@ _APPEND_COST = 40
 _READ_COST = 40
 _OPEN_COST = 500
 _RETRY_US = 1_000_000
+_REST = 2
+_REST_US_MAX = 100_000
+"""After the syncs of a slice, the disk is left to publishers for so many times as long as they took, and at most for so
+long: each slice has as many syncs as targets.
+"""
 
 Marks = dict[tuple[int, int], int]
 
@@ -46,10 +52,16 @@ Marks = dict[tuple[int, int], int]
 class ForwarderQueue:
     """The forwarders that have something to do; they take turns."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, ports: Ports) -> None:
         self._turns = turns
+        self.wake_at = ports.wake_at
         self._waiting: deque[RouteForwarder] = deque()
         self._is_scheduled = False
+
+    @property
+    def now_us(self) -> int:
+        """The time of the last request or tick."""
+        return self._turns.now_us
 
     def add(self, forwarder: "RouteForwarder") -> None:
         """Let a forwarder do some of its work at the end of a loop turn."""
@@ -125,6 +137,8 @@ class RouteForwarder:
         self._version = 0
         self._unsynced: deque[_UnsyncedSlice] = deque()
         self._retry_us = 0
+        self._rest_us = 0
+        """When the next slice may be forwarded, unless it is a full one."""
         self._is_stopped = False
 
     @property
@@ -161,14 +175,22 @@ class RouteForwarder:
             return
         if readable <= 0 and active.partition.first_offset <= self.position:
             active.listen(self.plan)
-        elif not self._unsynced or readable >= _SLICE_MESSAGES:
-            self._queue.add(self)  # else what comes while targets are synced is forwarded together
+        elif readable >= _SLICE_MESSAGES:
+            self._queue.add(self)
+        elif not self._unsynced:  # else what comes while targets are synced is forwarded together
+            if self._rest_us <= self._queue.now_us:
+                self._queue.add(self)
+            else:
+                self._queue.wake_at(self._rest_us)
 
     def tick(self, now_us: int) -> None:
         """Try again what has failed."""
         if self._retry_us and now_us >= self._retry_us:
             self._retry_us = 0
             self._queue.add(self)
+        elif 0 < self._rest_us <= now_us:
+            self._rest_us = 0
+            self.plan()
         for unsynced in self._unsynced:
             unsynced.sync_again()
 
@@ -228,7 +250,7 @@ class RouteForwarder:
         reader.release(found.end)
         if self._source.changing:
             self._source.forget_passed()
-        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
+        unsynced = _UnsyncedSlice(found.end, list(touched), self._queue.now_us, self._on_synced)
         self._unsynced.append(unsynced)
         unsynced.wait()
 
@@ -365,8 +387,11 @@ class RouteForwarder:
 
     def _on_synced(self) -> None:
         """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
+        now_us = self._queue.now_us
         while self._unsynced and not self._unsynced[0].waiting:
-            self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
+            done = self._unsynced.popleft()
+            self.synced_position = max(self.synced_position, done.end)
+            self._rest_us = now_us + min(_REST * (now_us - done.begun_us), _REST_US_MAX)
         if not self._unsynced:
             self.plan()
 
@@ -374,8 +399,9 @@ class RouteForwarder:
 class _UnsyncedSlice:
     """A slice that was forwarded, until its targets are synced."""
 
-    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
+    def __init__(self, end: int, targets: list[ActivePartition], begun_us: int, on_synced: Callable[[], None]) -> None:
         self.end = end
+        self.begun_us = begun_us
         self.waiting = len(targets)
         self._targets = targets
         self._failed: list[ActivePartition] = []
