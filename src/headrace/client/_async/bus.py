@@ -1,10 +1,10 @@
 """The bus: what a program has of a broker."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
@@ -14,6 +14,7 @@ from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, 
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.batch_fetch import fetch_batches
+from headrace.client._async.consumer.key_history import read_history
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -23,6 +24,7 @@ from headrace.client._async.leasing.queue import AsyncQueue
 from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client._async.producer.multicast import AsyncMulticast
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.transaction import AsyncTransaction
 from headrace.client.connection import fork_guard
@@ -37,12 +39,12 @@ from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
 from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
-from headrace.client.results import Receipt
+from headrace.client.results import Receipt, Received
 from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
-from headrace.model.arguments import checked_timeout
+from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import Closed, HeadraceError
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.representation import described, short, state_of
@@ -93,6 +95,7 @@ class AsyncBus:
         self._schedules = AsyncScheduleAdmin(self._broker)
         self._producers: WeakRegistry[AsyncAccumulator] = WeakRegistry()
         self._own_producer: AsyncProducer | None = None
+        self._multicast: AsyncMulticast | None = None
         self._on_close = on_close
         self._consuming: AsyncReconnectingConnection | None = None
         self._consuming_lock = Lock()
@@ -118,7 +121,7 @@ class AsyncBus:
 
     # Publishing.
 
-    @show_fields
+    @overload
     async def publish(
         self,
         topic: str,
@@ -127,12 +130,38 @@ class AsyncBus:
         key: bytes | str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        expected_version: int | None = None,
         **fields: Unpack[MessageFields],
-    ) -> Receipt:
+    ) -> Receipt: ...
+
+    @overload
+    async def publish(
+        self,
+        topic: list[str] | tuple[str, ...],
+        value: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        durability: Durability | str | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> list[Receipt]: ...
+
+    @show_fields
+    async def publish(
+        self,
+        topic: str | list[str] | tuple[str, ...],
+        value: bytes | None,
+        *,
+        key: bytes | str | None = None,
+        durability: Durability | str | None = None,
+        expected_offset: int | None = None,
+        expected_version: int | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> Receipt | list[Receipt]:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
+                which get the message together or not at all.
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -143,9 +172,11 @@ class AsyncBus:
             partition: the partition, instead of by key.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
+                with `key_versions`.
 
         Returns:
-            Where the message is stored, and the durability reached.
+            Where the message is stored, and the durability reached; for a list of topics a list, in the same order.
 
         Raises:
             InvalidArgument: if an argument is wrong, such as a value that is not bytes.
@@ -153,6 +184,7 @@ class AsyncBus:
             TopicNotFound: if the topic does not exist and the broker does not create topics.
             PartitionNotFound: if the topic has no such partition.
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was appended.
             DiskFull: if the broker's disk is full; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
 
@@ -161,10 +193,30 @@ class AsyncBus:
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        if not isinstance(topic, str):
+            if expected_offset is not None or expected_version is not None:
+                raise InvalidArgument("for several topics nothing can be expected; use a transaction")
+            return await self._publish_to_all(topic, value, key, fields)
         producer = self._own_producer or self._begin_producer()
         return await producer.publish(
-            value, key, topic=topic, durability=durability, expected_offset=expected_offset, **fields
+            value,
+            key,
+            topic=topic,
+            durability=durability,
+            expected_offset=expected_offset,
+            expected_version=expected_version,
+            **fields,
         )
+
+    async def _publish_to_all(
+        self, topics: Sequence[str], value: bytes | None, key: bytes | str | None, fields: MessageFields
+    ) -> list[Receipt]:
+        self._check_open()
+        if not isinstance(topics, list | tuple):
+            raise InvalidArgument(f"a topic is named by text, and several by a list, not {shown(topics)}")
+        if self._multicast is None:
+            self._multicast = AsyncMulticast(self._broker, self._metadata_cache, self.tenant, self)
+        return await self._multicast.publish(topics, value, key, max(self._timeout, 1.0), fields)
 
     @show_fields
     async def publish_many(
@@ -173,8 +225,10 @@ class AsyncBus:
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages in as few batches as possible, and wait for the receipts.
@@ -185,6 +239,7 @@ class AsyncBus:
             topic: the topic.
             values: the messages' values.
             keys: one for each value, or None where there is none.
+            key: one for all values, instead of `keys`.
             headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
@@ -192,6 +247,8 @@ class AsyncBus:
             expires: one for each value, or None.
             partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
+            expected_version: append all of them, or nothing if the key has not so many messages. Needs `key`, and a
+                topic with `key_versions`.
 
         Returns:
             A receipt for each partition that got messages; several for one if other producers' messages came between.
@@ -199,6 +256,7 @@ class AsyncBus:
         Raises:
             InvalidArgument: if an argument is wrong; nothing was published.
             MessageTooLarge: if a message is larger than the topic's `message_bytes_max`; nothing was published.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was published.
             Timeout: if the receipts do not arrive in time; the messages may still be published.
 
         Example:
@@ -208,8 +266,42 @@ class AsyncBus:
         """
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
-            values, keys, topic=topic, partition=partition, durability=durability, **columns
+            values,
+            keys,
+            key=key,
+            topic=topic,
+            partition=partition,
+            durability=durability,
+            expected_version=expected_version,
+            **columns,
         )
+
+    async def history(self, topic: str, key: bytes | str, *, start_version: int = 0) -> AsyncIterator[Received]:
+        """Read the messages of one key in the order of their versions, without reading the topic.
+
+        Parameters:
+            topic: the topic, which has `key_versions`.
+            key: the key, such as the id of an aggregate.
+            start_version: the version of the first message to read.
+
+        Returns:
+            The messages that there are when they are read; `version` tells the version of each. Compaction may have
+            removed some.
+
+        Raises:
+            TopicNotFound: when reading starts, if the topic does not exist.
+            InvalidArgument: when reading starts, if the topic does not count versions.
+            EventsMissing: if a message is damaged.
+
+        Example:
+            >>> info = await bus.create_topic("accounts", key_versions=True)
+            >>> receipts = await bus.publish_many("accounts", [b"opened", b"paid in"], key="ann", expected_version=0)
+            >>> [(event.version, event.value) async for event in bus.history("accounts", "ann")]
+            [(0, b'opened'), (1, b'paid in')]
+        """
+        self._check_open()
+        async for message in read_history(self._broker, topic, key, start_version):
+            yield message
 
     def producer(
         self,
