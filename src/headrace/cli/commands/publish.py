@@ -36,6 +36,7 @@ examples:
   tail -F access.log | headrace publish access
   printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
   headrace publish images --file *.png
+  headrace publish accounts --key ann --expected-version 0 opened
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
 The command ends when the broker has acknowledged every message, also after Ctrl-C
@@ -93,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="publish only if the first message gets this offset, the second the next, and so on",
     )
     add(
+        "--expected-version",
+        metavar="N",
+        type=count,
+        help="publish all messages together, or none if the key has another number of messages; needs --key",
+    )
+    add(
         "--durability",
         choices=[each.name.lower() for each in Durability],
         help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
@@ -116,6 +123,8 @@ def _check(given: argparse.Namespace) -> str | None:
         return "--json-lines has key, headers and times in each line: give it alone"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
         return "--key-separator splits values or lines: give neither --key nor --file with it"
+    if given.expected_version is not None and (given.key is None or given.expected_offset is not None):
+        return "--expected-version is about a key: give --key, and no --expected-offset"
     return None
 
 
@@ -191,6 +200,8 @@ def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> i
     try:
         with connected(given, out) as bus, interrupts.held(once=True):  # a signal interrupts only the wait for input
             publishing = _publish_all if given.expected_offset is None else _publish_expected
+            if given.expected_version is not None:
+                publishing = _publish_version
             early_end = publishing(bus, given, out, interrupts, outcome)
     except (HeadraceError, OSError, Interrupted) as error:
         early_end = early_end or error
@@ -260,6 +271,31 @@ def _publish_expected(
                 )
                 outcome.add(receipt)
                 offset += 1
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
+
+
+def _publish_version(
+    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish all messages in one batch, if their key has the expected version."""
+    columns: dict[str, Any] = {}
+    try:
+        for portion in _portions(given, interrupts):
+            for name, column in msgspec.structs.asdict(portion).items():
+                if column is not None:
+                    columns.setdefault(name, []).extend(column)
+        if columns:
+            receipts = bus.publish_many(
+                given.topic,
+                **columns,
+                partition=given.partition,
+                durability=given.durability,
+                expected_version=given.expected_version,
+            )
+            for receipt in receipts:
+                outcome.add(receipt)
     except (HeadraceError, OSError, Interrupted) as error:
         return error
     return None

@@ -14,7 +14,7 @@ from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, 
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.batch_fetch import fetch_batches
-from headrace.client._async.consumer.key_history import read_history
+from headrace.client._async.consumer.key_history import read_history, versioned_message
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -300,8 +300,8 @@ class AsyncBus:
             [(0, b'opened'), (1, b'paid in')]
         """
         self._check_open()
-        async for message in read_history(self._broker, topic, key, start_version):
-            yield message
+        async for found in read_history(self._broker, topic, key, start_version):
+            yield versioned_message(topic, *found)
 
     def producer(
         self,

@@ -14,7 +14,7 @@ from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, r
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.batch_fetch import fetch_batches
-from headrace.client._sync.consumer.key_history import read_history
+from headrace.client._sync.consumer.key_history import read_history, versioned_message
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.acknowledger import Acknowledger
 from headrace.client._sync.leasing.jobs import Jobs
@@ -298,8 +298,8 @@ class Bus:
             [(0, b'opened'), (1, b'paid in')]
         """
         self._check_open()
-        for message in read_history(self._broker, topic, key, start_version):
-            yield message
+        for found in read_history(self._broker, topic, key, start_version):
+            yield versioned_message(topic, *found)
 
     def producer(
         self,
