@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.projection.projection import AsyncProjection
+    from headrace.client._async.projection.repository import AsyncRepository
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -32,12 +34,17 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.projection.projection import Projection
+    from headrace.client._sync.projection.repository import Repository
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
     from headrace.client.producer.pending_batch import OutgoingMessage
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
+    from headrace.client.projection.aggregate import Aggregate
+    from headrace.client.projection.postgres_store import PostgresStore
+    from headrace.client.projection.sqlite_store import SqliteStore
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
@@ -48,12 +55,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
     "App",
     "AsyncApp",
     "AsyncBus",
     "AsyncJobs",
     "AsyncProducer",
+    "AsyncProjection",
     "AsyncQueue",
+    "AsyncRepository",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
@@ -79,19 +89,23 @@ __all__ = [
     "Message",
     "OutgoingMessage",
     "PendingMessage",
+    "PostgresStore",
     "Producer",
+    "Projection",
     "Queue",
     "Receipt",
     "Received",
     "ReceivedBatch",
     "Refusal",
     "Reject",
+    "Repository",
     "Retry",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
     "Sent",
     "SentMany",
+    "SqliteStore",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
@@ -110,6 +124,13 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "Aggregate": "client.projection.aggregate",
+    "AsyncProjection": "client._async.projection.projection",
+    "AsyncRepository": "client._async.projection.repository",
+    "PostgresStore": "client.projection.postgres_store",
+    "Projection": "client._sync.projection.projection",
+    "Repository": "client._sync.projection.repository",
+    "SqliteStore": "client.projection.sqlite_store",
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",

@@ -452,6 +452,18 @@ class EventsMissing(HeadraceError):
     code = "events_missing"
 
 
+class TopicChanged(HeadraceError):
+    """The topic was deleted and created again since a projection applied its messages; rebuild the projection."""
+
+    code = "topic_changed"
+
+
+class HandlerEndedTransaction(HeadraceError):
+    """A projection's handler has ended the database transaction, which belongs to the projection; remove the commit."""
+
+    code = "handler_ended_transaction"
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)
