@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 Connection = TypeVar("Connection")
 
@@ -69,6 +69,12 @@ class PositionStore(ABC, Generic[Connection]):
     @abstractmethod
     def close(self) -> None:
         """Close the connection to the database."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def checked_position(found: tuple[Any, ...] | None, expected: StoredPosition | None) -> None:
