@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from headrace.client._async.app.handler_workers import AsyncHandlerWorkers
 from headrace.client._async.bus import AsyncBus, connect_async
 from headrace.client._async.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
-from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client.app.registration import Registered, handled_topics, registered, registered_schedule
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -81,7 +81,7 @@ class AsyncApp:
 
     def on(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         concurrency: int = 1,
         subscription: str = DEFAULT_SUBSCRIPTION,
@@ -93,8 +93,8 @@ class AsyncApp:
         """Register the decorated function as the handler of a topic's messages.
 
         Parameters:
-            topic: the topic.
-            concurrency: how many messages are handled at once.
+            topic: the topic, or a list of topics.
+            concurrency: how many messages of a topic are handled at once.
             subscription: the name of the leased subscription; created if it does not exist, with all messages.
             retry: settings that the subscription shall have, as SubscriptionSettings or by name, such as
                 `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app starts. By default they are left
@@ -117,18 +117,19 @@ class AsyncApp:
         """
 
         def register(handler: Handler) -> Handler:
-            self._register(
-                registered(
-                    handler,
-                    topic,
-                    subscription=subscription,
-                    concurrency=concurrency,
-                    prefetch=prefetch,
-                    retry=retry,
-                    lease=lease,
-                    deserializer=deserializer,
+            for name in handled_topics(topic):
+                self._register(
+                    registered(
+                        handler,
+                        name,
+                        subscription=subscription,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        retry=retry,
+                        lease=lease,
+                        deserializer=deserializer,
+                    )
                 )
-            )
             return handler
 
         return register
