@@ -6,14 +6,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.job_finisher import JobFinisher
 from headrace.broker.key_history import KeyHistory
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
+from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.request_dispatcher import RequestDispatcher
+from headrace.broker.result_topics import ResultTopics
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -22,6 +26,7 @@ from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.switchboard import Switchboard
 from headrace.broker.tenant_names import check_plain
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -31,6 +36,7 @@ from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
@@ -44,6 +50,7 @@ from headrace.model.leasing import (
     Redrive,
     Reject,
     Release,
+    Settlement,
     SubscriptionAlter,
     SubscriptionCreate,
     SubscriptionDelete,
@@ -93,6 +100,16 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
+from headrace.model.subject_requests import (
+    ReplySend,
+    RequestSend,
+    ServeClose,
+    ServeOpen,
+    SubjectPublish,
+    SubjectSubscribe,
+    SubjectUnsubscribe,
+    SwitchboardDescribe,
+)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -131,9 +148,11 @@ class Broker:
         )
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
         leased = self._topics, self._subscriptions
-        dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._results = ResultTopics(self._topics, settings.result_seconds)
+        dead_letters = DeadLetters(*leased, self._transactions, self._results, self._ledger.failures, self._turns)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._finisher = JobFinisher(self._subscriptions, self._leasing, self._results, self._transactions)
         self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
         self._policies = SubscriptionPolicies(
             self._subscriptions, self._admin, self._standing, self._ledger, self._turns
@@ -149,13 +168,27 @@ class Broker:
             self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
         )
         self._readers = Readers(self._topics, ports)
+        self._switchboard = Switchboard(ports)
+        self._requests = RequestDispatcher(ports)
+        parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
+        observed = ObservedParts(*parts, self._readers, self._leasing)
+        self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
+        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
+            f"{tenant}/{subject}", columns, now
+        )
+        self._services = self._observability.services
+        self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
         """How far the time of day is ahead of the broker's time: less than 0 after the system's clock was put back."""
         self.surroundings: Callable[[], dict[str, Any]] = dict
         """Returns the fields of BrokerInfo that only the process around the broker knows."""
-        self._handlers = self._by_request()
+        self._plain_handlers = self._by_request()
+        self._handlers = self._plain_handlers
+        """The same, or such that log what they do, while a logging level is set."""
+        self._observability.levels.changed.connect(self._log_levels_changed)
+        self._log_levels_changed()
 
     @property
     def broker_id(self) -> str:
@@ -208,8 +241,10 @@ class Broker:
         return session
 
     def touch(self, session: Session, now_us: int) -> None:
-        """Keep the group memberships of a session alive."""
+        """Keep the group memberships and services of a session alive."""
         self._groups.touch(session, now_us)
+        if session.services:
+            self._services.touch(session, now_us)
 
     def pause(self, session: Session) -> None:
         """Lease nothing more to a session: its client does not take what is sent as fast as it comes."""
@@ -218,6 +253,7 @@ class Broker:
     def resume(self, session: Session) -> None:
         """Lease to a session again."""
         self._standing.resume(session)
+        self._requests.resume(session, self._turns.now_us)
 
     def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
@@ -226,6 +262,9 @@ class Broker:
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
         self._standing.disconnect(session, now_us)
+        self._switchboard.disconnect(session)
+        self._requests.disconnect(session)
+        self._services.disconnect(session)
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
@@ -249,14 +288,20 @@ class Broker:
             raise as_headrace_error(error) from error
         return outcome
 
-    def _admit(self, session: Session, request: Request[Any]) -> Handler:  # noqa: ARG002
+    def _admit(self, session: Session, request: Request[Any]) -> Handler:
         """What handles a request; one that its declaration does not allow to this session now is refused."""
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
         if self._draining and not request.declared.while_draining:
             raise Draining
+        if self._restricted:
+            self._services.check(session, request)
         return handler
+
+    def _log_levels_changed(self, *_: object) -> None:
+        levels = self._observability.levels
+        self._handlers = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
 
     def tick(self, now_us: int) -> int:
         """Run what is due; returns when to call it again at the latest."""
@@ -269,12 +314,16 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("requests", self._requests.tick, now_us)
+        self._tick("services", self._services.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._requests.next_tick_us)
+        times.append(self._services.next_tick_us())
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -296,6 +345,7 @@ class Broker:
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
         self._maintenance.close()
+        self._observability.levels.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
@@ -304,11 +354,18 @@ class Broker:
             closing.callback(self._topics.close, now_us)
 
     def _by_request(self) -> dict[type[Request[Any]], Handler]:
-        parts = (self._topic_requests(), self._group_requests(), self._leased_requests(), self._schedule_requests())
+        parts = (
+            self._topic_requests(),
+            self._group_requests(),
+            self._leased_requests(),
+            self._schedule_requests(),
+            self._subject_requests(),
+            self._observability.requests(),
+        )
         handlers = {request: handler for part in parts for request, handler in part.items()}
         declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
         assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
-        return handlers
+        return self._observability.attributed(handlers)
 
     def _schedule_requests(self) -> dict[type[Request[Any]], Handler]:
         schedules = self._schedules
@@ -319,6 +376,19 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
+        }
+
+    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
+        switchboard, requests = self._switchboard, self._requests
+        return {
+            SubjectPublish: switchboard.publish,
+            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
+            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
+            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
+            RequestSend: requests.send,
+            ReplySend: requests.reply,
+            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
+            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -345,6 +415,8 @@ class Broker:
             Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
             EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
+            ResultsOpen: self._open_results,
+            JobFinish: self._finish_job,
         }
 
     def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -415,6 +487,18 @@ class Broker:
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
         return self._transactions.stage(_own(session, request), received(body), now_us)
+
+    def _open_results(
+        self, session: Session, _: ResultsOpen, __: memoryview, now_us: int
+    ) -> PendingAnswer[ResultsOpened]:
+        return self._ledger.durably(self._results.open(session.tenant, now_us))
+
+    def _finish_job(
+        self, _: Session, request: JobFinish, body: memoryview, now_us: int
+    ) -> Settlement | PendingAnswer[Settlement]:
+        if self._ballast.dropped:
+            raise DiskFull(_FULL_DISK)
+        return self._finisher.finish(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

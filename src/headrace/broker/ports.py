@@ -61,6 +61,8 @@ class Session:
         """Whether the client can see the broker's files: it is in the same process or on the Unix socket."""
         self.memberships: set[tuple[str, str]] = set()
         """Groups and members that are reached through this session."""
+        self.services: dict[tuple[str, str], Any] = {}
+        """Instances of services that are registered through this session, by name and instance."""
 
     def _push_translated(self, pushed: Any) -> None:
         assert self.names is not None

@@ -20,6 +20,7 @@ from headrace.broker.schedule_entry import (
     runs_left,
     same_times,
 )
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
@@ -115,6 +116,8 @@ class ScheduleRunner:
         self._agenda: list[tuple[int, int, ScheduleEntry]] = []
         self._turns = count()
         self._id = max((kept.id for kept in ledger.state.schedules.values()), default=0)
+        self.changed: Signal[str, str, int] = Signal()
+        """A schedule was `created`, `altered`, `paused`, `resumed` or `deleted`, or `failed`, with the time of day."""
         self._failures: dict[str, str] = {}
         """Why schedules are stopped until they are set again, by name."""
         for name, kept in ledger.state.schedules.items():
@@ -149,6 +152,7 @@ class ScheduleRunner:
         _partition(rule, topic)
         if kept != before:
             self._ledger.record(now_us, kept)
+            self.changed(rule.name, "created" if before is None else "altered", now_us)
         self._id = max(self._id, kept.id)
         self._disarm(rule.name)
         self._failures.pop(rule.name, None)
@@ -184,6 +188,7 @@ class ScheduleRunner:
         self._disarm(name)
         self._failures.pop(name, None)
         self._entries.pop(name, None)
+        self.changed(name, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def pause(self, request: SchedulePause, now_us: int) -> PendingAnswer[Answer]:
@@ -194,6 +199,7 @@ class ScheduleRunner:
             rule = msgspec.structs.replace(kept.definition, paused=request.paused)
             done_us = kept.done_us if request.paused else max(kept.done_us, now_us)
             self._ledger.record(now_us, msgspec.structs.replace(kept, definition=rule, done_us=done_us))
+            self.changed(name, "paused" if request.paused else "resumed", now_us)
             if name in self._entries:
                 self._arm(self._entries[name])
         return self._ledger.durably(self._info(name))
@@ -303,6 +309,7 @@ class ScheduleRunner:
         self._disarm(name)
         self._entries.pop(name, None)
         self._failures[name] = text
+        self.changed(name, "failed", self._now_us or self._started_us)
 
     def _go_back(self, entry: ScheduleEntry, back_us: int, now_us: int) -> None:
         """Adapt a schedule to a clock that was set back: intervals repeat, fixed times only after a large one."""

@@ -55,6 +55,8 @@ class SubscriptionRegistry:
         """A subscription was deleted, failed or was reset: standing lease requests end with this error."""
         self.settings_changed: Signal[Subscription] = Signal()
         """A subscription was added, altered or removed."""
+        self.structure_changed: Signal[Subscription, str] = Signal()
+        """A subscription was `created`, `altered`, `reset` or `deleted`, or `failed`: what observers are told."""
         self.scanned: Signal[Subscription, int] = Signal()
         """A subscription has read messages that were published."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
@@ -139,7 +141,9 @@ class SubscriptionRegistry:
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
         self._ledger.record(now_us, fact)
-        return self._add(fact, topic)
+        made = self._add(fact, topic)
+        self.structure_changed(made, "created")
+        return made
 
     def prepare(self, subscription: Subscription, steps: TimedSteps) -> TimedSteps:
         """Open or alter a subscription; no message is leased meanwhile, and waiting consumers are served afterwards."""
@@ -261,6 +265,7 @@ class SubscriptionRegistry:
         self.detach(subscription)
         self._refuse(subscription, why)
         self.settings_changed(subscription)
+        self.structure_changed(subscription, "deleted")
 
     def detach(self, subscription: Subscription) -> None:
         """Close all partitions."""
@@ -291,7 +296,9 @@ class SubscriptionRegistry:
                 self._stop(subscription, self._ledger.state.leased.broken[number])
 
     def _stop(self, subscription: Subscription, why: str) -> None:
-        subscription.failure = subscription.failure or why
+        if not subscription.failure:
+            subscription.failure = why
+            self.structure_changed(subscription, "failed")
         self.detach(subscription)
         try:
             subscription.check()

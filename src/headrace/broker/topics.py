@@ -39,6 +39,7 @@ from headrace.model.errors import (
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
+from headrace.model.system_topics import SYSTEM_TOPICS
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -155,7 +156,7 @@ class TopicRegistry:
         if topic is not None and not topic.failure:
             return topic  # the hot path of every publish
         topic = self.find(name)
-        if topic is None and self._settings.auto_create_topics:
+        if topic is None and (self._settings.auto_create_topics or parse_topic(name).topic in SYSTEM_TOPICS):
             return self.create(TopicCreate(name), now_us)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name}, and auto_create_topics is off; create it first")
@@ -329,9 +330,10 @@ class TopicRegistry:
         self._counts[str(topic)] = topic.settings.partitions
 
     def _defaults(self, request: TopicCreate) -> TopicSettings:
+        own = SYSTEM_TOPICS.get(parse_topic(request.topic).topic, {})
         if self._store.directory is None and "storage" not in request.settings:
-            return topic_settings({"storage": "memory"}, self._settings.topic)
-        return self._settings.topic
+            own = {**own, "storage": "memory", "durability": "memory"}
+        return topic_settings(own, self._settings.topic) if own else self._settings.topic
 
     def _check_storage(self, settings: TopicSettings) -> None:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:

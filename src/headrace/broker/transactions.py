@@ -370,11 +370,14 @@ class Transactions:
                 request
             )  # checked again: a rebalance may have moved partitions during the sync
             fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
+            is_new = bool(moved.group) and self._groups.is_new(moved.group)
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             self._not_committed(name, opened, now_us)
             pending_answer.resolve(error)
             return
+        if is_new:
+            self._groups.group_changed(moved.group, "created", now_us)
         needed = {stage.offset for stage in chosen}
         self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
+from headrace.engines.derived_cache import DerivedCache
+from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.key_index import KeyCounts, KeyEntry, KeyIndex, key_counts
 from headrace.engines.leased.contents import Contents
@@ -42,9 +44,13 @@ __all__ = [
     "UPGRADING",
     "Appended",
     "Ballast",
+    "BatchTransform",
     "Content",
     "DataDirectory",
     "DataFormat",
+    "DerivedCache",
+    "DerivedPart",
+    "DerivedPartition",
     "EditRecord",
     "Findings",
     "ForecastCounter",

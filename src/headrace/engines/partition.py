@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from headrace.engines.key_index import KeyIndex, has_versions, stamped
 from headrace.engines.last_offsets import LastOffsets
@@ -54,10 +54,15 @@ class Slice(NamedTuple):
     next_offset: int
     end_offset: int
     """The offset after the last message that can be read."""
+    cost_bytes: int = 0
+    """What the reading cost, in bytes that could have been sent meanwhile; 0 of what only had to be looked up."""
 
 
 class Partition:
     """One partition's messages, and who produced them. All methods but those of maintenance are for one thread."""
+
+    is_derived: ClassVar[bool] = False
+    """Whether batches are made when they are read, at a cost for each offset that they cover."""
 
     def __init__(self, log: StoredLog, saved: bytes | None = None) -> None:
         self._log = log
@@ -73,6 +78,7 @@ class Partition:
         """All messages before this offset were appended before this time: retention by age need not read them again."""
         self._damaged: dict[int, int] = {}
         """Ranges of offsets whose messages were found damaged: first to next."""
+        self._rewrites = 0
         for lost in log.findings.lost:
             self._damaged[lost.first_offset] = lost.next_offset  # logged when it was found
         self.survived_offset = log.survived_offset
@@ -112,6 +118,11 @@ class Partition:
     def size_bytes(self) -> int:
         """How many bytes the batches take."""
         return self._log.size_bytes
+
+    @property
+    def rewrites(self) -> int:
+        """How often compaction has run: batches that were read before may have messages that are no more."""
+        return self._rewrites
 
     def check_durability(self, wanted: int) -> None:
         """Raise if messages can never have this durability."""
@@ -249,7 +260,7 @@ class Partition:
         """Whole batches from an offset on and before `end_offset`, without those appended before `expired_us`."""
         try:
             if expired_us is not None:
-                offset = self._unexpired(offset, end_offset, expired_us)
+                offset = self.unexpired(offset, end_offset, expired_us)
             found = self._log.byte_range(offset, bytes_max, end_offset)
         except CorruptBatch as error:
             self._note_damage(error)
@@ -274,14 +285,21 @@ class Partition:
         """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped."""
         while True:
             try:
-                for batch in self._log.batches(offset, until=end_offset):
+                for batch in self.scan(offset, end_offset):
                     yield batch
                     offset = batch.next_offset
             except CorruptBatch as error:
-                self._note_damage(error)
                 offset = error.next_offset
             else:
                 return
+
+    def scan(self, offset: int, end_offset: int) -> Iterator[Batch]:
+        """The batches from an offset on, the first one may begin before it; the first damaged one raises."""
+        try:
+            yield from self._log.batches(offset, until=end_offset)
+        except CorruptBatch as error:
+            self._note_damage(error)
+            raise
 
     def damaged_within(self, offsets: range) -> list[range]:
         """The parts of a range of offsets whose messages were found damaged."""
@@ -350,6 +368,7 @@ class Partition:
                 throttle.step(batch.count, batch.length)
             return self._log.compact(self._if_readable(keep))
         finally:
+            self._rewrites += 1
             last.clear(throttle)
 
     def compact_settled(self, settled: Sequence[Callable[[int], bool]]) -> int:
@@ -361,7 +380,10 @@ class Partition:
             kept = [at for at, offset in enumerate(offsets) if not all(is_settled(offset) for is_settled in settled)]
             return None if len(kept) == batch.count else kept
 
-        return self._log.compact(self._if_readable(keep))
+        try:
+            return self._log.compact(self._if_readable(keep))
+        finally:
+            self._rewrites += 1
 
     def _if_readable(self, keep: Keep) -> Keep:
         """The rule, extended to keep all of a batch that cannot be decoded."""
@@ -396,7 +418,7 @@ class Partition:
                 error.reason,
             )
 
-    def _unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
+    def unexpired(self, offset: int, end_offset: int, expired_us: int) -> int:
         """The first offset, from this one on, whose batch was appended at a time or later."""
         known_offset, known_us = self._expired
         if known_us <= expired_us:

@@ -51,7 +51,7 @@ class LogScanner:
                     gone.append(range(self._read_to, batch.base_offset))
                 self._read_to = batch.next_offset
                 self._take_in(batch, now_us)
-                count += batch.count
+                count += batch.span if self._partition.is_derived else batch.count
                 if count >= _READ_TOGETHER:
                     break
             else:

@@ -160,7 +160,10 @@ class Projection:
             self._running = False
 
     def stop(self) -> None:
-        """Let `run` return after the transaction in progress; may be called by a handler, or from another thread.
+        """Let `run` return after the transaction in progress.
+
+        Raises:
+            Nothing: a handler may call it, and any thread.
 
         Example:
             >>> store = headrace.SqliteStore(":memory:")
