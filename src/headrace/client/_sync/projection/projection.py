@@ -160,10 +160,7 @@ class Projection:
             self._running = False
 
     def stop(self) -> None:
-        """Let `run` return after the transaction in progress.
-
-        Raises:
-            Nothing: a handler may call it, and any thread.
+        """Let `run` return after the transaction in progress; a handler may call it, and any thread.
 
         Example:
             >>> store = headrace.SqliteStore(":memory:")
