@@ -1,7 +1,7 @@
 """Projections into PostgreSQL, with psycopg."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,23 @@ class PostgresStore(PositionStore[Any]):
             _check_open(connection)
             connection.execute(_STORE_POSITION, (*key, *following))
 
+    def advance(self, projection: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Store how far a projection is whose writes may be repeated, such as one of Spark; positions never go back.
+
+        Parameters:
+            projection: its name.
+            offsets: by topic and partition: the offset of the first message that was not applied.
+
+        Raises:
+            psycopg.Error: if the database fails; nothing was written.
+
+        Example:
+            >>> store.advance("orders", {("order-events", 0): 17})  # doctest: +SKIP
+        """
+        with self._transaction(projection) as connection:
+            for (topic, partition), next_offset in sorted(offsets.items()):
+                connection.execute(_ADVANCE_POSITION, (projection, topic, partition, next_offset, 0))
+
     def reset(self, projection: str, write: Callable[[Any], object]) -> None:
         """Call `write` and forget all positions of a projection in one transaction.
 
@@ -151,16 +168,6 @@ class PostgresStore(PositionStore[Any]):
                 if not connection.closed and not connection.broken:
                     connection.execute("ROLLBACK")
                 raise
-
-
-def advance_positions(connection: Any, projection: str, offsets: dict[tuple[str, int], int]) -> None:
-    """Store how far a projection is that can be repeated, such as one of Spark; positions never go back.
-
-    The connection is psycopg's; the caller has written the rows, and may commit them with the positions.
-    """
-    connection.execute(CREATE_TABLE)
-    for (topic, partition), next_offset in sorted(offsets.items()):
-        connection.execute(_ADVANCE_POSITION, (projection, topic, partition, next_offset, 0))
 
 
 def _check_open(connection: Any) -> None:
