@@ -217,7 +217,7 @@ class Partition:
         while position < self._log.next_offset:
             for batch in self.batches(position, self._log.next_offset):
                 try:
-                    index.note_batch(batch)
+                    yield from index.note_batch(batch)
                 except InvalidBatch as error:
                     logger.warning("keys unknown  path=%s offset=%d reason=%s", self.location, position, error)
                 position = batch.next_offset
