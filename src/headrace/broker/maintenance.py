@@ -82,6 +82,10 @@ class Maintenance:
         self._begin("learning", self._learn)
         self._begin("round", lambda: self._round(now_us))
 
+    def is_removing(self, topic: Topic) -> bool:
+        """Whether messages of a topic are being removed."""
+        return any(id(active) in self._removing for active in topic.active_partitions.values())
+
     def close(self) -> None:
         """Stop: a round in progress ends with its current slice."""
         self._closed = True

@@ -70,6 +70,8 @@ class Partition:
         """Appends a batch to the log; with `key_index` it writes the versions of the messages first."""
         self.key_index: KeyIndex | None = None
         """The messages of each key, in a topic with key_versions, once it is loaded."""
+        self._counts_keys = False
+        """Whether the versions of messages are counted, or will be when the index is loaded."""
         self.durable = log.durable
         """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
@@ -213,6 +215,7 @@ class Partition:
 
         If there is an index already, it is replaced, and messages can be appended meanwhile.
         """
+        self._counts_keys = True
         index, position, work = KeyIndex(), self._log.first_offset, 0
         while position < self._log.next_offset:
             for batch in self.batches(position, self._log.next_offset):
@@ -234,6 +237,7 @@ class Partition:
     def forget_key_index(self) -> None:
         """Write no versions from now on."""
         self.key_index = None
+        self._counts_keys = False
         self._append = self._log.append
 
     def _append_versioned(self, batch: Batch, now_us: int) -> AppendReceipt:
@@ -360,7 +364,7 @@ class Partition:
     def compact_by_key(self) -> int:
         """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
         last, throttle = LastOffsets(), CpuThrottle()
-        keep: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
+        keep: Keep = _keeping_uncounted(last.kept) if self._counts_keys else last.kept
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
                 with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that
