@@ -379,6 +379,28 @@ def test_expected_offset(topic: str) -> None:
     assert values(topic) == [b"a", b"b", b"c"]
 
 
+def test_versions_of_a_key(topic: str) -> None:
+    run("topic", "create", topic, "--key-versions", "--partitions", "3")
+    run("publish", topic, "opened", "paid", "--key", "ann", "--expected-version", "0")
+    run("publish", topic, "--key", "ann", "--expected-version", "2", stdin=b"in\nout\n")
+    stale = run("publish", topic, "again", "--key", "ann", "--expected-version", "3", code=1)
+    assert error_of(stale)[1] == "unexpected_version"
+    assert run("topic", "history", topic, "ann", "--values").stdout == b"opened\npaid\nin\nout\n"
+    lines = text_of("topic", "history", topic, "ann", "--start-version", "2", "-n", "1").splitlines()
+    assert len(lines) == 1
+    assert lines[0].split("\t")[::4] == ["2", "in"]
+    rows = [json.loads(line) for line in run("topic", "history", topic, "ann", "--json").stdout.splitlines()]
+    assert [(row["version"], row["key"], row["value"]) for row in rows] == [
+        (0, "ann", "opened"),
+        (1, "ann", "paid"),
+        (2, "ann", "in"),
+        (3, "ann", "out"),
+    ]
+    assert run("topic", "history", topic, "eve").stdout == b""
+    assert run("publish", topic, "x", "--expected-version", "0", code=2).stderr
+    assert error_of(run("topic", "history", "no-such-topic", "ann", code=1))[1] == "topic_not_found"
+
+
 def test_messages_that_expire(topic: str) -> None:
     run("topic", "create", topic)
     run("publish", topic, "old", "--expires", "1m ago")

@@ -276,7 +276,13 @@ class DerivedPartition(Partition):
 
     # Refuse to change.
 
-    def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:  # noqa: ARG002
+    def append(
+        self,
+        batch: Batch,  # noqa: ARG002
+        now_us: int,  # noqa: ARG002
+        expected_offset: int | None = None,  # noqa: ARG002
+        expected_version: int | None = None,  # noqa: ARG002
+    ) -> Appended:
         """Nothing can be appended."""
         self._refuse()
 
