@@ -13,6 +13,7 @@ from headrace.broker.leased_facts import LeasedFact
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
+from headrace.model.batch import parse
 from headrace.model.bus_event import BusEvent, EventsRecord, decode_event
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.leasing import (
@@ -46,6 +47,7 @@ from headrace.model.service_requests import (
     ServicePolicyAlter,
     ServiceRegister,
 )
+from headrace.model.subject_requests import SubjectSubscribe
 from headrace.testing.workbench import Workbench
 
 
@@ -154,41 +156,32 @@ FACT_EVENTS: dict[type, set[str]] = {
     facts.ScheduleDeleted: {"schedule.deleted"},
     facts.ServicePolicySet: {"policy.altered"},
     facts.LogLevelStored: {"log_level.set", "log_level.reset"},
-    **dict.fromkeys(
-        # About messages, progress or the broker itself, and not about structures.
-        [
-            facts.BrokerStarted,
-            facts.ProducersCheckpointed,
-            facts.TransactionApplied,
-            facts.TransactionShared,
-            facts.TransactionUnshared,
-            facts.ScheduleAdvanced,
-            facts.TopicFilesRemoved,
-            facts.IdsReserved,
-            facts.OffsetsReserved,
-        ],
-        set(),
-    ),
+    # About messages, progress or the broker itself, and not about structures:
+    facts.BrokerStarted: set(),
+    facts.ProducersCheckpointed: set(),
+    facts.TransactionApplied: set(),
+    facts.TransactionShared: set(),
+    facts.TransactionUnshared: set(),
+    facts.ScheduleAdvanced: set(),
+    facts.TopicFilesRemoved: set(),
+    facts.IdsReserved: set(),
+    facts.OffsetsReserved: set(),
 }
 LEASED_FACT_EVENTS: dict[str, set[str]] = {
     "SubscriptionSet": {"subscription.created", "subscription.altered"},
     "SubscriptionDeleted": {"subscription.deleted"},
     "SubscriptionStateReset": {"subscription.reset"},
-    **dict.fromkeys(
-        [
-            "MessagesLeased",
-            "LeaseExtended",
-            "MessagesSettled",
-            "MessagesReleased",
-            "MessageEdited",
-            "IndexSnapshotBegun",
-            "IndexSnapshotChunks",
-            "IndexSnapshotRest",
-            "SubscriptionBroken",
-            "SettledEdits",
-        ],
-        set(),
-    ),
+    # About messages, or parts of a snapshot:
+    "MessagesLeased": set(),
+    "LeaseExtended": set(),
+    "MessagesSettled": set(),
+    "MessagesReleased": set(),
+    "MessageEdited": set(),
+    "IndexSnapshotBegun": set(),
+    "IndexSnapshotChunks": set(),
+    "IndexSnapshotRest": set(),
+    "SubscriptionBroken": set(),
+    "SettledEdits": set(),
 }
 REQUEST_EVENTS: dict[str, set[str]] = {
     "TopicCreate": {"topic.created"},
@@ -318,6 +311,32 @@ def test_live_observers_hear_of_changes_without_a_topic(bench: Workbench) -> Non
     bench.broker._observability.events.emit = emit
     bench.ask(TopicCreate("orders"), session=bench.connect("a", tenant="acme"))
     assert heard == [("acme", "$events.topic.created", "orders")]
+
+
+def test_observers_subscribe_to_subjects(bench: Workbench) -> None:
+    """A live subscription of a tenant gets its events, and no other tenant's."""
+    session, acme = bench.connect("observer"), bench.connect("observer", tenant="acme")
+    bench.ask(SubjectSubscribe("$events.topic.*"), session=session)
+    bench.ask(SubjectSubscribe("$events.>"), session=acme)
+    bench.ask(TopicCreate("orders"))
+    (pushed,) = bench.pushed
+    assert decode_event(parse(memoryview(pushed.body)).columns().values[0]).name == "orders"
+    bench.ask(ServiceRegister(ServiceDefinition("billing", "i1")))
+    assert len(bench.pushed) == 1
+
+
+def test_observers_hear_of_a_change_when_the_journal_has_it(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path))
+    heard: list[str] = []
+    bench.broker._observability.events.emit = lambda *event: heard.append(event[1])
+    bench.syncing_later = True
+    answer = bench.begin(TopicCreate("orders"))
+    while not answer.resolved:
+        assert heard == []
+        assert bench.step()
+    bench.run()
+    assert heard == ["$events.topic.created"]
+    bench.close()
 
 
 def test_a_burst_is_one_batch_per_turn(bench: Workbench) -> None:

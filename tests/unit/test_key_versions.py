@@ -25,8 +25,8 @@ from headrace.model.errors import (
 from headrace.model.key_versions import History, HistoryPage, version_in
 from headrace.model.partitioning import by_key
 from headrace.model.requests import (
-    Published,
     Publish,
+    Published,
     TopicAlter,
     TopicCreate,
     TopicTrim,
@@ -92,7 +92,7 @@ def history(bench: Workbench, key: str, start: int = 0, topic: str = "accounts",
         columns = parse(memoryview(answer.body)).columns()
         assert columns.keys == [key.encode()] * len(columns.values)
         assert [version_in(headers) for headers in columns.headers or ()] == answer.answer.versions
-        found += [(version, (value or b"").decode()) for version, value in zip(answer.answer.versions, columns.values)]
+        found += [(version, (value or b"").decode()) for version, value in zip(answer.answer.versions, columns.values, strict=True)]
         following = answer.answer.following
     return found
 

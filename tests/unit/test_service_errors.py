@@ -44,7 +44,7 @@ def stored(bench: Workbench, topic: str = "headrace.errors") -> list[ServiceErro
     return [msgspec.json.decode(value, type=ServiceError) for value in bench.values(topic)]  # type: ignore[arg-type]
 
 
-def reject(bench: Workbench, session: Session | None = None, tenant: str = "") -> None:
+def reject(bench: Workbench, session: Session | None = None) -> None:
     bench.ask(TopicCreate("jobs", exist_ok=True), session=session)
     bench.ask(SubscriptionCreate("jobs", exist_ok=True), session=session)
     bench.ask(Publish("jobs", 0), bench.batch([b"bad", b"worse"]).data, session=session)

@@ -115,6 +115,10 @@ def test_services_are_found_by_what_they_do(bench: Workbench) -> None:
     assert found(bench, produces="orders") == ["shop"]
     assert found(bench, consumes="orders") == ["billing"]
     assert found(bench, serves="price.quote") == ["shop"]
+    register(bench, "stock", serves=["stock.*.count", "price.>"])
+    assert found(bench, serves="price.quote") == ["shop", "stock"]
+    assert found(bench, serves="stock.apples.count") == ["stock"]
+    assert found(bench, serves="stock.apples") == []
     assert found(bench, produces="bills", consumes="bills") == []
     assert found(bench, name="nobody") == []
 
@@ -220,6 +224,7 @@ def test_the_number_of_instances_is_bounded(bench: Workbench, monkeypatch: pytes
         (ServiceDefinition("a*", "i1"), 1000, "cannot name a service"),
         (ServiceDefinition("billing", ""), 1000, "cannot name a service instance"),
         (ServiceDefinition("billing", "i1", produces=["*"]), 1000, "cannot name a topic"),
+        (ServiceDefinition("billing", "i1", serves=["a..b"]), 1000, "a..b"),
         (ServiceDefinition("billing", "i1", metadata={"a": "x" * 70_000}), 1000, "leave out some metadata"),
         (ServiceDefinition("billing", "i1"), 99, "ttl_ms must be"),
         (ServiceDefinition("billing", "i1"), 3_600_001, "ttl_ms must be"),

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
+from headrace.broker.job_finisher import JobFinisher
 from headrace.broker.key_history import KeyHistory
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
@@ -18,6 +19,7 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.request_dispatcher import RequestDispatcher
+from headrace.broker.result_topics import ResultTopics
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -36,6 +38,7 @@ from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
@@ -49,6 +52,7 @@ from headrace.model.leasing import (
     Redrive,
     Reject,
     Release,
+    Settlement,
     SubscriptionAlter,
     SubscriptionCreate,
     SubscriptionDelete,
@@ -159,11 +163,13 @@ class Broker:
         )
         self._subscriptions = SubscriptionRegistry(self._topics, self._ledger, self._turns, now_us)
         leased = self._topics, self._subscriptions
-        dead_letters = DeadLetters(*leased, self._transactions, self._ledger.failures, self._turns)
+        self._results = ResultTopics(self._topics, settings.result_seconds)
+        dead_letters = DeadLetters(*leased, self._transactions, self._results, self._ledger.failures, self._turns)
         self._middleware = MiddlewareRunner(ports, self._turns)
         self._pipeline = PublishPipeline(self._middleware, dead_letters, self._transactions)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
+        self._finisher = JobFinisher(self._subscriptions, self._leasing, self._results, self._transactions)
         self._standing = StandingLeases(self._subscriptions, self._leasing, self._ledger, self._turns)
         self._policies = SubscriptionPolicies(
             self._subscriptions, self._admin, self._standing, self._ledger, self._turns
@@ -429,6 +435,8 @@ class Broker:
             Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
             EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
+            ResultsOpen: self._open_results,
+            JobFinish: self._finish_job,
         }
 
     def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -509,6 +517,18 @@ class Broker:
             self._topics.active(topic, request.partition)  # first what may go wrong
             return self._pipeline.stage(session, topic, request, batch, now_us)
         return self._transactions.stage(request, batch, now_us)
+
+    def _open_results(
+        self, session: Session, _: ResultsOpen, __: memoryview, now_us: int
+    ) -> PendingAnswer[ResultsOpened]:
+        return self._ledger.durably(self._results.open(session.tenant, now_us))
+
+    def _finish_job(
+        self, _: Session, request: JobFinish, body: memoryview, now_us: int
+    ) -> Settlement | PendingAnswer[Settlement]:
+        if self._ballast.dropped:
+            raise DiskFull(_FULL_DISK)
+        return self._finisher.finish(request, received(body), now_us)
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

@@ -17,11 +17,12 @@ from headrace.model.errors import DiskFull, HeadraceError
 from headrace.model.limits import EVENTS_PENDING_MAX
 from headrace.model.requests import Done, Publish, Published, TopicCreate
 from headrace.model.system_topics import EVENTS_TOPIC
-from headrace.model.topic import DEFAULT_TENANT, TopicName, tenant_of
+from headrace.model.topic import DEFAULT_TENANT, TopicName, TopicSettings, tenant_of
 
 Emit = Callable[[str, str, Columns, int], object]
 """Publishes messages live: gets the tenant, the subject, the messages and the time."""
 
+_DEFAULTS = TopicSettings().as_dict()
 _TOGETHER = 500
 """Maximum events recorded per loop turn."""
 _BACKLOG = 1000
@@ -221,13 +222,13 @@ class BusEvents:
             if topic.name.topic == EVENTS_TOPIC:
                 self._backlogs.pop(topic.name.tenant, None)
         elif topic.revision == 0:
-            self.record("topic", "created", str(topic), now_us, {"settings": topic.settings.as_dict()})
+            self.record("topic", "created", str(topic), now_us, _settings(topic))
             backlog = self._backlogs.pop(topic.name.tenant, None) if topic.name.topic == EVENTS_TOPIC else None
             if backlog:  # somebody created it otherwise than by `open`
                 self._append(topic, list(backlog), now_us)
 
     def _topic_altered(self, topic: Topic, now_us: int) -> None:
-        self.record("topic", "altered", str(topic), now_us, {"settings": topic.settings.as_dict()})
+        self.record("topic", "altered", str(topic), now_us, _settings(topic))
 
 
 def bare_name(name: str) -> str:
@@ -237,6 +238,13 @@ def bare_name(name: str) -> str:
     ('orders', 'orders')
     """
     return name.rpartition("/")[2]
+
+
+def _settings(topic: Topic) -> dict[str, Any]:
+    """Details of a topic: its number of partitions, and the settings that are not the default ones."""
+    given = topic.settings.as_dict()
+    changed = {name: setting for name, setting in given.items() if setting != _DEFAULTS[name]}
+    return {"settings": {"partitions": topic.settings.partitions, **changed}}
 
 
 def _topic_name(tenant: str) -> str:

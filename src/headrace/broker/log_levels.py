@@ -321,6 +321,4 @@ def _check(rule: LogLevelRule, tenant: str) -> None:
     if rule.scope != "broker" and not 0 < len(rule.pattern) <= GROUP_NAME_CHARS_MAX:
         raise InvalidArgument(f"a pattern has 1 to {GROUP_NAME_CHARS_MAX} characters, not {len(rule.pattern)}")
     if "/" in rule.pattern:
-        raise InvalidArgument(
-            f"a pattern is about names of the session's tenant: leave the tenant out of {rule.pattern}"
-        )
+        raise InvalidArgument(f"a pattern is about the session's tenant: leave the tenant out of {shown(rule.pattern)}")

@@ -32,11 +32,13 @@ from headrace.model.service_requests import (
     ServicePolicyAlter,
     ServiceRegister,
 )
+from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicName
 
 Handler = Callable[[Session, Any, memoryview, int], Any]
 Handlers = dict[type[Request[Any]], Handler]
 
+_SUBSCRIPTION_DEFAULTS = SubscriptionSettings().as_dict()
 _REASON_CHARS = 500
 """Of a dead letter's reason, in events and errors; the dead letter itself has all of it."""
 _STRUCTURAL_VERBS = frozenset(
@@ -123,7 +125,8 @@ class Observability:
     def _subscription_changed(self, subscription: Subscription, action: str) -> None:
         details: dict[str, Any] = {"topic": bare_name(str(subscription.topic))}
         if action in ("created", "altered"):
-            details["settings"] = subscription.settings.as_dict()
+            given = subscription.settings.as_dict()
+            details["settings"] = {name: one for name, one in given.items() if one != _SUBSCRIPTION_DEFAULTS[name]}
         if action == "failed":
             details["reason"] = subscription.failure[:_REASON_CHARS]
         name = str(TopicName(subscription.topic.name.tenant, subscription.name))

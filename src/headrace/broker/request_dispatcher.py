@@ -7,7 +7,7 @@ from functools import partial
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Ports, Session
-from headrace.broker.responders import OpenRequest, PendingReply, Responder, TenantRequests
+from headrace.broker.responders import LiveResponder, OpenRequest, PendingReply, TenantRequests
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.switchboard import name_for, parse_pattern, parse_subject
 from headrace.model.error_object import as_service_failed, check_error_object
@@ -57,7 +57,7 @@ class RequestDispatcher:
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
         self._tenants: dict[str, TenantRequests] = {}
-        self._responders: dict[Session, dict[int, Responder]] = {}
+        self._responders: dict[Session, dict[int, LiveResponder]] = {}
         self._callers: dict[Session, dict[int, OpenRequest]] = {}
         self._awaited: dict[int, OpenRequest] = {}
         """Requests for whose replies somebody waits, by number."""
@@ -103,9 +103,11 @@ class RequestDispatcher:
         if isinstance(outcome, Cancelled):
             self._withdraw(one)
 
-    def _wait(self, requests: TenantRequests, one: OpenRequest, responders: list[Responder], body: memoryview) -> None:
+    def _wait(
+        self, requests: TenantRequests, one: OpenRequest, responders: list[LiveResponder], body: memoryview
+    ) -> None:
         """Keep a request until a responder is free."""
-        subject = one.request.subject
+        subject = one.subject
         size_bytes = len(body) + header_bytes(one.request.headers)
         queue = requests.waiting.get(subject)
         if (
@@ -125,7 +127,12 @@ class RequestDispatcher:
         queue[one.number] = one
 
     def _push(
-        self, requests: TenantRequests, one: OpenRequest, responder: Responder, value: memoryview | bytes, now_us: int
+        self,
+        requests: TenantRequests,
+        one: OpenRequest,
+        responder: LiveResponder,
+        value: memoryview | bytes,
+        now_us: int,
     ) -> None:
         """Send a request to a responder."""
         one.responder = responder
@@ -135,7 +142,7 @@ class RequestDispatcher:
         delivery = RequestDelivery(
             responder.number,
             one.number,
-            name_for(responder.session, one.tenant, request.subject),
+            name_for(responder.session, one.tenant, one.subject),
             max(0, (one.deadline_us - now_us) // 1000),
             request.headers,
         )
@@ -167,7 +174,7 @@ class RequestDispatcher:
         self._free(responder, one, now_us)
         return Done()
 
-    def _free(self, responder: Responder, one: OpenRequest, now_us: int) -> None:
+    def _free(self, responder: LiveResponder, one: OpenRequest, now_us: int) -> None:
         """Take an answered request from its responder, which may get the next one that waits."""
         requests = self._tenants[responder.tenant]
         del responder.open[one.number], self._delivered[one.number]
@@ -177,7 +184,7 @@ class RequestDispatcher:
         if responder.closed and not responder.open:
             self._forget(responder)
 
-    def _serve_waiting(self, requests: TenantRequests, responder: Responder, now_us: int) -> None:
+    def _serve_waiting(self, requests: TenantRequests, responder: LiveResponder, now_us: int) -> None:
         """Send a responder as many waiting requests as it takes, of its subjects in turn, many of them in slices."""
         for _ in range(_AT_ONCE):
             if not responder.waiting or not responder.is_free:
@@ -221,7 +228,7 @@ class RequestDispatcher:
                 f"the connection has {LIVE_SUBSCRIPTIONS_MAX} responders, which is the maximum; close some"
             )
         self._number += 1
-        responder = mine[self._number] = Responder(self._number, session, place, request.concurrency)
+        responder = mine[self._number] = LiveResponder(self._number, session, place, request.concurrency)
         requests = self._tenants.get(place.tenant)
         if requests is None:
             requests = self._tenants[place.tenant] = TenantRequests()
@@ -265,7 +272,7 @@ class RequestDispatcher:
         if responders:
             in_slices(self._ports, steps())
 
-    def _remove_all(self, responders: list[Responder]) -> Iterator[None]:
+    def _remove_all(self, responders: list[LiveResponder]) -> Iterator[None]:
         """Remove responders of an ended session; yields after each, and after each request that one had."""
         for responder in responders:
             self._retire(responder)
@@ -277,7 +284,7 @@ class RequestDispatcher:
                 self._fail(one, ResponderLost())
                 yield
 
-    def _retire(self, responder: Responder) -> None:
+    def _retire(self, responder: LiveResponder) -> None:
         """Give a responder no more requests; those that wait for nobody else fail."""
         responder.closed = True
         requests = self._tenants[responder.tenant]
@@ -295,7 +302,7 @@ class RequestDispatcher:
 
     def _fail_orphaned(self, requests: list[OpenRequest]) -> Steps:
         for number, one in enumerate(requests, 1):
-            self._fail(one, _nobody(one.request.subject))
+            self._fail(one, _nobody(one.subject))
             if number % _AT_ONCE == 0:
                 yield
 
@@ -305,7 +312,7 @@ class RequestDispatcher:
             self._finish(one)
             one.answer.resolve(error)
 
-    def _forget(self, responder: Responder) -> None:
+    def _forget(self, responder: LiveResponder) -> None:
         """Remove a closed responder, which has answered everything, from its session."""
         mine = self._responders.get(responder.session)
         if mine is not None:
@@ -330,7 +337,7 @@ class RequestDispatcher:
         self._finish(one)
         if one.queued:
             requests = self._tenants[one.tenant]
-            subject = one.request.subject
+            subject = one.subject
             queue = requests.waiting[subject]
             del queue[one.number]
             self._unwait(requests, one)
@@ -349,7 +356,7 @@ class RequestDispatcher:
             waited = one.responder is None
             self._withdraw(one)
             self._tenants[one.tenant].timeouts += 1
-            one.answer.resolve(_timed_out(one.request, waited=waited))
+            one.answer.resolve(_timed_out(one, waited=waited))
 
     def describe(self, session: Session, info: SwitchboardInfo) -> SwitchboardInfo:
         """Fill in the counts of the session's tenant."""
@@ -388,8 +395,8 @@ def _nobody(subject: str) -> NoResponders:
     return NoResponders(f"nobody serves {subject}: start a responder for it, or check the name", subject=subject)
 
 
-def _timed_out(request: RequestSend, *, waited: bool) -> HeadraceError:
-    seconds = request.timeout_ms / 1000
+def _timed_out(one: OpenRequest, *, waited: bool) -> HeadraceError:
+    seconds = one.request.timeout_ms / 1000
     if waited:
-        return Timeout(f"all responders of {request.subject} were busy for {seconds:.3g} s; nothing was sent to them")
-    return Timeout(f"no reply to a request to {request.subject} within {seconds:.3g} s; it may still be handled")
+        return Timeout(f"all responders of {one.subject} were busy for {seconds:.3g} s; nothing was sent to them")
+    return Timeout(f"no reply to a request to {one.subject} within {seconds:.3g} s; it may still be handled")

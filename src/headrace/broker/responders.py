@@ -11,7 +11,7 @@ from headrace.model.subject_requests import RequestReply, RequestSend
 PendingReply = PendingAnswer[AnswerWithBody[RequestReply]]
 
 
-class Responder:
+class LiveResponder:
     """A session that answers requests to a subject, or to subjects by pattern."""
 
     __slots__ = ("closed", "concurrency", "number", "open", "session", "subject", "tenant", "waiting")
@@ -45,6 +45,7 @@ class OpenRequest:
         "responder",
         "session",
         "size_bytes",
+        "subject",
         "tenant",
         "value",
     )
@@ -54,11 +55,11 @@ class OpenRequest:
     ) -> None:
         self.number = number
         self.session = session
-        self.tenant, request.subject = place
+        self.tenant, self.subject = place
         self.request = request
         self.deadline_us = deadline_us
         self.answer: PendingReply = PendingAnswer()
-        self.responder: Responder | None = None
+        self.responder: LiveResponder | None = None
         """Who has it; None before."""
         self.queued = False
         """Whether it waits for a responder."""
@@ -71,7 +72,7 @@ class TenantRequests:
     """The responders and the waiting requests of a tenant, and what is counted of them."""
 
     def __init__(self) -> None:
-        self.trie: SubjectTrie[Responder] = SubjectTrie()
+        self.trie: SubjectTrie[LiveResponder] = SubjectTrie()
         self.waiting: dict[str, OrderedDict[int, OpenRequest]] = {}
         """Requests that wait for a responder, by subject and number."""
         self.turns = 0
@@ -83,7 +84,7 @@ class TenantRequests:
         self.late_replies = 0
         self.unknown_replies = 0
 
-    def choose(self, responders: list[Responder]) -> Responder | None:
+    def choose(self, responders: list[LiveResponder]) -> LiveResponder | None:
         """A free responder with the fewest open requests, in turn among those; None if all are busy."""
         self.turns += 1
         count = len(responders)

@@ -1,5 +1,7 @@
 """Registered services: live instances in memory, kept alive by their sessions, and the policy who may use the bus."""
 
+from typing import Any
+
 import msgspec
 
 from headrace.broker.deadlines import Deadlines
@@ -10,6 +12,8 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subject_trie import SubjectTrie
+from headrace.model.bus_event import EVENTS_SUBJECT
 from headrace.model.errors import InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
 from headrace.model.limits import (
     SERVICE_BYTES_MAX,
@@ -32,9 +36,9 @@ from headrace.model.service_requests import (
     ServiceRegistered,
     ServicesFound,
 )
+from headrace.model.subject import checked_pattern, checked_subject
 from headrace.model.topic import (
     SYSTEM_PREFIX,
-    checked_name,
     checked_plain_name,
     checked_tenant_name,
     parse_topic,
@@ -109,7 +113,7 @@ class ServiceRegistry:
 
     # Admission.
 
-    def check(self, session: Session, request: Request[object]) -> None:
+    def check(self, session: Session, request: Request[Any]) -> None:
         """Refuse what a session asks for that is no registered service of a tenant that requires it."""
         if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
             return
@@ -277,7 +281,7 @@ class ServiceRegistry:
         return info
 
 
-def _is_exempt(session: Session, request: Request[object]) -> bool:
+def _is_exempt(session: Session, request: Request[Any]) -> bool:
     """Whether a request is open to those who are not registered."""
     if type(request) in _ALWAYS_ADMITTED:
         return True
@@ -285,9 +289,9 @@ def _is_exempt(session: Session, request: Request[object]) -> bool:
     for permission in request.declared.permissions:
         if permission.verb in verbs:
             continue
-        names = [name for name, *_ in permission.names(request)]
+        names = [name.rpartition("/")[2] for name, *_ in permission.names(request)]
         is_reading = permission.verb is Verb.CONSUME and session.is_local
-        if not (is_reading and names and all(parse_topic(name).topic.startswith(SYSTEM_PREFIX) for name in names)):
+        if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
             return False
     return session.is_local or not getattr(request, "create", False)  # looking must not create anything
 
@@ -296,8 +300,16 @@ def _matches(info: ServiceInfo, request: ServiceList) -> bool:
     return (
         (not request.produces or str(parse_topic(request.produces)) in info.produces)
         and (not request.consumes or str(parse_topic(request.consumes)) in info.consumes)
-        and (not request.serves or request.serves in info.serves)
+        and (not request.serves or _serves(info, request.serves))
     )
+
+
+def _serves(info: ServiceInfo, subject: str) -> bool:
+    """Whether a service answers requests on a subject, by its patterns."""
+    trie = SubjectTrie[str]()
+    for pattern in info.serves:
+        trie.add(pattern, pattern)
+    return bool(trie.match(checked_subject(subject)))
 
 
 def _checked(request: ServiceRegister) -> ServiceDefinition:
@@ -314,8 +326,8 @@ def _checked(request: ServiceRegister) -> ServiceDefinition:
         produces=[str(parse_topic(topic)) for topic in given.produces],
         consumes=[str(parse_topic(topic)) for topic in given.consumes],
     )
-    for subject in given.serves:
-        checked_name(subject, "subject that a service serves")
+    for pattern in given.serves:
+        checked_pattern(pattern)
     size_bytes = len(msgspec.msgpack.encode(definition))
     if size_bytes > SERVICE_BYTES_MAX:
         raise InvalidArgument(

@@ -46,7 +46,7 @@ class QualifiedSubject(NamedTuple):
     subject: str
 
 
-class LiveSubscription:
+class LiveSubscriber:
     """A session's subscription to subjects."""
 
     __slots__ = ("closed", "dropped", "number", "pattern", "queue", "session", "tenant")
@@ -68,7 +68,7 @@ class QueueMembers:
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.members: dict[LiveSubscription, None] = {}
+        self.members: dict[LiveSubscriber, None] = {}
 
 
 class TenantSubjects:
@@ -76,7 +76,7 @@ class TenantSubjects:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.trie: SubjectTrie[LiveSubscription | QueueMembers] = SubjectTrie()
+        self.trie: SubjectTrie[LiveSubscriber | QueueMembers] = SubjectTrie()
         self.queues: dict[tuple[str, str], QueueMembers] = {}
         """By pattern and queue name."""
         self.subscriptions = 0
@@ -86,7 +86,7 @@ class TenantSubjects:
         self.delivered = 0
         self.dropped = 0
 
-    def add(self, subscription: LiveSubscription) -> None:
+    def add(self, subscription: LiveSubscriber) -> None:
         """Add a subscription."""
         self.subscriptions += 1
         if not subscription.queue:
@@ -99,7 +99,7 @@ class TenantSubjects:
             self.trie.add(subscription.pattern, members)
         members.members[subscription] = None
 
-    def remove(self, subscription: LiveSubscription) -> None:
+    def remove(self, subscription: LiveSubscriber) -> None:
         """Remove a subscription."""
         self.subscriptions -= 1
         if not subscription.queue:
@@ -112,22 +112,22 @@ class TenantSubjects:
             del self.queues[key]
             self.trie.remove(subscription.pattern, members)
 
-    def receivers(self, subject: str) -> list[LiveSubscription]:
+    def receivers(self, subject: str) -> list[LiveSubscriber]:
         """Who gets a batch of a subject: all subscriptions without a queue, and one of each queue."""
         found = self.trie.match(subject)
         if not self.queues:
             return found  # type: ignore[return-value]  # no others are there
-        chosen: list[LiveSubscription] = []
-        queues: dict[str, list[LiveSubscription]] = {}
+        chosen: list[LiveSubscriber] = []
+        queues: dict[str, list[LiveSubscriber]] = {}
         for one in found:
-            if isinstance(one, LiveSubscription):
+            if isinstance(one, LiveSubscriber):
                 chosen.append(one)
             else:
                 queues.setdefault(one.queue, []).extend(one.members)
         chosen += map(self._chosen, queues.values())
         return chosen
 
-    def _chosen(self, members: list[LiveSubscription]) -> LiveSubscription:
+    def _chosen(self, members: list[LiveSubscriber]) -> LiveSubscriber:
         """One of the members of a queue, in turn; one that is too slow only if all are."""
         self.turns += 1
         start = self.turns % len(members)
@@ -146,7 +146,7 @@ class FanOut(NamedTuple):
     batch: bytes
     messages: int
     """How many the batch has."""
-    receivers: Sequence[LiveSubscription]
+    receivers: Sequence[LiveSubscriber]
 
 
 class Switchboard:
@@ -157,7 +157,7 @@ class Switchboard:
         """Stores what durable routes take; None while there are none."""
         self._ports = ports
         self._tenants: dict[str, TenantSubjects] = {}
-        self._sessions: dict[Session, dict[int, LiveSubscription]] = {}
+        self._sessions: dict[Session, dict[int, LiveSubscriber]] = {}
         self._number = 0
         self._backlog: deque[FanOut] = deque()
         """Batches that wait until those before them have been sent to all their receivers."""
@@ -227,7 +227,7 @@ class Switchboard:
                 f"the connection has {LIVE_SUBSCRIPTIONS_MAX} live subscriptions, which is the maximum; end some"
             )
         self._number += 1
-        subscription = LiveSubscription(self._number, session, place, request.queue)
+        subscription = LiveSubscriber(self._number, session, place, request.queue)
         self._of(place.tenant).add(subscription)
         mine[subscription.number] = subscription
         return SubjectSubscribed(subscription.number)
@@ -272,7 +272,7 @@ class Switchboard:
             subjects = self._tenants[tenant] = TenantSubjects(tenant)
         return subjects
 
-    def _remove(self, subscription: LiveSubscription) -> None:
+    def _remove(self, subscription: LiveSubscriber) -> None:
         subscription.closed = True
         subjects = self._tenants[subscription.tenant]
         subjects.remove(subscription)
@@ -326,7 +326,7 @@ def name_for(session: Session, tenant: str, subject: str) -> str:
     return subject if tenant in (session.tenant, DEFAULT_TENANT) else f"{tenant}/{subject}"
 
 
-def _push_all(fan_out: FanOut, receivers: Sequence[LiveSubscription]) -> int:
+def _push_all(fan_out: FanOut, receivers: Sequence[LiveSubscriber]) -> int:
     """Push a batch to subscriptions, but for those that are too slow, whose loss is counted."""
     subjects, subject, batch, count, _ = fan_out
     sent = 0
@@ -344,6 +344,6 @@ def _push_all(fan_out: FanOut, receivers: Sequence[LiveSubscription]) -> int:
     return sent
 
 
-def _parts(receivers: Sequence[LiveSubscription]) -> Iterator[Sequence[LiveSubscription]]:
+def _parts(receivers: Sequence[LiveSubscriber]) -> Iterator[Sequence[LiveSubscriber]]:
     for start in range(0, len(receivers), _AT_ONCE):
         yield receivers[start : start + _AT_ONCE]

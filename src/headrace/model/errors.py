@@ -459,12 +459,6 @@ class MiddlewareTimeout(HeadraceError):
     retryable = True
 
 
-class PluginUnavailable(HeadraceError):
-    """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
-
-    code = "plugin_unavailable"
-
-
 class NoResponders(HeadraceError):
     """Nobody serves the subject; nothing was sent."""
 
@@ -491,9 +485,10 @@ class ServiceFailed(HeadraceError):
         error_code: str = "error",
         retryable: bool = False,
         error_details: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
-        super().__init__(text, **details)
+        super().__init__(text, **details, **more)
         self.__dict__.update(details)
 
     error_code: str
@@ -548,6 +543,36 @@ class TopicHasViews(HeadraceError):
     """Virtual topics (views) read from the topic; delete them first."""
 
     code = "topic_has_views"
+
+
+class PluginUnavailable(HeadraceError):
+    """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
+
+    code = "plugin_unavailable"
+
+
+class JobFailed(HeadraceError):
+    """The job failed for good: it was rejected, it expired, or it was delivered as often as it may be."""
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        error_code: str = "error",
+        retryable: bool = False,
+        error_details: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
+        super().__init__(text, **details, **more)
+        self.__dict__.update(details)
+
+    error_code: str
+    """Why: `job_rejected`, `deliveries_exhausted`, `lease_expired`, `message_expired`, or the code of another error."""
+    error_details: dict[str, Any]
+    """Topic, partition, offset, subscription and deliveries of the job."""
 
 
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:

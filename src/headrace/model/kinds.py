@@ -92,6 +92,8 @@ class Kind(IntEnum):
     LOG_LEVEL_LIST = 172
 
     HISTORY = 125
+    RESULTS_OPEN = 175
+    JOB_FINISH = 176
 
     # From the broker.
     ANSWER = 128

@@ -181,3 +181,5 @@ CONTENT_DEPTH_MAX = 128
 
 CONTENT_STEPS_MAX = 32_768
 """Steps that a content query may take for one message, about 0.2 microseconds each; with more it counts as failed."""
+RESULT_BYTES_MAX = 1 << 20
+"""The result of a job."""

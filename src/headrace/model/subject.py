@@ -16,6 +16,8 @@ REST = ">"
 """At the end of a pattern: one token or more."""
 OWN_MARK = "$"
 """Subjects that begin with it are the broker's own."""
+SUBJECT_HEADER = "headrace-subject"
+"""The header of a stored message with the subject that it was published to."""
 
 # Beside what makes patterns and tokens: a slash ends the tenant, commas divide lists, and control characters, line
 # separators and marks that turn the direction of text would make logs and terminals show something else.

@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.model import (  # importing them declares their requests
     bus_event,  # noqa: F401
+    job_requests,  # noqa: F401  importing them declares their requests
     leasing,  # noqa: F401
     log_level_requests,  # noqa: F401
     schedule_requests,  # noqa: F401
