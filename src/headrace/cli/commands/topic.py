@@ -32,7 +32,7 @@ examples:
   headrace topic create jobs --validity until_consumed
   headrace topic create prices --compact-by-key --exist-ok
   headrace topic create chat --storage memory --memory-bytes 64MiB
-  headrace topic create logs --middleware '[{"name": "compress", "codec": "zstd"}]'
+  headrace topic create logs --middleware '[{{"name": "compress"}}]'
 
 {_VALUES}
 The defaults are in the brackets; the broker's configuration can change them. For
