@@ -16,7 +16,8 @@ from headrace.model.middleware import API, COLUMNS, LoadMiddleware, MiddlewareCo
 
 _SMALL_BYTES = 4 << 10
 """Batches up to this size are not compressed one by one: the broker gathers them, and compresses them together."""
-_REASONS_MAX = 20
+_INDEXES_MAX, _REASONS_MAX = 1000, 20
+"""So many indexes and reasons of refused messages are told."""
 _REASON_CHARS_MAX = 500
 
 
@@ -212,7 +213,8 @@ def message_refused(topic: str, name: str, reasons: Mapping[int, str]) -> Messag
         f"the middleware {name} of the topic {topic} refuses message {first} of the batch{more}: {reasons[first]}; "
         "nothing was stored",
         middleware=name,
-        indexes=indexes,
+        count=len(indexes),
+        indexes=indexes[:_INDEXES_MAX],
         reasons=[reasons[index] for index in indexes[:_REASONS_MAX]],
     )
 
