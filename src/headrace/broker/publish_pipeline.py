@@ -25,7 +25,7 @@ from headrace.model.subscription import DEAD_SUFFIX
 
 LocatedBatch = tuple[Topic, int, Batch]
 """A batch, and the topic and partition where it goes."""
-StoreProcessed = Callable[[list[LocatedBatch], int], Any]
+StoreProcessed = Callable[[list[LocatedBatch], int], PendingAnswer[Any]]
 """Stores a processed batch and its dead letters, at this time."""
 
 
@@ -98,7 +98,9 @@ class PublishPipeline:
                 raise processed.refusal(topic.name.topic)
             if made.count:
                 check_messages(made.columns(), topic.settings.message_bytes_max, str(topic))
-            return store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
+            stored = store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
+            stored.then(lambda outcome: self._tell(topic, partition, processed, outcome, now_us))
+            return stored
 
         context = msgspec.structs.replace(publish_context(topic, partition, now_us), client=client)
         answer: PendingAnswer[Any] = PendingAnswer()
@@ -160,11 +162,17 @@ class PublishPipeline:
 
         def committed(outcome: list[PartitionOffset] | HeadraceError) -> None:
             answer.resolve(_published(topic, active, processed, outcome, now_us))
+            self._tell(topic, active.number, processed, outcome, now_us)
             self._applied(topic, active.number).then(until.resolve)
 
         batches = [(topic, active.number, processed.batch), *letters]
         self._transactions.commit_internal(batches, [], now_us).then(committed)
         return Held(answer, until)
+
+    def _tell(self, topic: Topic, partition: int, processed: ProcessedBatch, outcome: object, now_us: int) -> None:
+        """Tell observers of dead letters, if they are stored."""
+        for part in processed.dead if not isinstance(outcome, HeadraceError) else ():
+            self._dead_letters.refused(topic, partition, part.middleware, part.reasons, now_us)
 
     def _letters(self, topic: Topic, partition: int, processed: ProcessedBatch, now_us: int) -> list[LocatedBatch]:
         """The dead letters of a batch, and where they go."""

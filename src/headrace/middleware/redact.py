@@ -57,14 +57,7 @@ def parse_path(text: Any) -> Path:
 
 def make_redact(options: Mapping[str, Any]) -> Middleware:
     """The middleware that redacts when the option `when` says."""
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "fields": list,
-        "headers": list,
-        "when": str,
-        "replacement": _REPLACEMENTS,
-        "on_invalid": str,
-    }
-    check_options(options, kinds)
+    check_options(options, _OPTIONS)
     if check_choice("when", options.get("when", "publish"), ("publish", "deliver")) == "deliver":
         if "on_invalid" in options:
             raise InvalidArgument("the option 'on_invalid' is for messages that are published")
