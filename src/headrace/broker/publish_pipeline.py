@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.dead_letters import PREFIX, DeadLetters, divided_batches
-from headrace.broker.middleware_chain import DeadMessages, ProcessedBatch
+from headrace.broker.middleware_chain import DeadMessages, ProcessedBatch, SiftedBatch
 from headrace.broker.middleware_runner import Held, MiddlewareRunner
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
@@ -109,6 +109,25 @@ class PublishPipeline:
         except HeadraceError as error:
             answer.resolve(error)
             return answer
+        if isinstance(outcome, PendingAnswer):
+            return outcome
+        answer.resolve(outcome)
+        return answer
+
+    def sift(
+        self, topic: Topic, partition: int, batch: Batch, now_us: int, client: str = ""
+    ) -> PendingAnswer[SiftedBatch]:
+        """Process a forwarded batch, after those of its partition that came before.
+
+        Resolves with what is left of it and what is refused, or with an error: then it may be tried again.
+        """
+        assert topic.middleware is not None
+        answer: PendingAnswer[SiftedBatch] = PendingAnswer()
+        context = msgspec.structs.replace(publish_context(topic, partition, now_us), client=client)
+        try:
+            outcome = self._runner.run(topic.middleware, topic.id, batch, context, lambda sifted, _: sifted, sifts=True)
+        except HeadraceError as error:
+            outcome = error
         if isinstance(outcome, PendingAnswer):
             return outcome
         answer.resolve(outcome)
