@@ -254,7 +254,7 @@ class FakeIngress:
 
 
 def test_what_a_durable_route_takes_is_answered_when_it_is_stored(bench: Workbench) -> None:
-    ingress = bench.broker._switchboard.ingress = FakeIngress()
+    ingress = bench.broker._switchboard._ingress = FakeIngress()
     listener = Listener(bench, "#")
     acme = Listener(bench, tenant="acme")
     assert publish(bench, "live", b"x") == 1

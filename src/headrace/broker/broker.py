@@ -20,6 +20,8 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
+from headrace.broker.route_ingress import RouteIngress
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -34,8 +36,8 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
-from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
-from headrace.model.batch import received
+from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
+from headrace.model.batch import Batch, received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
@@ -94,6 +96,7 @@ from headrace.model.requests import (
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
+from headrace.model.route_requests import RouteExplain, RouteList, RouteRemove, RouteSet
 from headrace.model.schedule_requests import (
     ScheduleList,
     ScheduleNext,
@@ -179,13 +182,21 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
+        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, self._routes, ports)
         self._history = KeyHistory(self._topics, self._turns)
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
         self._maintenance = Maintenance(
-            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
+            self._topics,
+            self._groups,
+            self._subscriptions,
+            self._routes,
+            self._ledger,
+            ports,
+            settings,
+            dead_letters.learn,
         )
         self._readers = Readers(self._topics, ports)
-        self._switchboard = Switchboard(ports)
+        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
         observed = ObservedParts(*parts, self._readers, self._leasing)
@@ -331,6 +342,7 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         self._tick("middleware", self._middleware.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
@@ -369,6 +381,7 @@ class Broker:
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._routes.record_positions, now_us)
             closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
@@ -379,6 +392,7 @@ class Broker:
             self._group_requests(),
             self._leased_requests(),
             self._schedule_requests(),
+            self._route_requests(),
             self._subject_requests(),
             self._observability.requests(),
         )
@@ -396,6 +410,15 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
+        }
+
+    def _route_requests(self) -> dict[type[Request[Any]], Handler]:
+        routes = self._routes
+        return {
+            RouteSet: lambda session, ask, _, now: routes.set(ask, session.tenant, now),
+            RouteRemove: lambda _, ask, __, now: routes.remove(ask, now),
+            RouteList: lambda session, ask, _, __: routes.listed(ask, session.tenant),
+            RouteExplain: lambda session, ask, _, __: routes.explained(ask, session.tenant),
         }
 
     def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -483,12 +506,26 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
+    def _check_room(self, topic: Topic) -> None:
+        """Raise if a leased subscription of a topic has as many messages as it may have."""
+        if topic.id in self._policies.refusing:
+            self._policies.check(topic)
+
     def _publish(
         self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
-        if 0 < batch.producer_id < PRODUCER_MIN:
-            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
+        if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
+            raise InvalidArgument(
+                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
+            )
+        if not request.topic:
+            request.topic = self._routes.ingress(session.tenant)
+        return self._publish_batch(request, batch, now_us, session)
+
+    def _publish_batch(
+        self, request: Publish, batch: Batch, now_us: int, session: Session | None = None
+    ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)

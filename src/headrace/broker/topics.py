@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
+    AnyFact,
     IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
@@ -109,6 +110,10 @@ class TopicRegistry:
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
         """Emitted when a topic's settings change, with the time."""
+        self.companions: list[Callable[[str, int, TopicSettings | None], Sequence[AnyFact]]] = []
+        """Return facts that are recorded together with a change of a topic: its name, its id, or 0 when it is deleted,
+        and its new settings.
+        """
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -198,7 +203,7 @@ class TopicRegistry:
         self._check_storage(settings)
         middleware = self._make_middleware(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
         topic = Topic(fact, settings)
         topic.middleware = middleware
         self._add(topic)
@@ -220,7 +225,7 @@ class TopicRegistry:
             )
         middleware = self._altered_middleware(topic, settings)
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self._companions_of(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
         topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
         topic.middleware = middleware
@@ -237,13 +242,17 @@ class TopicRegistry:
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
         topic = self.known(name)
-        self._ledger.record(now_us, TopicDeleted(topic.id))
+        self._ledger.record(now_us, TopicDeleted(topic.id), *self._companions_of(str(topic), 0, None))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
         for active in active_partitions.values():
             active.end()
         self.changed(topic, now_us)
         self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
+
+    def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
+        for companions in self.companions:
+            yield from companions(name, topic_id, settings)
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
         """A partition of a topic, opened on first use."""

@@ -545,6 +545,24 @@ class TopicHasViews(HeadraceError):
     code = "topic_has_views"
 
 
+class RouteNotFound(HeadraceError, LookupError):
+    """There is no route of that name."""
+
+    code = "route_not_found"
+
+
+class RouteExists(HeadraceError):
+    """There is already a route of that name."""
+
+    code = "route_exists"
+
+
+class RouteLoop(InvalidArgument):
+    """The route would carry messages back to where they come from."""
+
+    code = "route_loop"
+
+
 class PluginUnavailable(HeadraceError):
     """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
 

@@ -19,6 +19,7 @@ from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument, Timeout
 from headrace.model.headers import Headers, headers_from_pairs
+from headrace.model.route_requests import SUBJECT_HEADER
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -36,6 +37,7 @@ examples:
   tail -F access.log | headrace publish access
   printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
   headrace publish images --file *.png
+  headrace publish headrace.ingress --subject orders.eu.paid '{"item": 4}'
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
 The command ends when the broker has acknowledged every message, also after Ctrl-C
@@ -81,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=header,
         help="a header of the messages; may be repeated",
     )
+    add("--subject", help="the subject by which routes take the messages: the header headrace-subject")
     add("-p", "--partition", metavar="N", type=count, help="the partition (default: chosen by key)")
     add("--timestamp", metavar="TIME", type=relative_moment, help="the time of the messages, instead of now")
     add("--due", metavar="TIME", type=relative_moment, help="when the messages are due, for leased subscriptions")
@@ -112,6 +115,7 @@ def _check(given: argparse.Namespace) -> str | None:
     if given.json_lines and not from_stdin:
         return "--json-lines applies to stdin: give no values and no --file"
     each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
+    each += (given.subject,)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
@@ -278,7 +282,8 @@ def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[Inp
             yield InputPortion(first, *(column if any(it is not None for it in column) else None for column in columns))
         return
     key = None if given.key is None else os.fsencode(given.key)
-    headers = headers_from_pairs(given.headers or ())
+    subject = () if given.subject is None else ((SUBJECT_HEADER, os.fsencode(given.subject)),)
+    headers = headers_from_pairs((*(given.headers or ()), *subject))
     common = (headers, given.timestamp, given.due, given.priority, given.expires)
     for values in plain_values(given, interrupts):
         keys = None if key is None else [key] * len(values)

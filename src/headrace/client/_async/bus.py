@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.admin.services import AsyncServices
@@ -61,6 +62,7 @@ from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
@@ -152,18 +154,23 @@ class AsyncBus(AsyncBusParts):
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> AsyncJobHandle: ...
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @show_fields
     async def publish(
         self,
-        topic: str,
+        topic: str | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -175,7 +182,8 @@ class AsyncBus(AsyncBusParts):
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). None: the ingress, from
+                which routes carry the message on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -205,6 +213,7 @@ class AsyncBus(AsyncBusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = await self._jobs.new_handle(self)
@@ -241,7 +250,7 @@ class AsyncBus(AsyncBusParts):
     @show_fields
     async def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
@@ -254,7 +263,7 @@ class AsyncBus(AsyncBusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
             headers: one mapping or list of pairs for each value, or None.
@@ -278,6 +287,7 @@ class AsyncBus(AsyncBusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
             values, keys, topic=topic, partition=partition, durability=durability, **columns
@@ -465,6 +475,11 @@ class AsyncBus(AsyncBusParts):
     def subjects(self) -> AsyncSubjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return AsyncSubjects(self, self._broker)
+
+    @property
+    def routes(self) -> AsyncRoutes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return AsyncRoutes(self._broker)
 
     @overload
     async def request(

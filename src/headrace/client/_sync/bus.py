@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
 from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.admin.services import Services
@@ -61,6 +62,7 @@ from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
@@ -148,18 +150,23 @@ class Bus(BusParts):
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> JobHandle: ...
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @show_fields
     def publish(
         self,
-        topic: str,
+        topic: str | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -171,7 +178,8 @@ class Bus(BusParts):
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). None: the ingress, from
+                which routes carry the message on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -201,6 +209,7 @@ class Bus(BusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = self._jobs.new_handle(self)
@@ -237,7 +246,7 @@ class Bus(BusParts):
     @show_fields
     def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
@@ -250,7 +259,7 @@ class Bus(BusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
             headers: one mapping or list of pairs for each value, or None.
@@ -274,6 +283,7 @@ class Bus(BusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return producer.publish_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
 
@@ -459,6 +469,11 @@ class Bus(BusParts):
     def subjects(self) -> Subjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return Subjects(self, self._broker)
+
+    @property
+    def routes(self) -> Routes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return Routes(self._broker)
 
     @overload
     def request(
