@@ -182,7 +182,9 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        self._routes = RouteRegistry(
+            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
+        )
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, self._routes, ports)
         self._history = KeyHistory(self._topics, self._turns)
         self._maintenance = Maintenance(
