@@ -220,6 +220,26 @@ def test_life_of_a_topic(topic: str) -> None:
     assert "headrace topic list" in text
 
 
+def test_middleware_of_a_topic(topic: str, tmp_path: Path) -> None:
+    compress = '[{"name": "compress", "codec": "lz4"}]'
+    (made,) = told("topic", "create", topic, "--middleware", compress)
+    assert made["settings"]["middleware"] == [{"name": "compress", "codec": "lz4"}]
+    described = text_of("topic", "describe", topic)
+    assert re.search(r'^middleware +\[\{"name": "compress", "codec": "lz4"\}\]$', described, re.MULTILINE)
+    file = tmp_path / "middleware.json"
+    file.write_text('{"name": "redact", "fields": ["$.card"]}')
+    (altered,) = told("topic", "alter", topic, "--middleware", str(file))
+    assert altered["settings"]["middleware"] == [{"name": "redact", "fields": ["$.card"]}]
+    run("publish", topic, '{"card": 4111}')
+    assert values(topic) == [b'{"card":"***"}']
+    assert text_of("topic", "alter", topic, "--middleware", "none") == f"topic {topic}: middleware none\n"
+    for wrong, text in (("nowhere.json", "nor a file"), ("[", "no JSON")):
+        assert text.encode() in run("topic", "alter", topic, "--middleware", wrong, code=2).stderr
+    text, code = error_of(run("topic", "alter", topic, "--middleware", '[{"name": "nothing"}]', code=1))
+    assert code == "plugin_unavailable"
+    assert "there is no plug-in 'nothing'" in text
+
+
 def test_settings_that_cannot_be(topic: str) -> None:
     for wrong in (["--validity", "ttl"], ["--partitions", "0"], ["--storage", "memory", "--durability", "synced"]):
         assert error_of(run("topic", "create", topic, *wrong, code=1))[1] == "invalid_argument"

@@ -181,7 +181,9 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        self._routes = RouteRegistry(
+            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
+        )
         readers = self._groups, self._subscriptions, self._routes
         self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)

@@ -3,8 +3,10 @@
 import argparse
 import ast
 import inspect
+import json
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +27,7 @@ def add_settings(
     explanations = field_explanations(kind)
     for field in msgspec.structs.fields(kind):
         text = explanations.get(field.name, "").rstrip(".")
-        if field.default is not None and field.default != "":
+        if field.default is not None and field.default not in ("", ()):
             text += f" [{setting_text(field.name, _plain(field.default))}]"
         added = group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -53,6 +55,8 @@ def setting_text(name: str, setting: Any) -> str:
         return "none"
     if isinstance(setting, bool):
         return "yes" if setting else "no"
+    if isinstance(setting, list | tuple):
+        return json.dumps(setting, ensure_ascii=False) if setting else "none"
     if "_seconds" in name:
         return duration_text(setting)
     if "bytes" in name:
@@ -117,6 +121,8 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if isinstance(field.type, type) and issubclass(field.type, Enum):
         return {"choices": [_plain(choice) for choice in field.type]}
+    if field.name == "middleware":
+        return {"type": middleware_entries, "metavar": "JSON|FILE"}
     parse: Callable[[str], Any] = count
     metavar = "N"
     if field.name.startswith("retry_seconds"):
@@ -128,6 +134,31 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
     elif "bytes" in field.name:
         parse, metavar = size, "SIZE"
     return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}
+
+
+def middleware_entries(text: str) -> list[Any]:
+    """Parse a list of middleware: JSON, the path of a file with JSON, or `none`.
+
+    >>> middleware_entries('{"name": "compress"}')
+    [{'name': 'compress'}]
+    """
+    if text == "none":
+        return []
+    where = ""
+    if not text.lstrip().startswith(("[", "{")):
+        where = f" in {text}"
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither JSON nor a file that can be read: {reason}"
+            ) from error
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"this is no JSON{where}: {error}") from error
+    return content if isinstance(content, list) else [content]
 
 
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:

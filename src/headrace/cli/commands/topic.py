@@ -35,6 +35,7 @@ examples:
   headrace topic create jobs --validity until_consumed
   headrace topic create prices --compact-by-key --exist-ok
   headrace topic create chat --storage memory --memory-bytes 64MiB
+  headrace topic create logs --middleware '[{{"name": "compress"}}]'
 
 {_VALUES}
 The defaults are in the brackets; the broker's configuration can change them. For
@@ -60,6 +61,7 @@ _ALTER = f"""\
 examples:
   headrace topic alter orders --retain-seconds 30d
   headrace topic alter orders --retain-bytes none --partitions 8
+  headrace topic alter orders --middleware middleware.json
 
 {_VALUES}
 Works while the topic is in use. Settings that are not given do not change.
