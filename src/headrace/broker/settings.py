@@ -29,6 +29,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
 
     def __post_init__(self) -> None:
+        if self.topic.view_of is not None:
+            raise InvalidArgument("view_of and view_query cannot be defaults of new topics: give them to one topic")
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")

@@ -10,6 +10,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.views import check_stores
 from headrace.engines.api import as_headrace_error
 from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
 from headrace.model.request import Answer
@@ -40,6 +41,7 @@ class TopicTrimmer:
             raise TopicNotFound(
                 f"the topic {topic} was deleted and created again: its id is {topic.id}, not {request.topic_id}"
             )
+        check_stores(str(topic), topic.settings, "trim")
         active_partitions = [self._topics.active(topic, number) for number in sorted(request.offsets)]
         if wrong := [offset for offset in request.offsets.values() if offset < 0]:
             raise InvalidArgument(f"an offset must be 0 or more, not {wrong[0]}")

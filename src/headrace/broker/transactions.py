@@ -15,6 +15,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.views import check_stores
 from headrace.engines.api import Partition, as_headrace_error
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
@@ -135,6 +136,7 @@ class Transactions:
         """Stage a batch until the commit."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         active = self._topics.active(topic, request.partition)
         if batch.producer_id:
             raise InvalidArgument("a staged batch must not have a producer id")

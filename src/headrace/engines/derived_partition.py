@@ -192,6 +192,11 @@ class DerivedPartition(Partition):
     # Describe.
 
     @property
+    def stored(self) -> Partition:
+        """The partition that it is derived from in the end."""
+        return self._source.stored
+
+    @property
     def rewrites(self) -> int:
         """How often the source was compacted."""
         return self._source.rewrites

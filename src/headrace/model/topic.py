@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.model.arguments import shortened, shown
 from headrace.model.codec import Codec
+from headrace.model.content.query import ContentQuery
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import (
@@ -170,6 +171,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`producer`: as it comes; else what clients use for this topic: `none`, `lz4` or `zstd`."""
     memory_bytes: int = 256 << 20
     """With storage `memory` or `spill`: how much of a partition is in memory."""
+    view_of: str | None = None
+    """Make a virtual topic (view) of this topic: it stores nothing, and has the messages that view_query selects."""
+    view_query: ContentQuery | None = None
+    """Of a virtual topic: one of `exact`, `partial`, `regex` and `jsonpath`, which a message's value has to match."""
 
     def __post_init__(self) -> None:
         _bounded("partitions", self.partitions, 1, PARTITIONS_MAX)
@@ -189,11 +194,17 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidArgument("a topic in memory has durability memory: it cannot be written or synced")
         if self.compact_by_key and self.validity is not Validity.KEEP:
             raise InvalidArgument("compact_by_key needs validity keep")
+        if (self.view_of is None) != (self.view_query is None):
+            raise InvalidArgument("view_of and view_query go together: give both for a virtual topic, or neither")
+        if self.view_of is not None:
+            parse_topic(self.view_of)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, in plain values."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         content["durability"] = self.durability.name.lower()
+        if self.view_of is None:  # so an earlier Headrace can read the settings of all other topics
+            del content["view_of"], content["view_query"]
         return content
 
 
