@@ -102,6 +102,7 @@ class Maintenance:
     def _round(self, now_us: int) -> Steps:
         """Maintain all open partitions; topics may be created and deleted between slices."""
         self._ledger.failures.look_at_disk()
+        self._topics.log_view_failures(now_us)
         self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
         if compacting:

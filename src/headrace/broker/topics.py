@@ -105,7 +105,7 @@ class TopicRegistry:
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
-        self._view_factory = ViewFactory(ports, lambda: ledger.now_us)
+        self._view_factory = ViewFactory(ports)
         self._views: dict[int, dict[int, Topic]] = {}
         """The views of each topic that has any, by the ids of both."""
         for fact in ledger.state.topics.values():
@@ -120,6 +120,10 @@ class TopicRegistry:
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self.by_id.values()))
+
+    def log_view_failures(self, now_us: int) -> None:
+        """Log what the queries of views have failed on."""
+        self._view_factory.log_failures(now_us)
 
     def views_of(self, topic: Topic) -> list[Topic]:
         """The virtual topics that read from a topic."""

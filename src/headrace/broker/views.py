@@ -111,12 +111,12 @@ class ActiveView(ActivePartition):
 class ViewFactory:
     """Makes the partitions of views, which share a cache, and logs what their queries fail on."""
 
-    def __init__(self, ports: Ports, now_us: Callable[[], int]) -> None:
+    def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self._now_us = now_us
         self._cache = DerivedCache()
         self._matchers: dict[int, QueryMatcher] = {}
-        self._unlogged: dict[int, int] = {}
+        self._unlogged: dict[int, tuple[str, int]] = {}
+        """The names of views, by id, that have left out messages since that was last logged, and how many."""
         self._logged_us: dict[int, int] = {}
 
     def open(self, topic: str, topic_id: int, settings: TopicSettings, source: ActivePartition) -> ActiveView:
@@ -132,19 +132,23 @@ class ViewFactory:
 
     def forget(self, topic_id: int) -> None:
         """A view was deleted."""
-        for table in (self._matchers, self._unlogged, self._logged_us):
-            table.pop(topic_id, None)
+        self._matchers.pop(topic_id, None)
+        self._unlogged.pop(topic_id, None)
+        self._logged_us.pop(topic_id, None)
 
     def _failed(self, topic: str, topic_id: int, count: int) -> None:
-        """Log how many messages a view has left out, at most once a minute."""
-        self._unlogged[topic_id] = self._unlogged.get(topic_id, 0) + count
-        now_us, last_us = self._now_us(), self._logged_us.get(topic_id)
-        if last_us is None or not last_us <= now_us < last_us + _LOGGED_US:
-            self._logged_us[topic_id] = now_us
-            logger.warning(
-                "messages left out of a view; its query takes too long for them  view=%s messages=%s",
-                topic, self._unlogged.pop(topic_id),
-            )  # fmt: skip
+        self._unlogged[topic_id] = topic, self._unlogged.get(topic_id, ("", 0))[1] + count
+
+    def log_failures(self, now_us: int) -> None:
+        """Log how many messages views have left out, at most once a minute for each."""
+        for topic_id, (topic, count) in list(self._unlogged.items()):
+            last_us = self._logged_us.get(topic_id)
+            if last_us is None or not last_us <= now_us < last_us + _LOGGED_US:
+                self._logged_us[topic_id] = now_us
+                del self._unlogged[topic_id]
+                logger.warning(
+                    "messages left out of a view; its query takes too long for them  view=%s messages=%s", topic, count
+                )
 
 
 def new_view_settings(name: TopicName, given: dict[str, object]) -> TopicSettings:
