@@ -14,6 +14,9 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.events import AsyncEventFeed
+    from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+    from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.results.job_handle import AsyncJobHandle
+    from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+    from headrace.client._async.subjects.subjects import AsyncSubjects
+    from headrace.client._sync.admin.events import EventFeed
+    from headrace.client._sync.admin.log_levels import LogLevelAdmin
+    from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
@@ -32,6 +41,9 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.results.job_handle import JobHandle
+    from headrace.client._sync.subjects.live_subscription import LiveSubscription
+    from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
@@ -39,9 +51,15 @@ if TYPE_CHECKING:
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
+    from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
+    from headrace.model.bus_event import BusEvent
+    from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
+    from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
+    from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
@@ -51,17 +69,24 @@ __all__ = [
     "App",
     "AsyncApp",
     "AsyncBus",
+    "AsyncEventFeed",
+    "AsyncJobHandle",
     "AsyncJobs",
+    "AsyncLiveSubscription",
+    "AsyncLogLevelAdmin",
     "AsyncProducer",
     "AsyncQueue",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
+    "AsyncServices",
+    "AsyncSubjects",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
     "BrokerInfo",
     "Bus",
+    "BusEvent",
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
@@ -69,13 +94,21 @@ __all__ = [
     "DamagedRange",
     "Durability",
     "EditOutcome",
+    "ErrorObject",
+    "ErrorSummary",
+    "EventFeed",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
+    "IncomingRequest",
     "Job",
+    "JobHandle",
     "Jobs",
+    "LiveSubscription",
     "Log",
+    "LogLevelAdmin",
+    "LogLevelRule",
     "Message",
     "OutgoingMessage",
     "PendingMessage",
@@ -86,15 +119,24 @@ __all__ = [
     "ReceivedBatch",
     "Refusal",
     "Reject",
+    "Reply",
     "Retry",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
     "Sent",
     "SentMany",
+    "ServiceError",
+    "ServiceInfo",
+    "ServiceInstance",
+    "Services",
+    "SubjectMessage",
+    "SubjectPublished",
+    "Subjects",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
+    "SwitchboardInfo",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
@@ -110,9 +152,22 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "AsyncEventFeed": "client._async.admin.events",
+    "EventFeed": "client._sync.admin.events",
+    "AsyncServices": "client._async.admin.services",
+    "Services": "client._sync.admin.services",
+    "AsyncLogLevelAdmin": "client._async.admin.log_levels",
+    "LogLevelAdmin": "client._sync.admin.log_levels",
+    "BusEvent": "model.bus_event",
+    "ServiceInfo": "model.service_requests",
+    "ServiceInstance": "model.service_requests",
+    "ServiceError": "model.service_requests",
+    "ErrorSummary": "model.service_requests",
+    "LogLevelRule": "model.log_level_requests",
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -132,6 +187,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",
@@ -155,6 +211,16 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncLiveSubscription": "client._async.subjects.live_subscription",
+    "AsyncSubjects": "client._async.subjects.subjects",
+    "ErrorObject": "model.error_object",
+    "IncomingRequest": "client.subjects.messages",
+    "LiveSubscription": "client._sync.subjects.live_subscription",
+    "Reply": "client.subjects.messages",
+    "SubjectMessage": "client.subjects.messages",
+    "SubjectPublished": "model.subject_requests",
+    "Subjects": "client._sync.subjects.subjects",
+    "SwitchboardInfo": "model.subject_requests",
 }
 
 

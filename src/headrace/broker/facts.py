@@ -156,6 +156,22 @@ class OffsetsReserved(Fact, tag=70):
     """Of the machine: in another boot, messages before the end that were not synced may be lost."""
 
 
+class ServicePolicySet(Fact, tag=105):
+    """A tenant's policy about services was changed."""
+
+    tenant: str
+    require_registration: bool
+
+
+class LogLevelStored(Fact, tag=106):
+    """A logging level was set; an empty level says that it was reset."""
+
+    tenant: str
+    scope: str
+    pattern: str
+    level: str
+
+
 AnyFact = (
     BrokerStarted
     | TopicSet
@@ -173,6 +189,8 @@ AnyFact = (
     | TopicFilesRemoved
     | IdsReserved
     | OffsetsReserved
+    | ServicePolicySet
+    | LogLevelStored
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -232,6 +250,10 @@ class BrokerState:
         self.schedules: dict[str, ScheduleStored] = {}
         self.reserved: dict[tuple[int, int], OffsetsReserved] = {}
         """By topic id and partition, of partitions that may lose messages which a reader has seen."""
+        self.service_policies: dict[str, ServicePolicySet] = {}
+        """By tenant, of those that require registration."""
+        self.log_levels: dict[tuple[str, str, str], LogLevelStored] = {}
+        """By tenant, scope and pattern."""
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -283,6 +305,10 @@ class BrokerState:
             case OffsetsReserved():
                 if fact.topic_id in self.topics:
                     self.reserved[fact.topic_id, fact.partition] = fact
+            case ServicePolicySet():
+                self._set_policy(fact)
+            case LogLevelStored():
+                self._set_log_level(fact)
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget transactions without a commit since a time; the very last commit stays, for its number."""
@@ -320,6 +346,8 @@ class BrokerState:
         yield from self.shared.values()
         yield from self.schedules.values()
         yield from self.reserved.values()
+        yield from self.service_policies.values()
+        yield from self.log_levels.values()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """Return the groups with a committed offset in a topic, sorted by name."""
@@ -373,6 +401,19 @@ class BrokerState:
         shared = self.shared.get(transaction)
         if shared is not None and shared.epoch == epoch:
             del self.shared[transaction]
+
+    def _set_policy(self, fact: ServicePolicySet) -> None:
+        if fact.require_registration:
+            self.service_policies[fact.tenant] = fact
+        else:
+            self.service_policies.pop(fact.tenant, None)
+
+    def _set_log_level(self, fact: LogLevelStored) -> None:
+        key = fact.tenant, fact.scope, fact.pattern
+        if fact.level:
+            self.log_levels[key] = fact
+        else:
+            self.log_levels.pop(key, None)
 
     def _ran(self, fact: ScheduleAdvanced) -> None:
         kept = self.schedules.get(fact.name)

@@ -259,6 +259,8 @@ class Maintenance:
             logger.info("partition compacted  topic=%s partition=%s freed_bytes=%s", active.topic, active.number, freed)
             steps = forget_compacted(topic, active, self._subscriptions, self._ledger.state.leased)
             self._ports.call_threadsafe(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
+            if active.gate is not None:
+                self._ports.call_threadsafe(active.gate.load)  # it forgets the messages that are gone
 
 
 def _is_trimmed(settings: TopicSettings) -> bool:

@@ -99,6 +99,7 @@ class SubscriptionAdmin:
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
         self._registry.settings_changed(found)
+        self._registry.structure_changed(found, "altered")
         yield from self._registry.prepare(found, self._altering(found, settings, now_us))
         return (yield from self._answer(found, now_us))
 
@@ -145,6 +146,7 @@ class SubscriptionAdmin:
         self._registry.detach(found)
         why = SubscriptionReopened(f"the leased subscription {found} was reset: its leases are over")
         self._registry.ended(found, why)
+        self._registry.structure_changed(found, "reset")
         yield from self._registry.opening(found, now_us)
 
     def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:

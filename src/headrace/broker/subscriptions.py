@@ -59,6 +59,8 @@ class SubscriptionRegistry:
         """A subscription was deleted, failed or was reset: standing lease requests end with this error."""
         self.settings_changed: Signal[Subscription] = Signal()
         """A subscription was added, altered or removed."""
+        self.structure_changed: Signal[Subscription, str] = Signal()
+        """A subscription was `created`, `altered`, `reset` or `deleted`, or `failed`: what observers are told."""
         self.scanned: Signal[Subscription, int] = Signal()
         """A subscription has read messages that were published."""
         self._by_name: dict[tuple[int, str], Subscription] = {}
@@ -151,7 +153,9 @@ class SubscriptionRegistry:
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
         self._ledger.record(now_us, fact)
-        return self._add(fact, topic)
+        made = self._add(fact, topic)
+        self.structure_changed(made, "created")
+        return made
 
     def prepare(self, subscription: Subscription, steps: TimedSteps) -> TimedSteps:
         """Open or alter a subscription; no message is leased meanwhile, and waiting consumers are served afterwards."""
@@ -176,6 +180,8 @@ class SubscriptionRegistry:
     def _topic_altered(self, topic: Topic, now_us: int) -> None:
         """Apply a topic's new settings to its open subscriptions."""
         for subscription in self.of_topic(topic):
+            for number, index in subscription.indexes.items():
+                index.read_contents_from(self._topics.active(topic, number).delivered)
             self._turns.in_slices(self._expiring_after(subscription, ttl_us(topic), now_us))
             self._open(subscription, now_us)  # of a topic that could not be opened
             self._turns.call_soon(partial(self.ready, subscription))
@@ -279,6 +285,7 @@ class SubscriptionRegistry:
         self.detach(subscription)
         self._refuse(subscription, why)
         self.settings_changed(subscription)
+        self.structure_changed(subscription, "deleted")
 
     def detach(self, subscription: Subscription) -> None:
         """Close all partitions."""
@@ -309,7 +316,9 @@ class SubscriptionRegistry:
                 self._stop(subscription, self._ledger.state.leased.broken[number])
 
     def _stop(self, subscription: Subscription, why: str) -> None:
-        subscription.failure = subscription.failure or why
+        if not subscription.failure:
+            subscription.failure = why
+            self.structure_changed(subscription, "failed")
         self.detach(subscription)
         try:
             subscription.check()
@@ -367,7 +376,7 @@ class SubscriptionRegistry:
         state = self._ledger.state.leased
         settings, lives_us = subscription.settings, ttl_us(subscription.topic)
         index = state.open_partition(
-            subscription.id, number, active.partition, settings, lives_us, subscription.address
+            subscription.id, number, active.partition, settings, lives_us, subscription.address, active.delivered
         )
         return index, chain(index.load(active.end_offset, now_us), [None])
 

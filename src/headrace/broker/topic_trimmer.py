@@ -42,6 +42,11 @@ class TopicTrimmer:
                 f"the topic {topic} was deleted and created again: its id is {topic.id}, not {request.topic_id}"
             )
         check_stores(str(topic), topic.settings, "trim")
+        if topic.settings.key_versions:
+            raise InvalidArgument(
+                f"{topic} cannot be trimmed: it has key_versions, which count all messages of a key; use "
+                "compact_by_key, or turn key_versions off"
+            )
         active_partitions = [self._topics.active(topic, number) for number in sorted(request.offsets)]
         if wrong := [offset for offset in request.offsets.values() if offset < 0]:
             raise InvalidArgument(f"an offset must be 0 or more, not {wrong[0]}")

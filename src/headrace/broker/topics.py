@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
+from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
     IdsReserved,
     OffsetsCommitted,
@@ -21,13 +22,22 @@ from headrace.broker.facts import (
 )
 from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.ledger import Ledger
+from headrace.broker.middleware_chain import MiddlewareChain, make_chain
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
 from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
-from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
+from headrace.engines.api import (
+    DataDirectory,
+    DeliveredPartition,
+    DerivedCache,
+    Partition,
+    PartitionOwner,
+    Store,
+    as_headrace_error,
+)
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -39,9 +49,11 @@ from headrace.model.errors import (
     TopicIsView,
     TopicNotFound,
 )
+from headrace.model.middleware import LoadMiddleware, MiddlewareContext
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
+from headrace.model.system_topics import SYSTEM_TOPICS
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -66,6 +78,8 @@ class Topic:
         self.failure = ""
         """Why the topic could not be opened; empty if it is open."""
         self.revision = fact.revision
+        self.middleware: MiddlewareChain | None = None
+        """What its batches pass through; None if there is nothing, and never was since the broker started."""
 
     def __str__(self) -> str:
         return str(self.name)
@@ -88,12 +102,16 @@ class Topic:
 class TopicRegistry:
     """All topics of a broker."""
 
-    def __init__(self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings) -> None:
+    def __init__(
+        self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
+    ) -> None:
+        self._load_middleware = load_middleware
         self._store = store
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
+        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
@@ -105,11 +123,13 @@ class TopicRegistry:
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
-        self._view_factory = ViewFactory(ports)
+        self._view_factory = ViewFactory(ports, self._derived_cache)
         self._views: dict[int, dict[int, Topic]] = {}
         """The views of each topic that has any, by the ids of both."""
         for fact in ledger.state.topics.values():
-            self._add(_opened(fact))
+            topic = _opened(fact)
+            self._open_middleware(topic)
+            self._add(topic)
         for topic in self:
             self._attach_view(topic)
         if store.data is not None:
@@ -185,7 +205,7 @@ class TopicRegistry:
         if topic is not None and not topic.failure:
             return topic  # the hot path of every publish
         topic = self.find(name)
-        if topic is None and self._settings.auto_create_topics:
+        if topic is None and (self._settings.auto_create_topics or parse_topic(name).topic in SYSTEM_TOPICS):
             return self.create(TopicCreate(name), now_us)
         if topic is None:
             raise TopicNotFound(f"there is no topic {name}, and auto_create_topics is off; create it first")
@@ -209,9 +229,11 @@ class TopicRegistry:
         else:
             settings = topic_settings(request.settings, self._defaults(request))
             self._check_storage(settings)
+        middleware = self._make_middleware(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
         self._ledger.record(now_us, fact)
         topic = Topic(fact, settings)
+        topic.middleware = middleware
         self._add(topic)
         self._attach_view(topic)
         self.changed(topic, now_us)
@@ -266,6 +288,12 @@ class TopicRegistry:
             raise InvalidArgument("a topic's storage cannot be changed; create another topic and copy the messages")
         if settings.partitions < topic.settings.partitions:
             raise InvalidArgument(f"{topic} has {topic.settings.partitions} partitions; that number can only grow")
+        if settings.key_versions and settings.partitions != topic.settings.partitions:
+            raise InvalidArgument(
+                f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
+                "partitions, where their versions begin anew; create another topic and copy the messages"
+            )
+        middleware = self._altered_middleware(topic, settings)
         altered = [(topic, settings)]
         altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
         facts = [
@@ -273,6 +301,7 @@ class TopicRegistry:
         ]
         self._ledger.record(now_us, *facts)
         grown = settings.partitions > topic.settings.partitions
+        topic.middleware = middleware
         for each, others in altered:
             self._apply_settings(each, others, now_us)
         for each, _ in altered if grown else ():
@@ -288,6 +317,7 @@ class TopicRegistry:
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
             if not topic.is_view:
+                self._apply_middleware(topic, active)
                 self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
 
     def delete(self, name: str, now_us: int) -> None:
@@ -429,10 +459,49 @@ class TopicRegistry:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
         self._counts[str(topic)] = topic.settings.partitions
 
+    def _make_middleware(self, settings: TopicSettings) -> MiddlewareChain | None:
+        if not settings.middleware:
+            return None
+        return make_chain(settings.middleware, self._load_middleware, round(settings.middleware_seconds * 1e6))
+
+    def _altered_middleware(self, topic: Topic, settings: TopicSettings) -> MiddlewareChain | None:
+        """The middleware of other settings; the same object if they are about something else, as it may have state."""
+        before, after = topic.settings, settings
+        unchanged = before.middleware == after.middleware and before.middleware_seconds == after.middleware_seconds
+        if unchanged and not topic.failure:
+            return topic.middleware
+        made = self._make_middleware(settings)
+        # An empty chain follows one that batches may still be on their way through: they keep their order.
+        return MiddlewareChain() if made is None and topic.middleware is not None else made
+
+    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
+        """Let a partition compress and deliver as the topic's middleware says."""
+        chain = topic.middleware
+        active.codec = None if chain is None else chain.codec
+        if chain is None or (not chain.delivering and active.delivered is active.partition):
+            return
+        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
+        delivery = DeliveryMiddleware(chain.delivering, context)
+        if isinstance(active.delivered, DeliveredPartition):
+            active.delivered.use(delivery)
+        else:
+            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
+
+    def _open_middleware(self, topic: Topic) -> None:
+        """Make a stored topic's middleware; one that cannot be had isolates the topic."""
+        if topic.failure or not topic.settings.middleware:
+            return
+        try:
+            topic.middleware = self._make_middleware(topic.settings)
+        except HeadraceError as error:
+            logger.error("topic failed; install its middleware, or alter it  topic=%s reason=%s", topic, error)
+            topic.failure = str(error)
+
     def _defaults(self, request: TopicCreate) -> TopicSettings:
+        own = SYSTEM_TOPICS.get(parse_topic(request.topic).topic, {})
         if self._store.directory is None and "storage" not in request.settings:
-            return topic_settings({"storage": "memory"}, self._settings.topic)
-        return self._settings.topic
+            own = {**own, "storage": "memory", "durability": "memory"}
+        return topic_settings(own, self._settings.topic) if own else self._settings.topic
 
     def _check_storage(self, settings: TopicSettings) -> None:
         if self._store.directory is None and settings.storage is not Storage.MEMORY:
@@ -465,6 +534,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
+        self._apply_middleware(topic, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active

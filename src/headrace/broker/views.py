@@ -69,11 +69,23 @@ class ActiveView(ActivePartition):
         return self._source.end_offset
 
     def alter(self, settings: TopicSettings, now_us: int) -> None:  # noqa: ARG002
-        """Take over the source's settings."""
+        """Take over the source's settings, and read what the source's consumers see from now on."""
         self.settings = settings
+        self._derived.read_from(self._source.delivered)
         self.wake()
 
-    def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:  # noqa: ARG002
+    def check_publish(self, request: Publish) -> int:  # noqa: ARG002
+        """Refuse: a view stores nothing."""
+        raise refused(self.topic, self.settings, "publish to")
+
+    def publish(
+        self,
+        request: Publish,  # noqa: ARG002
+        batch: Batch,  # noqa: ARG002
+        now_us: int,  # noqa: ARG002
+        *,
+        alone: bool = False,  # noqa: ARG002
+    ) -> Published | Answer:
         """Refuse: a view stores nothing."""
         raise refused(self.topic, self.settings, "publish to")
 
@@ -111,9 +123,9 @@ class ActiveView(ActivePartition):
 class ViewFactory:
     """Makes the partitions of views, which share a cache, and logs what their queries fail on."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, cache: DerivedCache) -> None:
         self._ports = ports
-        self._cache = DerivedCache()
+        self._cache = cache
         self._matchers: dict[int, QueryMatcher] = {}
         self._unlogged: dict[int, tuple[str, int]] = {}
         """The names of views, by id, that have left out messages since that was last logged, and how many."""
@@ -126,7 +138,7 @@ class ViewFactory:
             self._matchers[topic_id] = compile_query(settings.view_query)
         content_filter = ContentFilter(self._matchers[topic_id])
         derived = DerivedPartition(
-            source.partition, content_filter, self._cache, lambda count: self._failed(topic, topic_id, count)
+            source.delivered, content_filter, self._cache, lambda count: self._failed(topic, topic_id, count)
         )
         return ActiveView(topic, topic_id, source, derived, settings, self._ports)
 
@@ -167,8 +179,13 @@ def new_view_settings(name: TopicName, given: dict[str, object]) -> TopicSetting
 
 
 def inherited(source: TopicSettings, view_of: str, view_query: ContentQuery | None) -> TopicSettings:
-    """The settings of a view: those of its source, and its query."""
-    return msgspec.structs.replace(source, view_of=view_of, view_query=view_query)
+    """The settings of a view: those of its source, and its query.
+
+    Middleware is the source's, which changes messages before the view looks at them; keys are counted there, too.
+    """
+    return msgspec.structs.replace(
+        source, view_of=view_of, view_query=view_query, middleware=(), middleware_seconds=5.0, key_versions=False
+    )
 
 
 def check_stores(topic: str, settings: TopicSettings, action: str) -> None:

@@ -22,6 +22,9 @@ COMMANDS = {
         "queue": "manage work queues: inspect, drain and redrive their messages",
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
+        "service": "list registered services, their errors, and who may use the bus",
+        "events": "print what happens to topics, groups, services and the rest of the bus",
+        "logging": "set how much the broker logs about topics, producers and consumers",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",

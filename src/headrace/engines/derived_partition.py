@@ -72,6 +72,8 @@ class DerivedPartition(Partition):
         self._transform = transform
         self._cache = cache
         self._on_failed = on_failed
+        self._sources = 1
+        """How many sources it has had."""
         self._failed: set[int] = set()
         self.failed_count = 0
         """Messages left out because they could not be derived, as far as they were read."""
@@ -103,7 +105,7 @@ class DerivedPartition(Partition):
                 raise
         return Slice(delivery.joined(position), position, end_offset, (self.work - before) * _COST_BYTES)
 
-    def scan(self, offset: int, end_offset: int) -> Iterator[Batch]:
+    def scan(self, offset: int, end_offset: int, *, empty: bool = False) -> Iterator[Batch]:  # noqa: ARG002
         """The derived batches from an offset on, those without messages too; damage raises."""
         sources: Iterator[Batch] | None = None
         source: Batch | None = None
@@ -121,10 +123,20 @@ class DerivedPartition(Partition):
             yield batch
             offset = batch.next_offset
 
-    def batch_at(self, offset: int) -> Batch:
+    def batch_at(self, offset: int, *, empty: bool = False) -> Batch:
         """The derived batch that holds an offset."""
-        source = self._source.batch_at(offset)
+        source = self._source.batch_at(offset, empty=empty)
         return self._derived(source, max(offset, source.base_offset))
+
+    def delivered(self, columns: Columns) -> Columns:
+        """Messages that are not stored, such as edited ones, as the consumers of the source see them."""
+        return self._source.delivered(columns)
+
+    def read_from(self, source: Partition) -> None:
+        """Derive from another partition with the same messages, perhaps changed, from now on."""
+        if source is not self._source:
+            self._source = source
+            self._sources += 1
 
     def find_time(self, time_us: int) -> int:
         """The offset of the source's first message with this timestamp or a later one."""
@@ -143,7 +155,7 @@ class DerivedPartition(Partition):
         return self._source.damaged_ranges()
 
     def _key(self, offset: int) -> tuple[Partition, str, int, int]:
-        return self, "derived", self._source.rewrites, offset
+        return self, "derived", self._source.rewrites + (self._sources << 48), offset
 
     def _derived(self, source: Batch, offset: int) -> Batch:
         """The part of a source batch that has an offset, derived."""
@@ -277,7 +289,13 @@ class DerivedPartition(Partition):
 
     # Refuse to change.
 
-    def append(self, batch: Batch, now_us: int, expected_offset: int | None = None) -> Appended:  # noqa: ARG002
+    def append(
+        self,
+        batch: Batch,  # noqa: ARG002
+        now_us: int,  # noqa: ARG002
+        expected_offset: int | None = None,  # noqa: ARG002
+        expected_version: int | None = None,  # noqa: ARG002
+    ) -> Appended:
         """Nothing can be appended."""
         self._refuse()
 

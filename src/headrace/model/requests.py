@@ -165,6 +165,8 @@ class Published(Answer):
     """The batch was appended before: this is its original offset."""
     topic_id: int = 0
     """Id of the topic; a later topic of the same name has another."""
+    stored: int | None = None
+    """How many messages the topic's middleware made of the batch, if it may make more or fewer; 0: not known."""
 
 
 # Publishing and reading.
@@ -180,6 +182,8 @@ class Publish(Request[Published]):
     """The durability to wait for, at least the topic's own."""
     expected_offset: int | None = None
     """Append only if this is the offset that the batch gets."""
+    expected_version: int | None = None
+    """Append only if the key, the same in all messages, has so many messages; of a topic with key_versions."""
 
 
 class OffsetsFound(Answer):
@@ -415,6 +419,8 @@ class TransactionStage(Request[TransactionStaged]):
     epoch: int
     topic: str
     partition: int
+    expected_version: int | None = None
+    """As for Publish; checked at the commit, and counted from the messages that the transaction staged before."""
 
 
 class TransactionCommitted(Answer):

@@ -30,6 +30,8 @@ CREDIT_BYTES = 1 << 60
 class TextGateway:
     """All connections of the text protocol to one broker."""
 
+    api = 1
+
     def __init__(self, context: GatewayContext, addresses: Sequence[ListenAddress]) -> None:
         self.context = context
         self.draining = False

@@ -16,6 +16,7 @@ from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, Output, counted, offsets_text, table
 from headrace.cli.terminal.watch import add_watch
 from headrace.model.requests import TopicInfo
+from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -49,7 +50,8 @@ examples:
   headrace topic list 'orders.*' --json
   headrace topic list --names | xargs -n 1 headrace topic describe
 
-In PATTERN, * matches any characters and ? matches one.
+In PATTERN, * matches any characters and ? matches one. Topics of Headrace itself,
+such as headrace.events, are listed with --all, or if PATTERN begins like them.
 """
 
 _DESCRIBE = """\
@@ -98,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = make("list", list_topics, "list topics and their retention", _LIST)
     listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics whose names match")
     listing.add_argument("--names", action="store_true", help="print only the names")
+    listing.add_argument("--all", action="store_true", help="Headrace's own topics, too: headrace.*")
     describing = make("describe", describe, "describe a topic", _DESCRIBE)
     _add_topic(describing, "topic")
     altering = make("alter", alter, "change the settings of a topic", _ALTER)
@@ -205,6 +208,8 @@ def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Print topics, one per line."""
     with connected(given, out) as bus:
         topics = sorted(bus.topics(given.pattern), key=lambda info: info.topic)
+    if not given.all and SYSTEM_PREFIX not in given.pattern:
+        topics = [info for info in topics if not parse_topic(info.topic).topic.startswith(SYSTEM_PREFIX)]
     if out.json:
         for info in topics:
             content = topic_content(info)

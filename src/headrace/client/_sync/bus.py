@@ -4,13 +4,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
+from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
+from headrace.client._sync.bus_parts import BusParts
+from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.batch_fetch import fetch_batches
@@ -25,24 +30,31 @@ from headrace.client._sync.producer.accumulator import Accumulator
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.results.job_handle import JobHandle
+from headrace.client._sync.results.job_publisher import JobPublisher
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.requester import Requester
+from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
 from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
+from headrace.client.job_results import reply_headers
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.message_fields import MessageColumns, MessageFields, PublishOptions, show_fields
 from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
-from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
+from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
 from headrace.client.results import Receipt
+from headrace.client.subjects.messages import Reply
+from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
 from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import Closed, HeadraceError
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.representation import described, short, state_of
@@ -53,7 +65,7 @@ from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus:
+class Bus(BusParts):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -84,17 +96,20 @@ class Bus:
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
         self._subscriptions = SubscriptionAdmin(self._broker)
         self._schedules = ScheduleAdmin(self._broker)
+        self._requester = Requester(self._broker)
+        self._jobs = JobPublisher(self._broker)
         self._producers: WeakRegistry[Accumulator] = WeakRegistry()
         self._own_producer: Producer | None = None
         self._on_close = on_close
         self._consuming: ReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: WeakRegistry[Subscription | Jobs] = WeakRegistry()
+        self._receiving: WeakRegistry[Subscription | Jobs | LiveSubscription] = WeakRegistry()
         self._leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]] = {}
         self._closed = False
         fork_guard.register(self)
@@ -114,7 +129,32 @@ class Bus:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
 
+    @property
+    def services(self) -> Services:
+        """Registers this program as a service, and finds others."""
+        return Services(self._registrations)
+
+    @property
+    def events(self) -> EventFeed:
+        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
+        return EventFeed(self, self._broker)
+
+    @property
+    def logging(self) -> LogLevelAdmin:
+        """Sets how much the broker logs about topics, producers and consumers."""
+        return LogLevelAdmin(self._broker)
+
     # Publishing.
+
+    @overload
+    def publish(
+        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+    ) -> JobHandle: ...
+
+    @overload
+    def publish(
+        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+    ) -> Receipt: ...
 
     @show_fields
     def publish(
@@ -125,8 +165,9 @@ class Bus:
         key: bytes | str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        reply: bool = False,
         **fields: Unpack[MessageFields],
-    ) -> Receipt:
+    ) -> Receipt | JobHandle:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
@@ -141,9 +182,10 @@ class Bus:
             partition: the partition, instead of by key.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            reply: the message is a job whose result is awaited: return a handle for it instead of the receipt.
 
         Returns:
-            Where the message is stored, and the durability reached.
+            Where the message is stored, and the durability reached; with `reply` a JobHandle, which has the receipt.
 
         Raises:
             InvalidArgument: if an argument is wrong, such as a value that is not bytes.
@@ -160,9 +202,37 @@ class Bus:
             ('orders', 0, 0)
         """
         producer = self._own_producer or self._begin_producer()
-        return producer.publish(
+        if reply:
+            handle = self._jobs.new_handle(self)
+            fields["headers"] = reply_headers(fields.get("headers"), handle.id)
+        receipt = producer.publish(
             value, key, topic=topic, durability=durability, expected_offset=expected_offset, **fields
         )
+        if not reply:
+            return receipt
+        handle.receipt = receipt
+        return handle
+
+    def job_result(self, id: str) -> JobHandle:
+        """Create a handle for a job that was published with `reply=True` before; sends no request yet.
+
+        Results are kept for a day, as the broker's setting `result_seconds` says.
+
+        Parameters:
+            id: the id of its first handle, also one of another process.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidArgument: if the id is not one of a job.
+
+        Example:
+            >>> handle = bus.publish("jobs", b"cat.jpg", reply=True)
+            >>> bus.job_result(handle.id).done()
+            False
+        """
+        return self._jobs.handle(id, self)
 
     @show_fields
     def publish_many(
@@ -382,6 +452,89 @@ class Bus:
             >>> bus.scheduled(reminder.id).cancel()
         """
         return Scheduled(self._broker, self._clock, parse_id(id), version, owner, self)
+
+    # Subjects.
+
+    @property
+    def subjects(self) -> Subjects:
+        """Publishing to subjects and subscribing to them: live, without topics."""
+        return Subjects(self, self._broker)
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: None = ...,
+    ) -> Reply: ...
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: ReplyFunction | str,
+    ) -> None: ...
+
+    def request(
+        self,
+        subject: str,
+        value: Any = b"",
+        *,
+        headers: GivenHeaders | None = None,
+        timeout: float = 5.0,
+        serializer: str | Serializer | None = None,
+        callback: ReplyFunction | str | None = None,
+    ) -> Reply | None:
+        """Ask one of those who serve a subject, and wait for the reply.
+
+        With a callback it returns None as soon as the request is sent, and the reply, or the error, goes there: a
+        function is called with the Reply or the error; to a topic, or to a URL, the reply is sent with its headers,
+        and an error as its JSON object with the header `headrace-error`. It is the bus that does so: a reply that
+        comes after the bus is closed is lost.
+
+        Parameters:
+            subject: the subject, such as `price.quote`.
+            value: bytes, or what the serializer takes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
+            timeout: for how many seconds to wait for the reply.
+            serializer: encodes the value: `bytes` (the default: no encoding), `str`, `json`, or a callable.
+            callback: a function, the name of a topic, or a URL; by default the reply is returned.
+
+        Returns:
+            The reply; None with a callback.
+
+        Raises:
+            NoResponders: if nobody serves the subject; this is told at once.
+            Timeout: if there is no reply in time; the request may still be handled.
+            ServiceFailed: if the handler raised; it has the `error_code`, the text and the `error_details` of the
+                handler's error.
+            ResponderLost: if the responder's connection ended; it may have handled the request.
+            Busy: if all responders were busy until the time was over, and too many requests wait.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> bus.request("price.quote", b"plum")
+            Traceback (most recent call last):
+            ...
+            headrace.model.errors.NoResponders: nobody serves price.quote: start a responder for it, or check the name
+        """
+        body = serialized(serializer_of(serializer), value) or b""
+        told = checked_headers(headers)
+        timeout = checked_timeout(timeout, least=0.001)
+        if callback is None:
+            return self._requester.request(subject, body, told, timeout)
+        target = reply_target(callback)
+        self._requester.request_later(self, subject, body, told, timeout, target)
+        return None
 
     # Receiving.
 
@@ -1208,32 +1361,6 @@ class Bus:
         self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
         return self._own_producer
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the bus is closed")
-
-    def _connect(self, wait: float = 0.0) -> None:
-        """Make the first connection; `headrace.connect` has done it."""
-        try:
-            self._broker.connect(checked_timeout(wait, "wait"))
-        except BaseException:
-            self.close()
-            raise
-
-    def _consuming_line(self) -> ReconnectingConnection:
-        """The connection for deliveries, made now if there is none."""
-        deadline = now() + self._timeout
-        with self._consuming_lock:
-            self._check_open()
-            self._broker.check_open()
-            if self._consuming is None:
-                broker = ReconnectingConnection(
-                    self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
-                )
-                broker.connect(deadline - now())  # the broker may just be starting again
-                self._consuming = broker
-            return self._consuming
-
     def _shared_leasing(self, topic: str, subscription: str) -> tuple[Acknowledger, LeaseRequester]:
         """What all users of a leased subscription share."""
         check_name(topic, "a topic")
@@ -1243,80 +1370,6 @@ class Bus:
             acknowledger = Acknowledger(self._broker, self._timers, self._clock, topic, subscription)
             shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
         return shared
-
-    def _keep(self, part: Subscription | Jobs) -> None:
-        """Close this one with the bus."""
-        self._receiving.add(part)
-
-    def _forget(self, part: Subscription | Jobs) -> None:
-        """This one is closed."""
-        self._receiving.discard(part)
-
-    def _disown(self) -> None:
-        """In a forked child: begin anew, and leave to the parent what is under way."""
-        self._hello.name = self._given_name or default_name()
-        self._timers.disown()
-        self._clock.in_use = False
-        self._broker.disown()
-        self._metadata_cache.disown()
-        if self._consuming is not None:
-            self._consuming.disown()
-        self._consuming, self._consuming_lock = None, Lock()
-        for part in self._receiving.alive():
-            part._disown()
-        for accumulator in self._producers.alive():
-            accumulator.disown()
-        for acknowledger, lease_requester in self._leasing.values():
-            acknowledger.disown()
-            lease_requester.disown()
-
-    def _close_lines(self, lines: list[ReconnectingConnection]) -> None:
-        for broker in lines:  # all of them before anything is waited for
-            broker.end()
-        try:
-            for broker in lines:
-                broker.close()
-            self._timers.close()
-        finally:
-            if self._on_close is not None:
-                run_blocking(self._on_close)
-
-    def _close_parts(self, began: float) -> HeadraceError | None:
-        """Let all parts finish, at the same time; returns what the first has failed with."""
-        failed: HeadraceError | None = None
-        for accumulator in self._producers.alive():
-            accumulator.send_open_batches()
-        for part in self._receiving.alive():
-            try:
-                part._close_by(began + self._timeout)
-            except HeadraceError as error:
-                failed = failed or error
-        for accumulator in self._producers.alive():
-            try:
-                accumulator.close_since(began)
-            except HeadraceError as error:
-                failed = failed or error
-        for acknowledger, _ in self._leasing.values():
-            acknowledger.answered(began + self._timeout - now())
-        return failed
-
-    def _abandon_parts(self) -> None:
-        for part in self._receiving.alive():
-            part._abandon()
-        for accumulator in self._producers.alive():
-            accumulator.abandon()
-        for acknowledger, _ in self._leasing.values():
-            acknowledger.close()
-
-    def _abandon(self) -> None:
-        """Close without waiting for the broker."""
-        self._abandon_parts()
-        for broker in (self._consuming, self._broker):
-            if broker is not None:
-                broker.end()
-        self._timers.close()
-        if self._on_close is not None:
-            run_detached(self._on_close)
 
     def __repr__(self) -> str:
         return described(self, self._facts)

@@ -7,16 +7,25 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_workers import HandlerWorkers
 from headrace.client._sync.bus import Bus, connect
 from headrace.client._sync.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
-from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client._sync.subjects.responder import Responder
+from headrace.client.app.registration import (
+    Registered,
+    ServedSubject,
+    registered,
+    registered_schedule,
+    served_subject,
+)
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
-from headrace.model.errors import ConnectionFailed, InvalidArgument
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument
 from headrace.model.representation import described, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
+from headrace.model.topic import checked_tenant_name
 
 logger = logging.getLogger("headrace.client")
 
@@ -44,6 +53,9 @@ class App:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
+        service: the name under which the app registers as a service while it runs, with the topics of its handlers. It
+            then reports the failures of its handlers to the topic `headrace.errors`. By default it does neither.
+        version: the version of the service.
 
     Example:
         >>> app = headrace.App(bus)
@@ -56,13 +68,24 @@ class App:
         b'resize cat.jpg'
     """
 
-    def __init__(self, bus: Bus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
+    def __init__(
+        self,
+        bus: Bus | str | None = None,
+        *,
+        name: str = "",
+        wait: float = 30.0,
+        service: str = "",
+        version: str = "",
+    ) -> None:
         self._bus = bus
         self._name = name
+        self._service = checked_tenant_name(service, "service") if service else ""
+        self._version = version
         self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
+        self._served: list[ServedSubject] = []
         self._monitor = Monitor()
-        self._handlings: list[HandlerWorkers] = []
+        self._handlings: list[HandlerWorkers | Responder] = []
         self._running = False
         self._stopped = False
         self._fatal: BaseException | None = None
@@ -73,7 +96,7 @@ class App:
     def _facts(self) -> Iterator[str]:
         bus = self._bus
         yield repr(bus) if isinstance(bus, Bus) else place_of(parse_address(self._address()))
-        yield f"handlers={len(self._registered)}"
+        yield f"handlers={len(self._registered) + len(self._served)}"
         yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
 
     def _address(self) -> Any:
@@ -180,6 +203,43 @@ class App:
 
         return register
 
+    def serves(
+        self, subject: str, *, concurrency: int = 1, deserializer: str | Deserializer | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated function as the handler of requests to a subject.
+
+        It gets each request as an IncomingRequest with `value`, `headers` and `subject`. What it returns is the reply:
+        bytes, text, None for no value, something that JSON can express, or a `headrace.Reply` with headers. If it
+        raises, the caller gets ServiceFailed with the error's code and text, never with the traceback, which is
+        logged here. All who serve a subject share its requests.
+
+        Parameters:
+            subject: the subject, such as `price.quote`; or a pattern: `*` stands for one token, `#` for any number,
+                `>` at the end for one or more.
+            concurrency: how many requests are handled at once; the broker holds others back, or gives them to others.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
+
+        Returns:
+            The decorator, which returns the function unchanged.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the function cannot be called with a request.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> @app.serves("price.quote", concurrency=8, deserializer="json")
+            ... def quote(request):
+            ...     return {"item": request.value["item"], "price": 3.5}
+        """
+
+        def register(handler: Handler) -> Handler:
+            if self._running:
+                raise InvalidArgument("the app is running; register handlers before run()")
+            self._served.append(served_subject(handler, subject, concurrency=concurrency, deserializer=deserializer))
+            return handler
+
+        return register
+
     def run(self, *, stop_on_signals: bool = True) -> None:
         """Call the handlers, until `stop()` is called, or SIGTERM or SIGINT arrives.
 
@@ -253,13 +313,21 @@ class App:
         return None
 
     def _work(self, bus: Bus) -> None:
-        executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
+        threads_max = sum(each.concurrency for each in self._registered) + sum(
+            each.concurrency for each in self._served
+        )
+        executor = HandlerExecutor(threads_max)
         missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
+            reporter = self._register_service(bus) if self._service else None
             for wanted in self._registered:
-                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing)
+                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing, reporter)
                 self._handlings.append(handling)
                 handling.begin()
+            for served in self._served:
+                responder = Responder(bus, served, executor, self._failed)
+                self._handlings.append(responder)
+                responder.begin()
             with self._monitor.guard:
                 while not self._stopped:
                     self._monitor.wait()
@@ -268,6 +336,20 @@ class App:
             while self._handlings:
                 self._handlings.pop().close()
             executor.close()
+            if self._service:
+                self._deregister_service(bus)
+
+    def _register_service(self, bus: Bus) -> ErrorReporter:
+        """Register the app as a service, before its handlers use the bus."""
+        topics = sorted({wanted.topic for wanted in self._registered})
+        instance = bus.services.register(self._service, version=self._version, consumes=topics)
+        return ErrorReporter(bus._broker, self._service, instance)
+
+    def _deregister_service(self, bus: Bus) -> None:
+        try:
+            bus.services.deregister(self._service)
+        except HeadraceError as error:
+            logger.warning("service not deregistered; it expires  service=%s error=%s", self._service, error)
 
     def _register(self, wanted: Registered) -> None:
         if self._running:

@@ -1,0 +1,159 @@
+"""The inside of a bus: its connections and parts, from the first request to the last."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
+from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
+from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client._async.consumer.subscription import AsyncSubscription
+from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
+from headrace.client._async.leasing.jobs import AsyncJobs
+from headrace.client._async.leasing.lease_requester import AsyncLeaseRequester
+from headrace.client._async.producer.accumulator import AsyncAccumulator
+from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client._async.results.job_publisher import AsyncJobPublisher
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.requester import AsyncRequester
+from headrace.client.connection.addresses import Target
+from headrace.client.connection.clock import Clock
+from headrace.client.connection.identity import default_name
+from headrace.client.connection.weak_registry import WeakRegistry
+from headrace.model.arguments import checked_timeout
+from headrace.model.errors import Closed, HeadraceError
+from headrace.wire.frames import Memory
+from headrace.wire.native import Hello
+
+
+class AsyncBusParts(ABC):
+    """What a bus has besides its public methods; `AsyncBus` creates the parts."""
+
+    _closed: bool
+    _target: Target
+    _given_name: str
+    _hello: Hello
+    _memory: Memory | None
+    _timeout: float
+    _timers: Timers
+    _clock: Clock
+    _broker: AsyncReconnectingConnection
+    _metadata_cache: AsyncMetadataCache
+    _registrations: AsyncServiceRegistrations
+    _jobs: AsyncJobPublisher
+    _requester: AsyncRequester
+    _producers: WeakRegistry[AsyncAccumulator]
+    _on_close: Callable[[], None] | None
+    _consuming: AsyncReconnectingConnection | None
+    _consuming_lock: Lock
+    _receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription]
+    _leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]]
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all parts, and then the connections."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the bus is closed")
+
+    async def _connect(self, wait: float = 0.0) -> None:
+        """Make the first connection; `headrace.connect_async` has done it."""
+        try:
+            await self._broker.connect(checked_timeout(wait, "wait"))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _consuming_line(self) -> AsyncReconnectingConnection:
+        """The connection for deliveries, made now if there is none."""
+        deadline = now() + self._timeout
+        async with self._consuming_lock:
+            self._check_open()
+            self._broker.check_open()
+            if self._consuming is None:
+                broker = AsyncReconnectingConnection(
+                    self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
+                )
+                await broker.connect(deadline - now())  # the broker may just be starting again
+                self._registrations.attach(broker)
+                self._consuming = broker
+            return self._consuming
+
+    def _keep(self, part: AsyncSubscription | AsyncJobs | AsyncLiveSubscription) -> None:
+        """Close this one with the bus."""
+        self._receiving.add(part)
+
+    def _forget(self, part: AsyncSubscription | AsyncJobs | AsyncLiveSubscription) -> None:
+        """This one is closed."""
+        self._receiving.discard(part)
+
+    def _disown(self) -> None:
+        """In a forked child: begin anew, and leave to the parent what is under way."""
+        self._hello.name = self._given_name or default_name()
+        self._timers.disown()
+        self._clock.in_use = False
+        self._broker.disown()
+        self._registrations.disown()
+        self._metadata_cache.disown()
+        self._jobs.disown()
+        self._requester.disown()
+        if self._consuming is not None:
+            self._consuming.disown()
+        self._consuming, self._consuming_lock = None, Lock()
+        for part in self._receiving.alive():
+            part._disown()
+        for accumulator in self._producers.alive():
+            accumulator.disown()
+        for acknowledger, lease_requester in self._leasing.values():
+            acknowledger.disown()
+            lease_requester.disown()
+
+    async def _close_lines(self, lines: list[AsyncReconnectingConnection]) -> None:
+        for broker in lines:  # all of them before anything is waited for
+            broker.end()
+        try:
+            for broker in lines:
+                await broker.close()
+            self._timers.close()
+        finally:
+            if self._on_close is not None:
+                await run_blocking(self._on_close)
+
+    async def _close_parts(self, began: float) -> HeadraceError | None:
+        """Let all parts finish, at the same time; returns what the first has failed with."""
+        failed: HeadraceError | None = None
+        for accumulator in self._producers.alive():
+            accumulator.send_open_batches()
+        for part in self._receiving.alive():
+            try:
+                await part._close_by(began + self._timeout)
+            except HeadraceError as error:
+                failed = failed or error
+        for accumulator in self._producers.alive():
+            try:
+                await accumulator.close_since(began)
+            except HeadraceError as error:
+                failed = failed or error
+        for acknowledger, _ in self._leasing.values():
+            await acknowledger.answered(began + self._timeout - now())
+        await self._requester.close(began + self._timeout - now())
+        return failed
+
+    def _abandon_parts(self) -> None:
+        for part in self._receiving.alive():
+            part._abandon()
+        for accumulator in self._producers.alive():
+            accumulator.abandon()
+        for acknowledger, _ in self._leasing.values():
+            acknowledger.close()
+        self._registrations.end()
+
+    def _abandon(self) -> None:
+        """Close without waiting for the broker."""
+        self._abandon_parts()
+        for broker in (self._consuming, self._broker):
+            if broker is not None:
+                broker.end()
+        self._timers.close()
+        if self._on_close is not None:
+            run_detached(self._on_close)
