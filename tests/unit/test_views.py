@@ -146,6 +146,8 @@ def test_a_view_has_the_settings_and_partitions_of_its_source(bench: Workbench) 
         ({"view_of": "acme/orders", "view_query": QUERY}, InvalidArgument),
         ({"view_of": "orders", "view_query": QUERY, "retain_bytes": 1000}, InvalidArgument),
         ({"view_of": "orders", "view_query": QUERY, "partitions": 3}, InvalidArgument),
+        ({"view_of": "orders", "view_query": QUERY, "middleware": [{"name": "compress"}]}, InvalidArgument),
+        ({"view_of": "orders", "view_query": QUERY, "key_versions": True}, InvalidArgument),
     ],
 )
 def test_views_that_cannot_be_are_refused(
@@ -155,6 +157,11 @@ def test_views_that_cannot_be_are_refused(
     with pytest.raises(error):
         bench.ask(TopicCreate("other", settings))
     assert [one.topic for one in bench.ask(TopicList()).topics] == ["large", "orders"]
+
+
+def test_names_of_the_broker_are_no_views(bench: Workbench) -> None:
+    with pytest.raises(InvalidArgument, match="of the broker itself"):
+        create_view(bench, "headrace.events")
 
 
 def test_view_settings_are_no_defaults_of_other_topics() -> None:
@@ -456,6 +463,36 @@ def test_damage_is_told_as_by_the_source(tmp_path: Path) -> None:
     bench.ask(SubscriptionCreate("large"))
     assert Leases(bench).values == [order(200)] * 20 + [order(400)] * 20
     assert bench.ask(TopicDescribe("large")).partitions[0].damaged == [(20, 40)]
+
+
+# Middleware of the source.
+
+
+def test_views_see_what_the_consumers_of_the_source_see() -> None:
+    bench = Workbench()
+    hide = {"name": "redact", "fields": ["$.card"], "when": "deliver"}
+    bench.ask(TopicCreate("orders", {"middleware": [hide]}))
+    create_view(bench, "hidden", {"regex": "4711"})
+    create_view(bench)
+    bench.ask(SubscriptionCreate("large"))
+    bench.publish("orders", [order(200, card="4711")])
+    assert bench.values("hidden") == []  # a query cannot find out what is hidden
+    [value] = bench.values("large")
+    assert b"4711" not in (value or b"")
+    assert Leases(bench).values == [value]
+    assert bench.ask(TopicDescribe("large")).settings["middleware"] == []
+
+
+def test_middleware_that_is_added_later_counts_for_views(bench: Workbench) -> None:
+    bench.publish("orders", [order(200, card="4711")])
+    create_view(bench, "hidden", {"regex": "4711"})
+    assert len(bench.values("hidden")) == 1
+    hide = {"name": "redact", "fields": ["$.card"], "when": "deliver"}
+    bench.ask(TopicAlter("orders", {"middleware": [hide]}))
+    assert bench.values("hidden") == []
+    assert b"4711" not in (bench.values("large")[0] or b"")
+    bench.ask(TopicAlter("orders", {"middleware": []}))
+    assert len(bench.values("hidden")) == 1
 
 
 # Groups.

@@ -15,7 +15,7 @@ from headrace.model.content.query import ContentQuery
 from headrace.model.errors import HeadraceError, InvalidArgument, TopicIsView
 from headrace.model.limits import CONTENT_STEPS_MAX
 from headrace.model.requests import Publish, Published
-from headrace.model.topic import TopicName, TopicSettings, topic_settings
+from headrace.model.topic import SYSTEM_PREFIX, TopicName, TopicSettings, topic_settings
 
 logger = logging.getLogger("headrace.broker")
 
@@ -175,6 +175,10 @@ def new_view_settings(name: TopicName, given: dict[str, object]) -> TopicSetting
     compile_query(settings.view_query)
     if str(name) == settings.view_of:
         raise InvalidArgument(f"{name} cannot be a view of itself")
+    if name.topic.startswith(SYSTEM_PREFIX):
+        raise InvalidArgument(
+            f"{name} cannot be a view: names with {SYSTEM_PREFIX} are for topics of the broker itself"
+        )
     return settings
 
 
