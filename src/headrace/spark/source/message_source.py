@@ -161,7 +161,8 @@ class FileSource:
         topic = self._topic_directories().get(str(parse_topic(name)))
         if topic is None:
             raise TopicNotFound(
-                f"there is no topic {name} in {self._path}; a virtual topic (view) has no files: read it through the broker"
+                f"there is no topic {name} in {self._path}; a virtual topic (view) has no files: read it "
+                "through the broker"
             )
         if topic.changed:
             raise InvalidArgument(
