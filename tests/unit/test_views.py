@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 
 from headrace.broker.pending_answer import AnswerWithBody
+from headrace.broker.repair import repair, verify
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.streams import WaitingFetch
 from headrace.broker.subscriptions import VIEW_OFFSETS
+from headrace.engines.data_directory import DataDirectory
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.content.query import ContentQuery
 from headrace.model.errors import (
     CorruptBatch,
+    DataDirectoryDamaged,
     HeadraceError,
     InvalidArgument,
     InvalidContentQuery,
@@ -65,6 +69,8 @@ from headrace.model.requests import (
 )
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleSet
 from headrace.model.topic import TopicSettings
+from headrace.storage.runtime import StorageRuntime
+from headrace.testing import InlineWorker
 from headrace.testing.workbench import Workbench
 
 QUERY = {"jsonpath": "$[?$.amount > 100]"}
@@ -694,3 +700,67 @@ def test_views_of_another_tenant() -> None:
     assert "acme/" not in str(refused.value)
     with pytest.raises(InvalidArgument):
         bench.ask(TopicCreate("spy", {"view_of": "default/orders", "view_query": QUERY}), session=acme)
+
+
+# Data directories.
+
+
+def checked_data(data: Path) -> DataDirectory:
+    return DataDirectory(StorageRuntime(flusher=InlineWorker(), preparer=InlineWorker()), str(data))
+
+
+def filled_data(data: Path) -> int:
+    """A data directory with a view that has a group and a subscription; returns the time."""
+    bench = Workbench(str(data))
+    bench.ask(TopicCreate("orders", {"partitions": 2}))
+    create_view(bench)
+    bench.ask(SubscriptionCreate("large"))
+    publish(bench, 1, 200, 300)
+    bench.ask(Commit("billing", [PartitionOffset("large", 0, 2)]))
+    bench.close()
+    return bench.now_us
+
+
+def test_verify_and_repair_know_topics_without_files(tmp_path: Path) -> None:
+    now_us = filled_data(tmp_path / "data")
+    found = verify(checked_data(tmp_path / "data"), lambda _: None, running=False)
+    assert (found.problems, found.notes, found.topics) == ([], [], 2)
+    done = repair(checked_data(tmp_path / "data"), "new", now_us, lambda _: None)
+    assert done.topics == ["large", "orders"]
+    bench = Workbench(str(tmp_path / "data"), now_us=now_us)
+    assert amounts(bench) == [200, 300]
+    assert [one.lag for one in bench.ask(GroupDescribe("billing")).places] == [1]
+    assert Leases(bench).values == [order(200), order(300)]
+
+
+def test_a_lost_journal_loses_views_and_nothing_of_their_source(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    now_us = filled_data(data)
+    shutil.rmtree(checked_data(data).journal_path)
+    with pytest.raises(DataDirectoryDamaged):
+        Workbench(str(data), now_us=now_us)
+    done = repair(checked_data(data), "new", now_us, lambda _: None)
+    assert done.topics == ["orders"]
+    bench = Workbench(str(data), now_us=now_us)
+    assert amounts(bench, "orders") == [1, 200, 300]
+    create_view(bench)
+    assert amounts(bench) == [200, 300]
+
+
+def test_deleting_a_view_survives_a_kill_at_any_step(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path / "data"))
+    bench.ask(TopicCreate("orders"))
+    publish(bench, 200)
+    for turn in range(4):
+        create_view(bench)
+        bench.ask(SubscriptionCreate("large"))
+        pending = bench.begin(TopicDelete("large"))
+        for _ in range(turn):
+            bench.step()
+        bench = Workbench(str(tmp_path / "data"), now_us=bench.now_us + 1)
+        names = [info.topic for info in bench.ask(TopicList()).topics]
+        assert names == ["orders"] or not pending.outcome
+        if "large" in names:
+            assert amounts(bench) == [200]
+            bench.ask(TopicDelete("large"))
+    assert amounts(bench, "orders") == [200]
