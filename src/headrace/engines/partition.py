@@ -123,6 +123,11 @@ class Partition:
         return self._log.size_bytes
 
     @property
+    def stored(self) -> "Partition":
+        """The partition whose messages are stored: this one, unless it is derived from another."""
+        return self
+
+    @property
     def rewrites(self) -> int:
         """How often compaction has run: batches that were read before may have messages that are no more."""
         return self._rewrites
