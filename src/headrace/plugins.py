@@ -37,7 +37,15 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "unix": "headrace.gateways.native.gateway:NativeGateway",
         "headrace+unix": "headrace.gateways.native.gateway:NativeGateway",
     },
-    MIDDLEWARE: {},
+    MIDDLEWARE: {
+        "combine": "headrace.middleware.combine:CombineMiddleware",
+        "compress": "headrace.middleware.compress:CompressMiddleware",
+        "enrich": "headrace.middleware.enrich:EnrichMiddleware",
+        "redact": "headrace.middleware.redact:make_redact",
+        "schema": "headrace.middleware.schema:SchemaMiddleware",
+        "split": "headrace.middleware.split:SplitMiddleware",
+        "transform": "headrace.middleware.transform:make_transform",
+    },
     SERIALIZERS: {
         "bytes": "headrace.client.producer.serializing:BytesSerializer",
         "str": "headrace.client.producer.serializing:TextSerializer",

@@ -13,9 +13,11 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
+from headrace.broker.middleware_runner import MiddlewareRunner
 from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
 from headrace.broker.schedules import ScheduleRunner
@@ -58,6 +60,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
+from headrace.model.middleware import LoadMiddleware, MiddlewareFactory
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -127,11 +130,23 @@ _FULL_DISK = (
 )
 
 
+def _no_middleware(name: str) -> MiddlewareFactory:
+    raise InvalidArgument(f"this broker loads no middleware, and so not {name!r} either")
+
+
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
     def __init__(
-        self, store: Store, ports: Ports, settings: BrokerSettings, *, new_id: str, version: str, now_us: int
+        self,
+        store: Store,
+        ports: Ports,
+        settings: BrokerSettings,
+        *,
+        new_id: str,
+        version: str,
+        now_us: int,
+        load_middleware: LoadMiddleware = _no_middleware,
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
@@ -140,7 +155,7 @@ class Broker:
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
-        self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._topics = TopicRegistry(store, self._ledger, ports, settings, load_middleware)
         self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
         self._transactions = Transactions(
@@ -150,6 +165,8 @@ class Broker:
         leased = self._topics, self._subscriptions
         self._results = ResultTopics(self._topics, settings.result_seconds)
         dead_letters = DeadLetters(*leased, self._transactions, self._results, self._ledger.failures, self._turns)
+        self._middleware = MiddlewareRunner(ports, self._turns)
+        self._pipeline = PublishPipeline(self._middleware, dead_letters, self._transactions)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
         self._finisher = JobFinisher(self._subscriptions, self._leasing, self._results, self._transactions)
@@ -160,7 +177,7 @@ class Broker:
         self._editor = MessageEditor(*leased, self._ledger, self._turns)
         self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
-            self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
+            self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
         self._history = KeyHistory(self._topics, self._turns)
         self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
@@ -203,7 +220,7 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
-        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle
+        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle and self._middleware.idle
         return at_rest and all(active.idle for active in self._topics.active_partitions())
 
     def connect(
@@ -314,6 +331,7 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("middleware", self._middleware.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
@@ -322,6 +340,7 @@ class Broker:
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._middleware.next_tick_us)
         times.append(self._requests.next_tick_us)
         times.append(self._services.next_tick_us())
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
@@ -345,6 +364,7 @@ class Broker:
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
         self._maintenance.close()
+        self._middleware.close()
         self._observability.levels.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
@@ -464,7 +484,7 @@ class Broker:
         return any(not one.is_settled(partition, offset) for one in leased)
 
     def _publish(
-        self, _: Session, request: Publish, body: memoryview, now_us: int
+        self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if 0 < batch.producer_id < PRODUCER_MIN:
@@ -477,16 +497,26 @@ class Broker:
         if topic.id in self._policies.refusing:
             active.flush()  # what was gathered counts
             self._policies.check(topic)
+        if topic.middleware is not None:
+            return self._pipeline.publish(session, topic, active, request, batch, now_us)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
+    def _stage(
+        self, session: Session, request: TransactionStage, body: memoryview, now_us: int
+    ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:
             topic = self._topics.find(request.topic)
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
-        return self._transactions.stage(_own(session, request), received(body), now_us)
+        request, batch = _own(session, request), received(body)
+        self._transactions.check_open(request, now_us)  # before a topic is made
+        topic = self._topics.get_or_create(request.topic, now_us)
+        if topic.middleware is not None:
+            self._topics.active(topic, request.partition)  # first what may go wrong
+            return self._pipeline.stage(session, topic, request, batch, now_us)
+        return self._transactions.stage(request, batch, now_us)
 
     def _open_results(
         self, session: Session, _: ResultsOpen, __: memoryview, now_us: int

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
+from headrace.engines.delivered_partition import DeliveredPartition
 from headrace.engines.derived_cache import DerivedCache
 from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
@@ -48,6 +49,7 @@ __all__ = [
     "Content",
     "DataDirectory",
     "DataFormat",
+    "DeliveredPartition",
     "DerivedCache",
     "DerivedPart",
     "DerivedPartition",
@@ -171,6 +173,7 @@ class LeasedPartition(JournaledPartition, Protocol):
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]: ...
 
     # Read contents.
+    def read_contents_from(self, partition: Partition) -> None: ...
     def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]: ...
     def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]: ...
     def read_stored(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]: ...
@@ -228,10 +231,14 @@ def open_leased_partition(
     settings: SubscriptionSettings,
     ttl_us: int | None,
     edits: Mapping[int, EditRecord],
+    delivered: Partition | None = None,
 ) -> LeasedPartition:
-    """Take over what the journal said, which is not used any more; `load` reads the rest from the log."""
+    """Take over what the journal said, which is not used any more; `load` reads the rest from the log.
+
+    Contents are read from the partition as it is `delivered`, if that differs.
+    """
     assert isinstance(replayed, ReplayedIndex)
-    return LeasedIndex(replayed, partition, name, settings, ttl_us, edits)
+    return LeasedIndex(replayed, partition, name, settings, ttl_us, edits, delivered)
 
 
 def stored_messages(partition: Partition) -> StoredMessages:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headrace.model.batch import FLAG_GATHERED, Batch, Producer
+from headrace.model.batch import FLAG_GATHERED, Batch, Producer, decode_origins
 from headrace.model.errors import InvalidBatch, OutOfOrderSequence, ProducerFenced, UnknownProducer
 from headrace.model.limits import IN_FLIGHT_MAX
 
@@ -77,6 +77,15 @@ class Producers:
             )
         return known.bases[ahead - 1] if -ahead < len(known.bases) else FORGOTTEN
 
+    def find_repeated(self, producer: Producer) -> int | None:
+        """The first offset of a batch that was appended before; None for any other batch."""
+        by, epoch, sequence = producer
+        known = self._known.get(by)
+        if known is None or epoch != known.epoch or sequence > known.last:
+            return None
+        ahead = sequence - known.last
+        return known.bases[ahead - 1] if -ahead < len(known.bases) else FORGOTTEN
+
     def note(self, producer: Producer, base_offset: int) -> Note:
         """Record a batch that was appended; returns an argument for `take_back`."""
         by, epoch, sequence = producer
@@ -108,12 +117,12 @@ class Producers:
             self._known[by] = before
 
     def note_batch(self, batch: Batch) -> None:
-        """Record a batch that is read from the log."""
+        """Record a batch that is in the log; one of a commit may be gathered too, of what middleware let through."""
         if batch.producer_id == TRANSACTIONS:
             self.mark = mark_of(batch.producer)
         elif batch.producer_id:
             self.note(batch.producer, batch.base_offset)
-        elif batch.flags & FLAG_GATHERED:
+        if batch.flags & FLAG_GATHERED:
             for place, *producer in _origins(batch):
                 self.note(Producer(*producer), batch.base_offset + place)
 
@@ -150,6 +159,9 @@ def marked(mark: int) -> Producer:
 
 def _origins(batch: Batch) -> Sequence[tuple[int, int, int, int]]:
     try:
+        if not batch.count:
+            body = batch.body()
+            return decode_origins(body) if body else ()
         return batch.columns().origins or ()
     except InvalidBatch as error:
         offsets = f"{batch.base_offset} to {batch.next_offset - 1}"

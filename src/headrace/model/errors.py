@@ -440,6 +440,25 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class MessageRefused(HeadraceError):
+    """The topic's middleware refuses messages of the batch; nothing was stored."""
+
+    code = "message_refused"
+
+
+class MiddlewareFailed(HeadraceError):
+    """A middleware of the topic failed; nothing was stored."""
+
+    code = "middleware_failed"
+
+
+class MiddlewareTimeout(HeadraceError):
+    """A middleware of the topic does not return, or has not returned in time; nothing was stored."""
+
+    code = "middleware_timeout"
+    retryable = True
+
+
 class NoResponders(HeadraceError):
     """Nobody serves the subject; nothing was sent."""
 

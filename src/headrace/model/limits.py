@@ -142,6 +142,25 @@ EVENTS_PENDING_MAX = 100_000
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
 
+MIDDLEWARE_MAX = 16
+"""Middleware that one topic can have."""
+
+MIDDLEWARE_BYTES_MAX = 64 << 10
+"""A topic's setting `middleware` as JSON."""
+
+MIDDLEWARE_THREADS_MAX = 4
+"""Threads on which middleware runs that is not inline, besides those that are stuck."""
+
+MIDDLEWARE_STUCK_MAX = 16
+"""Threads that middleware may hold beyond its deadline; then all middleware that needs a thread is refused."""
+
+MIDDLEWARE_QUEUED_BYTES_MAX = 64 << 20
+"""Batches of one topic that wait for its middleware."""
+
+INLINE_BYTES_MAX = 64 << 10
+INLINE_COUNT_MAX = 256
+"""The largest batch that inline middleware processes on the broker's event loop; larger ones go to a thread."""
+
 CONTENT_QUERY_BYTES_MAX = 16 << 10
 """A content query as JSON: what `exact` and `partial` compare with."""
 

@@ -7,11 +7,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.client.connection.fork_guard import detach
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.plugins import MIDDLEWARE, load_plugin
 from headrace.server.directory_lock import DirectoryLock
 from headrace.server.gateway_list import (
     any_busy,
@@ -56,6 +58,7 @@ class LoopPorts:
         self.call_at_turn_end = scheduler.call_at_turn_end
         self.call_threadsafe = scheduler.call_threadsafe
         self.background = worker.submit
+        self.new_worker = type(worker)
         self.wake_at = wake_at
 
 
@@ -163,6 +166,7 @@ class Server:
             new_id=secrets.token_hex(8),
             version=version(),
             now_us=self._runtime.now_us(),
+            load_middleware=partial(load_plugin, MIDDLEWARE),
         )
         self._runtime.clock.go_on_from(self._broker.last_us)
         return self._broker
