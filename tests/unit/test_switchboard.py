@@ -7,6 +7,7 @@ import pytest
 
 from headrace.broker import switchboard as switchboard_module
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.switchboard import Switchboard
 from headrace.errors import Busy, Draining, InvalidArgument, InvalidBatch, LimitExceeded
 from headrace.model.batch import Batch, Columns, parse
@@ -255,14 +256,20 @@ class FakeIngress:
     def takes(self, subject: str) -> bool:
         return "stored" in subject
 
-    def append(self, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:  # noqa: ARG002
+    def append(
+        self,
+        session: Session,  # noqa: ARG002
+        subject: str,
+        batch: Batch,
+        now_us: int,  # noqa: ARG002
+    ) -> PendingAnswer[Any]:
         answer: PendingAnswer[Any] = PendingAnswer()
         self.appended.append((subject, batch, answer))
         return answer
 
 
 def test_what_a_durable_route_takes_is_answered_when_it_is_stored(bench: Workbench) -> None:
-    ingress = bench.broker._switchboard.ingress = FakeIngress()
+    ingress = bench.broker._switchboard._ingress = FakeIngress()
     listener = Listener(bench, "#")
     acme = Listener(bench, tenant="acme")
     assert publish(bench, "live", b"x") == 1

@@ -35,7 +35,7 @@ class SubjectIngress(Protocol):
     def takes(self, subject: str) -> bool:
         """Whether a durable route takes messages of a subject."""
 
-    def append(self, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:
+    def append(self, session: Session, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:
         """Store a producer's batch; resolves when it is as durable as it is to be."""
 
 
@@ -154,9 +154,9 @@ class FanOut(NamedTuple):
 class Switchboard:
     """Delivers what is published to subjects to the live subscriptions of the tenant."""
 
-    def __init__(self, ports: Ports) -> None:
-        self.ingress: SubjectIngress | None = None
-        """Stores what durable routes take; None while there are none."""
+    def __init__(self, ports: Ports, ingress: SubjectIngress | None = None) -> None:
+        """A switchboard; with an `ingress`, which stores what durable routes take."""
+        self._ingress = ingress
         self._ports = ports
         self._tenants: dict[str, TenantSubjects] = {}
         self._sessions: dict[Session, dict[int, LiveSubscriber]] = {}
@@ -178,8 +178,8 @@ class Switchboard:
         if self._backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
             raise Busy("too many messages to subjects wait for their delivery; publish again in a moment")
         stored = None
-        if self.ingress is not None and self.ingress.takes(request.subject):
-            stored = self.ingress.append(request.subject, batch.copied(), now_us)
+        if self._ingress is not None and self._ingress.takes(request.subject):
+            stored = self._ingress.append(session, request.subject, batch.copied(), now_us)
         subjects = self._of(tenant) if tenant == session.tenant else self._tenants.get(tenant)
         sent: PendingAnswer[int] | int = 0
         if subjects is not None:

@@ -29,6 +29,7 @@ COMMANDS = {
         "request": "ask those who serve a subject, and print the reply",
         "respond": "answer requests to a subject",
         "sink": "deliver messages of a topic to a file, a web server or a plug-in",
+        "route": "carry messages from topics to other topics",
         "service": "list registered services, their errors, and who may use the bus",
         "events": "print what happens to topics, groups, services and the rest of the bus",
         "logging": "set how much the broker logs about topics, producers and consumers",

@@ -18,6 +18,7 @@ from headrace.model.errors import (
     MessageLeased,
     NoResponders,
     NotOwner,
+    RouteExists,
     ScheduleExists,
     ScheduleNotFound,
     ServiceFailed,
@@ -104,6 +105,7 @@ _ADVICE: dict[type[HeadraceError], str] = {
     NotOwner: "--owner says in whose name",
     ScheduleNotFound: "headrace cron list shows those there are",
     ScheduleExists: "--replace puts the new one in its place",
+    RouteExists: "--replace puts the new one in its place",
     NoResponders: "headrace respond starts one",
 }
 """What a user can do, by error code, where the error's text does not say it."""
