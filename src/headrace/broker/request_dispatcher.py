@@ -179,9 +179,7 @@ class RequestDispatcher:
             if request.error is not None:
                 one.answer.resolve(as_service_failed(request.error))
             elif one.session.blocked and not self._has_room(one.session, len(body)):
-                one.answer.resolve(
-                    Busy("too many replies wait, because the caller does not receive them; ask for less")
-                )
+                one.answer.resolve(LimitExceeded(_UNRECEIVED))
             else:
                 one.answer.resolve(AnswerWithBody(RequestReply(request.headers), bytes(body)))
         self._free(responder, one, now_us)
