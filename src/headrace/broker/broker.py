@@ -27,6 +27,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
+from headrace.broker.subject_handlers import subject_handlers
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
@@ -105,16 +106,6 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
-from headrace.model.subject_requests import (
-    ReplySend,
-    RequestSend,
-    ServeClose,
-    ServeOpen,
-    SubjectPublish,
-    SubjectSubscribe,
-    SubjectUnsubscribe,
-    SwitchboardDescribe,
-)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -383,7 +374,7 @@ class Broker:
             self._leased_requests(),
             self._schedule_requests(),
             self._routes.requests(),
-            self._subject_requests(),
+            subject_handlers(self._switchboard, self._requests),
             self._observability.requests(),
         )
         handlers = {request: handler for part in parts for request, handler in part.items()}
@@ -400,19 +391,6 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
-        }
-
-    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
-        switchboard, requests = self._switchboard, self._requests
-        return {
-            SubjectPublish: switchboard.publish,
-            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
-            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
-            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
-            RequestSend: requests.send,
-            ReplySend: requests.reply,
-            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
-            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
