@@ -17,6 +17,7 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.results.job_handle import AsyncJobHandle
 from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
 from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client._sync.admin.events import EventFeed
@@ -32,12 +33,14 @@ from headrace.client._sync.leasing.scheduled import Scheduled
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.sent import Sent, SentMany
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.results.job_handle import JobHandle
 from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.subjects import Subjects
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
     EventFeed: AsyncEventFeed,
+    JobHandle: AsyncJobHandle,
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
     LiveSubscription: AsyncLiveSubscription,

@@ -181,7 +181,9 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        self._routes = RouteRegistry(
+            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
+        )
         readers = self._groups, self._subscriptions, self._routes
         self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
@@ -190,11 +192,8 @@ class Broker:
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
-        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
-            f"{tenant}/{subject}", columns, now
-        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -333,8 +332,8 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
-        self._tick("routes", self._routes.tick, now_us)
         self._tick("middleware", self._middleware.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
@@ -503,10 +502,10 @@ class Broker:
             )
         if not request.topic:
             request.topic = self._routes.ingress(session.tenant)
-        return self._publish_batch(request, batch, now_us, session)
+        return self._publish_batch(session, request, batch, now_us)
 
     def _publish_batch(
-        self, request: Publish, batch: Batch, now_us: int, session: Session | None = None
+        self, session: Session, request: Publish, batch: Batch, now_us: int
     ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
@@ -547,7 +546,7 @@ class Broker:
     ) -> Settlement | PendingAnswer[Settlement]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
-        return self._finisher.finish(request, received(body), now_us)
+        return self._finisher.finish(request, received(body).copied(), now_us)  # it outlives this call
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None
@@ -558,10 +557,17 @@ class Broker:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
-        if request.settings.get("key_versions") and not before.settings.key_versions and not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if request.settings.get("key_versions") and not before.settings.key_versions:
+            self._check_countable(before)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
+
+    def _check_countable(self, topic: Topic) -> None:
+        """Raise Busy while messages of a topic come and go that its versions would have to count."""
+        if not self._transactions.idle:
+            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
+            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)

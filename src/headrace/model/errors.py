@@ -521,6 +521,18 @@ class EventsMissing(HeadraceError):
     code = "events_missing"
 
 
+class TopicChanged(HeadraceError):
+    """The topic was deleted and created again since a projection applied its messages; rebuild the projection."""
+
+    code = "topic_changed"
+
+
+class HandlerEndedTransaction(HeadraceError):
+    """A projection's handler has ended the database transaction, which belongs to the projection; remove the commit."""
+
+    code = "handler_ended_transaction"
+
+
 class InvalidContentQuery(InvalidArgument):
     """The content query cannot be used: it is malformed, too large, or asks for what it may not."""
 
@@ -567,6 +579,17 @@ class PluginUnavailable(HeadraceError):
     """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
 
     code = "plugin_unavailable"
+
+
+class DeliveryRefused(HeadraceError):
+    """The receiver of a sink did not take a message."""
+
+    code = "delivery_refused"
+    retryable = True
+
+    def __init__(self, text: str | None = None, *, retryable: bool = True) -> None:
+        super().__init__(text, retryable=retryable)
+        self.__dict__["retryable"] = retryable
 
 
 class JobFailed(HeadraceError):
