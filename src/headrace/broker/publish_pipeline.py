@@ -38,7 +38,13 @@ class PublishPipeline:
         self._transactions = transactions
 
     def publish(
-        self, session: Session, topic: Topic, active: ActivePartition, request: Publish, batch: Batch, now_us: int
+        self,
+        session: Session | None,
+        topic: Topic,
+        active: ActivePartition,
+        request: Publish,
+        batch: Batch,
+        now_us: int,
     ) -> Published | PendingAnswer[Published]:
         """Process and append a batch; one that was appended before is not processed again."""
         assert topic.middleware is not None

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
+    AnyFact,
     IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
@@ -117,6 +118,10 @@ class TopicRegistry:
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
         """Emitted when a topic's settings change, with the time."""
+        self.companions: list[Callable[[str, int, TopicSettings | None], Sequence[AnyFact]]] = []
+        """Return facts that are recorded together with a change of a topic: its name, its id, or 0 when it is deleted,
+        and its new settings.
+        """
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -231,7 +236,7 @@ class TopicRegistry:
             self._check_storage(settings)
         middleware = self._make_middleware(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
         topic = Topic(fact, settings)
         topic.middleware = middleware
         self._add(topic)
@@ -296,9 +301,10 @@ class TopicRegistry:
         middleware = self._altered_middleware(topic, settings)
         altered = [(topic, settings)]
         altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
-        facts = [
+        facts: list[AnyFact] = [
             TopicSet(each.id, str(each), each.created_us, given.as_dict(), each.revision + 1) for each, given in altered
         ]
+        facts += [fact for each, given in altered for fact in self._companions_of(str(each), each.id, given)]
         self._ledger.record(now_us, *facts)
         grown = settings.partitions > topic.settings.partitions
         topic.middleware = middleware
@@ -328,7 +334,7 @@ class TopicRegistry:
                 f"{topic} cannot be deleted while virtual topics read from it: delete {', '.join(views)} first",
                 views=views,
             )
-        self._ledger.record(now_us, TopicDeleted(topic.id))
+        self._ledger.record(now_us, TopicDeleted(topic.id), *self._companions_of(str(topic), 0, None))
         self._forget_view(topic)
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
@@ -344,6 +350,10 @@ class TopicRegistry:
             if not self._views[source.id]:
                 del self._views[source.id]
         self._view_factory.forget(topic.id)
+
+    def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
+        for companions in self.companions:
+            yield from companions(name, topic_id, settings)
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
         """A partition of a topic, opened on first use."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from headrace.engines.key_index import KeyIndex, has_versions, stamped
 from headrace.engines.last_offsets import LastOffsets
-from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
+from headrace.engines.producers import FORGOTTEN, Note, Producers, mark_of, marked
 from headrace.model.arguments import shown
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
@@ -231,6 +231,17 @@ class Partition:
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
+    def forwarded_before(self, forwarder: int) -> int:
+        """The offset of a forwarder's source before which all messages for this partition are in it."""
+        return self.producers.forwarded.get(forwarder, 0)
+
+    def append_forwarded(self, batch: Batch, now_us: int) -> Appended:
+        """Append a batch that a forwarder has stamped with where in its source it has been."""
+        receipt = self._append(batch, now_us)
+        self.producers.forwarded[batch.producer_id] = mark_of(batch.producer)
+        self._unsaved += 1 + (batch.length >> 14)
+        return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
     # Versions of keys.
 
     def load_key_index(self) -> Iterator[None]:
@@ -389,10 +400,17 @@ class Partition:
         """Remove the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
 
-    def compact_by_key(self) -> int:
-        """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
+    def compact_by_key(self, before: int | None = None) -> int:
+        """Keep only the last message of each key, and messages without a key; returns the bytes freed.
+
+        Batches that do not end before an offset are kept whole, if one is given.
+        """
         last, throttle = LastOffsets(), CpuThrottle()
-        keep: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
+        kept: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
+
+        def keep(batch: Batch) -> Sequence[int] | None:
+            return None if before is not None and batch.next_offset > before else kept(batch)
+
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
                 with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that

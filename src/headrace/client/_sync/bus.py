@@ -1,20 +1,18 @@
 """The bus: what a program has of a broker."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
-from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
-from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.bus_parts import BusParts
+from headrace.client._sync.bus_observation import BusObservation
 from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -36,7 +34,7 @@ from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
 from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
@@ -57,15 +55,15 @@ from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus(BusParts):
+class Bus(BusObservation):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -130,36 +128,31 @@ class Bus(BusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> Services:
-        """Registers this program as a service, and finds others."""
-        return Services(self._registrations)
-
-    @property
     def events(self) -> EventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return EventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> LogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return LogLevelAdmin(self._broker)
 
     # Publishing.
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> JobHandle: ...
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @show_fields
     def publish(
         self,
-        topic: str,
+        topic: str | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -171,7 +164,8 @@ class Bus(BusParts):
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). None: the ingress, from
+                which routes carry the message on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -201,6 +195,7 @@ class Bus(BusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = self._jobs.new_handle(self)
@@ -237,7 +232,7 @@ class Bus(BusParts):
     @show_fields
     def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
@@ -250,7 +245,7 @@ class Bus(BusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
             headers: one mapping or list of pairs for each value, or None.
@@ -274,6 +269,7 @@ class Bus(BusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return producer.publish_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
 
@@ -459,6 +455,11 @@ class Bus(BusParts):
     def subjects(self) -> Subjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return Subjects(self, self._broker)
+
+    @property
+    def routes(self) -> Routes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return Routes(self._broker)
 
     @overload
     def request(
@@ -1370,22 +1371,6 @@ class Bus(BusParts):
             acknowledger = Acknowledger(self._broker, self._timers, self._clock, topic, subscription)
             shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
         return shared
-
-    def __repr__(self) -> str:
-        return described(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield place_of(self._target)
-        yield f"name={short(self._hello.name)}"
-        if self.tenant != DEFAULT_TENANT:
-            yield f"tenant={self.tenant}"
-        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
-
-    def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._timers.aside(self._abandon)
-            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> "Bus":
         return self
