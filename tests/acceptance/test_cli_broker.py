@@ -224,6 +224,26 @@ def test_life_of_a_topic(topic: str) -> None:
     assert "headrace topic list" in text
 
 
+def test_middleware_of_a_topic(topic: str, tmp_path: Path) -> None:
+    compress = '[{"name": "compress", "codec": "lz4"}]'
+    (made,) = told("topic", "create", topic, "--middleware", compress)
+    assert made["settings"]["middleware"] == [{"name": "compress", "codec": "lz4"}]
+    described = text_of("topic", "describe", topic)
+    assert re.search(r'^middleware +\[\{"name": "compress", "codec": "lz4"\}\]$', described, re.MULTILINE)
+    file = tmp_path / "middleware.json"
+    file.write_text('{"name": "redact", "fields": ["$.card"]}')
+    (altered,) = told("topic", "alter", topic, "--middleware", str(file))
+    assert altered["settings"]["middleware"] == [{"name": "redact", "fields": ["$.card"]}]
+    run("publish", topic, '{"card": 4111}')
+    assert values(topic) == [b'{"card":"***"}']
+    assert text_of("topic", "alter", topic, "--middleware", "none") == f"topic {topic}: middleware none\n"
+    for wrong, text in (("nowhere.json", "nor a file"), ("[", "no JSON")):
+        assert text.encode() in run("topic", "alter", topic, "--middleware", wrong, code=2).stderr
+    text, code = error_of(run("topic", "alter", topic, "--middleware", '[{"name": "nothing"}]', code=1))
+    assert code == "plugin_unavailable"
+    assert "there is no plug-in 'nothing'" in text
+
+
 def test_life_of_a_view(topic: str) -> None:
     view = f"{topic}-view"
     run("topic", "create", topic)
@@ -408,6 +428,28 @@ def test_expected_offset(topic: str) -> None:
     assert error_of(run("publish", topic, "c", "--expected-offset", "0", code=1))[1] == "unexpected_offset"
     run("publish", topic, "c", "--expected-offset", "2")
     assert values(topic) == [b"a", b"b", b"c"]
+
+
+def test_versions_of_a_key(topic: str) -> None:
+    run("topic", "create", topic, "--key-versions", "--partitions", "3")
+    run("publish", topic, "opened", "paid", "--key", "ann", "--expected-version", "0")
+    run("publish", topic, "--key", "ann", "--expected-version", "2", stdin=b"in\nout\n")
+    stale = run("publish", topic, "again", "--key", "ann", "--expected-version", "3", code=1)
+    assert error_of(stale)[1] == "unexpected_version"
+    assert run("topic", "history", topic, "ann", "--values").stdout == b"opened\npaid\nin\nout\n"
+    lines = text_of("topic", "history", topic, "ann", "--start-version", "2", "-n", "1").splitlines()
+    assert len(lines) == 1
+    assert lines[0].split("\t")[::4] == ["2", "in"]
+    rows = [json.loads(line) for line in run("topic", "history", topic, "ann", "--json").stdout.splitlines()]
+    assert [(row["version"], row["key"], row["value"]) for row in rows] == [
+        (0, "ann", "opened"),
+        (1, "ann", "paid"),
+        (2, "ann", "in"),
+        (3, "ann", "out"),
+    ]
+    assert run("topic", "history", topic, "eve").stdout == b""
+    assert run("publish", topic, "x", "--expected-version", "0", code=2).stderr
+    assert error_of(run("topic", "history", "no-such-topic", "ann", code=1))[1] == "topic_not_found"
 
 
 def test_messages_that_expire(topic: str) -> None:

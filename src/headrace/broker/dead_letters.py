@@ -78,6 +78,8 @@ class DeadLetters:
         self._turns = turns
         self.buried: Signal[BuriedMessages] = Signal()
         """Messages have become dead letters."""
+        self.refused: Signal[Topic, int, str, Sequence[str], int] = Signal()
+        """Middleware has refused messages of a topic and partition, which are dead letters: its name, reasons, time."""
         self.redriven: Signal[Subscription, int] = Signal()
         """So many dead letters were put back."""
         self._origins: dict[tuple[int, int], _Origins] = {}

@@ -22,7 +22,8 @@ from headrace.model.topic import Storage, TopicSettings, Validity
 logger = logging.getLogger("headrace.broker")
 
 _OPENED_EACH_TIME = 20
-"""Partitions opened per round that nobody has used since the start, so that retention reaches them."""
+"""Partitions opened per round that nobody has used since the start, so that retention reaches them, and the keys of
+topics with key_versions are read before somebody waits for that."""
 _EDITS_TOGETHER = 500
 _SLICE_COST = 64
 """The cost of one slice, in idle partitions: less than a millisecond."""
@@ -83,6 +84,10 @@ class Maintenance:
         self._ledger.request_sync()
         self._begin("learning", self._learn)
         self._begin("round", lambda: self._round(now_us))
+
+    def is_removing(self, topic: Topic) -> bool:
+        """Whether messages of a topic are being removed."""
+        return any(id(active) in self._removing for active in topic.active_partitions.values())
 
     def close(self) -> None:
         """Stop: a round in progress ends with its current slice."""
@@ -181,7 +186,9 @@ class Maintenance:
         for _ in range(min(_OPENED_EACH_TIME, len(self._unopened))):
             topic_id, number = self._unopened.popleft()
             topic = self._topics.by_id.get(topic_id)
-            if topic is None or number in topic.active_partitions or not (topic.failure or _is_trimmed(topic.settings)):
+            if topic is None or number in topic.active_partitions:
+                continue
+            if not (topic.failure or topic.settings.key_versions or _is_trimmed(topic.settings)):
                 continue  # if the topic is altered later, that opens it
             key = ("opening", topic_id, number)
             try:

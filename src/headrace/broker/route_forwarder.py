@@ -11,6 +11,8 @@ from crc32c import crc32c
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.failure_log import FailureLog
+from headrace.broker.middleware_chain import SiftedBatch
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.route_facts import RouteTargetBound
 from headrace.broker.route_slice import SliceReader, SourceSlice
@@ -47,6 +49,8 @@ long: each slice has as many syncs as targets.
 """
 
 Marks = dict[tuple[int, int], int]
+Sift = Callable[[Topic, int, Batch, int], PendingAnswer[SiftedBatch]]
+"""Passes a batch for a topic and partition through the topic's middleware."""
 
 
 class ForwarderQueue:
@@ -114,8 +118,15 @@ class RouteForwarder:
         queue: ForwarderQueue,
         failures: FailureLog,
         check_room: Callable[[Topic], None],
+        sift: Sift,
     ) -> None:
-        """A forwarder at an offset; `check_room` raises when a topic takes no messages at the moment."""
+        """A forwarder at an offset; `check_room` raises when a topic takes no messages at the moment.
+
+        `sift` passes batches through the middleware of their targets.
+        """
+        self._sift = sift
+        self._awaited: PendingAnswer[SiftedBatch] | None = None
+        """What the steps wait for."""
         self._source = source
         self.number = number
         self.position = position
@@ -206,6 +217,8 @@ class RouteForwarder:
                 self._steps = self._forward(now_us)
             for cost in self._steps:
                 used += cost
+                if self._awaited is not None:
+                    return used  # the answer adds it to the queue
                 if used >= cost_max or self._version != self._source.version:
                     self._queue.add(self)
                     return used
@@ -231,6 +244,8 @@ class RouteForwarder:
         active, reader = self._active, self._reader
         assert active is not None
         assert reader is not None
+        if reader.partition is not active.delivered:  # the topic got middleware that changes deliveries
+            reader = self._reader = SliceReader(active.delivered, self.name)
         self._skip_removed(active)
         position, end = self.position, active.end_offset
         change = self._source.next_change(self.number, position)
@@ -283,7 +298,13 @@ class RouteForwarder:
                 parts = list(writer.fitting(parts, target, bound.message_bytes_max, undelivered))
             indexes = parts[0][1] if len(parts) == 1 else sorted(chain.from_iterable(part for _, part in parts))
             for number, some in writer.by_partition(indexes, self.number, bound.partitions):
-                touched[self._write(topic, number, writer, some)] = None
+                if topic.middleware is None:
+                    touched[self._write(topic, number, writer, some)] = None
+                else:
+                    refused = yield from self._write_sifted(topic, number, writer, some, touched)
+                    for index, reason in refused.items():
+                        route = next(route for route, part in parts if index in part)
+                        undelivered.add(route, [index], target, reason)
                 yield _APPEND_COST
         for name, letters in undelivered.by_topic.items():
             yield from self._write_undelivered(name, letters, writer, touched)
@@ -296,6 +317,48 @@ class RouteForwarder:
             self._check(topic, active)
             active.forwarded(writer.encoded(missing, topic), writer.now_us)
         return active
+
+    def _write_sifted(
+        self,
+        topic: Topic,
+        number: int,
+        writer: "_SliceWriter",
+        indexes: Sequence[int],
+        touched: dict[ActivePartition, None],
+    ) -> Generator[int, None, dict[int, str]]:
+        """Append what a topic's middleware leaves of messages; returns why it refuses others.
+
+        After a crash the partition may have the messages already; what is refused must be found again.
+        """
+        active = self._topics.active(topic, number)
+        missing = self._missing(active, writer, indexes)
+        sifted = yield from self._sifted(topic, number, writer, indexes)
+        refused = {indexes[index]: reason for index, reason in sifted.refused.items()}
+        if missing and len(missing) < len(indexes):
+            sifted = yield from self._sifted(topic, number, writer, missing)
+        if missing and sifted.batch is not None:
+            self._check(topic, active)
+            active.forwarded(sifted.batch, writer.now_us)
+        touched[active] = None
+        return refused
+
+    def _sifted(
+        self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]
+    ) -> Generator[int, None, SiftedBatch]:
+        """Wait for the middleware of a topic."""
+        yield _MESSAGE_COST * len(indexes)
+        answer = self._sift(topic, number, writer.encoded(indexes, topic), writer.now_us)
+        if not answer.resolved:
+            answer.then(lambda _: self._queue.add(self))
+            while not answer.resolved:
+                self._awaited = answer
+                yield 0
+                self._awaited = None
+        outcome = answer.outcome
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+        assert outcome is not None
+        return outcome
 
     def _write_undelivered(
         self,
@@ -368,7 +431,7 @@ class RouteForwarder:
     def _open(self) -> None:
         source = self._source
         active = self._active = self._topics.active(source.topic, self.number)
-        self._reader = SliceReader(active.partition, self.name)
+        self._reader = SliceReader(active.delivered, self.name)
         if not active.partition.durable and self.position < active.partition.first_offset:
             self.position = self.synced_position = active.partition.first_offset  # the rest is gone since a restart
 

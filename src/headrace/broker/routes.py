@@ -19,7 +19,7 @@ from headrace.broker.route_facts import (
     SourceState,
     target_names,
 )
-from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder
+from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder, Sift
 from headrace.broker.route_graph import RouteGraph
 from headrace.broker.route_table import CompiledRoute
 from headrace.broker.routed_source import RoutedSource
@@ -65,8 +65,13 @@ class RouteRegistry:
         ports: Ports,
         turns: Turns,
         check_room: Callable[[Topic], None],
+        sift: Sift,
     ) -> None:
-        """Go on with the routes in the ledger; `check_room` raises when a topic takes no messages at the moment."""
+        """Go on with the routes in the ledger; `check_room` raises when a topic takes no messages at the moment.
+
+        `sift` passes batches through the middleware of their targets.
+        """
+        self._sift = sift
         self._topics = topics
         self._ledger = ledger
         self._state = ledger.state.routes
@@ -356,7 +361,7 @@ class RouteRegistry:
 
     def _add_forwarder(self, source: RoutedSource, number: int, position: int) -> None:
         source.forwarders[number] = RouteForwarder(
-            source, number, position, self._topics, self._queue, self._ledger.failures, self._check_room
+            source, number, position, self._topics, self._queue, self._ledger.failures, self._check_room, self._sift
         )
 
     def _forget_unused(self, source: RoutedSource) -> None:

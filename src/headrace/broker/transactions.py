@@ -434,9 +434,9 @@ class Transactions:
         self._ledger.flush()  # may record other commits, whose numbers come before this one
         name, number = request.transaction, self._ledger.state.commits + 1
         try:
-            unsynced = self._versions.check(chosen)
-            if unsynced is not None:
-                unsynced.when_synced(partial(self._record_synced, request, opened, chosen, now_us, pending_answer))
+            postponed = self._versions.check(chosen)
+            if postponed is not None:
+                postponed(partial(self._record_later, request, opened, chosen, now_us, pending_answer))
                 return
             moved = self._checked_offsets(
                 request
@@ -462,7 +462,7 @@ class Transactions:
 
         self._commit_applier.follow(fact, told, now_us, holds=self._versions.hold(chosen))
 
-    def _record_synced(
+    def _record_later(
         self,
         request: TransactionCommit,
         opened: _OpenTransaction,
@@ -471,7 +471,7 @@ class Transactions:
         pending_answer: PendingAnswer[Answer],
         error: HeadraceError | None,
     ) -> None:
-        """Record the commit after a sync of the messages whose versions it expects."""
+        """Record a commit that had to wait until the versions that it expects could be checked."""
         if error is not None:
             self._not_committed(request.transaction, opened, now_us)
             pending_answer.resolve(error)

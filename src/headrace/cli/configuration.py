@@ -29,9 +29,11 @@ _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false"
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
 TOPIC_FIELDS = {
-    field.name: field for field in msgspec.structs.fields(TopicSettings) if not field.name.startswith("view_")
+    field.name: field
+    for field in msgspec.structs.fields(TopicSettings)
+    if field.name not in ("middleware", "view_of", "view_query")
 }
-"""The settings that can be defaults of new topics: all but those of virtual topics."""
+"""The settings that can be defaults of new topics."""
 
 
 class GivenSetting(NamedTuple):
@@ -62,7 +64,7 @@ class Configuration(NamedTuple):
         plain = {name: getattr(self.settings, name) for name in FIELDS if name != "topic"}
         plain["unix_socket"] = self.settings.socket_path
         topic = self.settings.broker().topic.as_dict()
-        return {**plain, **{f"topic.{name}": content for name, content in topic.items()}}
+        return {**plain, **{f"topic.{name}": topic[name] for name in TOPIC_FIELDS}}
 
     def as_toml(self) -> str:
         """Return a configuration file with the same settings, with a comment on the source of each."""

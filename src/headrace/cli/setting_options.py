@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ def add_settings(
     explanations = field_explanations(kind)
     for field in msgspec.structs.fields(kind):
         text = explanations.get(field.name, "").rstrip(".")
-        if field.default is not None and field.default != "":
+        if field.default is not None and field.default not in ("", ()):
             text += f" [{setting_text(field.name, _plain(field.default))}]"
         added = group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -54,6 +55,8 @@ def setting_text(name: str, setting: Any) -> str:
         return "none"
     if isinstance(setting, bool):
         return "yes" if setting else "no"
+    if isinstance(setting, list | tuple):
+        return json.dumps(setting, ensure_ascii=False) if setting else "none"
     if isinstance(setting, dict):
         return json.dumps(setting, ensure_ascii=False)
     if "_seconds" in name:
@@ -120,6 +123,8 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if isinstance(field.type, type) and issubclass(field.type, Enum):
         return {"choices": [_plain(choice) for choice in field.type]}
+    if field.name == "middleware":
+        return {"type": middleware_entries, "metavar": "JSON|FILE"}
     if field.name == "view_query":
         return {"type": _or_none(json_value), "metavar": "JSON"}
     parse: Callable[[str], Any] = count
@@ -135,6 +140,31 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
     elif "bytes" in field.name:
         parse, metavar = size, "SIZE"
     return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}
+
+
+def middleware_entries(text: str) -> list[Any]:
+    """Parse a list of middleware: JSON, the path of a file with JSON, or `none`.
+
+    >>> middleware_entries('{"name": "compress"}')
+    [{'name': 'compress'}]
+    """
+    if text == "none":
+        return []
+    where = ""
+    if not text.lstrip().startswith(("[", "{")):
+        where = f" in {text}"
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither JSON nor a file that can be read: {reason}"
+            ) from error
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"this is no JSON{where}: {error}") from error
+    return content if isinstance(content, list) else [content]
 
 
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:

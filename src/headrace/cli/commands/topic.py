@@ -1,15 +1,17 @@
-"""`headrace topic`: create, list, describe, alter, trim and delete topics."""
+"""`headrace topic`: create, list, describe, alter, trim and delete topics, and read the history of a key."""
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headrace.cli.arguments import command_maker, completes, count, json_value, relative_moment
 from headrace.cli.connection import add_connection, add_yes, confirmed, connected
-from headrace.cli.message_formats import time_text
+from headrace.cli.message_formats import as_json, as_text, time_text
 from headrace.cli.setting_options import add_settings, duration_text, given_settings, setting_text, size_text
 from headrace.cli.terminal.colours import paint
 from headrace.cli.terminal.interrupts import Interrupts
@@ -20,6 +22,7 @@ from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
+    from headrace.client.results import Received
 
 _VALUES = """\
 SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
@@ -33,6 +36,7 @@ examples:
   headrace topic create jobs --validity until_consumed
   headrace topic create prices --compact-by-key --exist-ok
   headrace topic create chat --storage memory --memory-bytes 64MiB
+  headrace topic create logs --middleware '[{{"name": "compress"}}]'
   headrace topic create large-orders --view-of orders --where-jsonpath '$[?$.amount > 1000]'
   headrace topic create swiss-orders --view-of orders --where-partial '{{"country": "CH"}}'
 
@@ -63,6 +67,7 @@ _ALTER = f"""\
 examples:
   headrace topic alter orders --retain-seconds 30d
   headrace topic alter orders --retain-bytes none --partitions 8
+  headrace topic alter orders --middleware middleware.json
 
 {_VALUES}
 Works while the topic is in use. Settings that are not given do not change.
@@ -84,6 +89,18 @@ example:
 
 Deletes the topic with all its messages. Asks for confirmation on a terminal;
 otherwise it needs --yes.
+"""
+
+
+_HISTORY = """\
+examples:
+  headrace topic history accounts ann
+  headrace topic history accounts ann --start-version 100 --json
+  headrace topic history accounts ann -n 1 --values
+
+Prints the messages of one key in the order of their versions, without reading the
+rest of the topic: version, partition and offset, time, key, value and headers,
+separated by tabs. The topic has the setting key_versions.
 """
 
 
@@ -110,11 +127,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trimming = make("trim", trim, "remove the oldest messages of a topic", _TRIM)
     _add_topic(trimming, "topic")
     _add_trim(trimming)
+    reading = make("history", history, "print the messages of one key by version", _HISTORY)
+    _add_topic(reading, "topic")
+    _add_history(reading)
     deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
     _add_topic(deleting, "topic")
     add_yes(deleting)
     add_watch(listing, describing)
-    for each in (creating, listing, describing, altering, trimming, deleting):
+    for each in (creating, listing, describing, altering, trimming, reading, deleting):
         add_connection(each)
 
 
@@ -186,6 +206,15 @@ def _add_trim(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--unread", action="store_true", help="also remove messages that are not read yet")
     add_yes(parser)
+
+
+def _add_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="the key, such as the id of an aggregate")
+    parser.add_argument("--start-version", metavar="N", type=count, default=0, help="begin with this version")
+    parser.add_argument("-n", "--limit", metavar="N", type=count, help="end after this many messages")
+    parser.add_argument(
+        "--values", action="store_true", help="print only the values, unchanged, each followed by a newline"
+    )
 
 
 def _check_alter(given: argparse.Namespace) -> str | None:
@@ -277,6 +306,26 @@ def _trim_offsets(given: argparse.Namespace, info: TopicInfo, bus: "Bus") -> dic
 
 def _end(info: TopicInfo, number: int) -> int:
     return info.partitions[number].next_offset
+
+
+def history(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print the messages of one key."""
+    with connected(given, out) as bus:
+        events = bus.history(given.topic, os.fsencode(given.key), start_version=given.start_version)
+        for event in islice(events, given.limit):
+            if out.full:
+                out.flush()
+            out.add(_event_line(given, out, event))
+        out.flush()
+    return 0
+
+
+def _event_line(given: argparse.Namespace, out: Output, event: "Received") -> bytes:
+    if given.values:
+        return (event.value or b"") + b"\n"
+    if out.json:
+        return b'{"version":%d,"partition":%d,' % (event.version or 0, event.partition) + as_json(event)[1:]
+    return b"%d\t%d:" % (event.version or 0, event.partition) + as_text(event)
 
 
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
