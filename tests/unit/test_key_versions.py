@@ -92,7 +92,10 @@ def history(bench: Workbench, key: str, start: int = 0, topic: str = "accounts",
         columns = parse(memoryview(answer.body)).columns()
         assert columns.keys == [key.encode()] * len(columns.values)
         assert [version_in(headers) for headers in columns.headers or ()] == answer.answer.versions
-        found += [(version, (value or b"").decode()) for version, value in zip(answer.answer.versions, columns.values, strict=True)]
+        found += [
+            (version, (value or b"").decode())
+            for version, value in zip(answer.answer.versions, columns.values, strict=True)
+        ]
         following = answer.answer.following
     return found
 

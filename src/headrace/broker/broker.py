@@ -96,7 +96,6 @@ from headrace.model.requests import (
 from headrace.model.requests import (
     Topics as TopicsFound,
 )
-from headrace.model.route_requests import RouteExplain, RouteList, RouteRemove, RouteSet
 from headrace.model.schedule_requests import (
     ScheduleList,
     ScheduleNext,
@@ -182,30 +181,18 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        self._routes = RouteRegistry(
-            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
-        )
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, self._routes, ports)
+        room, sift = self._check_room, self._pipeline.sift
+        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, room, sift)
+        readers = self._groups, self._subscriptions, self._routes
+        self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
-        self._maintenance = Maintenance(
-            self._topics,
-            self._groups,
-            self._subscriptions,
-            self._routes,
-            self._ledger,
-            ports,
-            settings,
-            dead_letters.learn,
-        )
+        self._maintenance = Maintenance(self._topics, *readers, self._ledger, ports, settings, dead_letters.learn)
         self._readers = Readers(self._topics, ports)
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
-        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
-            f"{tenant}/{subject}", columns, now
-        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -344,8 +331,8 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
-        self._tick("routes", self._routes.tick, now_us)
         self._tick("middleware", self._middleware.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
@@ -394,7 +381,7 @@ class Broker:
             self._group_requests(),
             self._leased_requests(),
             self._schedule_requests(),
-            self._route_requests(),
+            self._routes.requests(),
             self._subject_requests(),
             self._observability.requests(),
         )
@@ -412,15 +399,6 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
-        }
-
-    def _route_requests(self) -> dict[type[Request[Any]], Handler]:
-        routes = self._routes
-        return {
-            RouteSet: lambda session, ask, _, now: routes.set(ask, session.tenant, now),
-            RouteRemove: lambda _, ask, __, now: routes.remove(ask, now),
-            RouteList: lambda session, ask, _, __: routes.listed(ask, session.tenant),
-            RouteExplain: lambda session, ask, _, __: routes.explained(ask, session.tenant),
         }
 
     def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -523,10 +501,10 @@ class Broker:
             )
         if not request.topic:
             request.topic = self._routes.ingress(session.tenant)
-        return self._publish_batch(request, batch, now_us, session)
+        return self._publish_batch(session, request, batch, now_us)
 
     def _publish_batch(
-        self, request: Publish, batch: Batch, now_us: int, session: Session | None = None
+        self, session: Session, request: Publish, batch: Batch, now_us: int
     ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
@@ -567,7 +545,7 @@ class Broker:
     ) -> Settlement | PendingAnswer[Settlement]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
-        return self._finisher.finish(request, received(body), now_us)
+        return self._finisher.finish(request, received(body).copied(), now_us)  # it outlives this call
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

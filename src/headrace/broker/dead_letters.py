@@ -234,8 +234,14 @@ class DeadLetters:
         index.leave(offsets)
         burial = _Burial(subscription, partition, index, {}, now_us, PendingAnswer())
         finished = MessagesSettled(subscription.id, partition, packed(offsets))
-        self._transactions.commit_internal(told, [finished], now_us).then(partial(self._go_on, burial, offsets, ()))
+        self._transactions.commit_internal(told, [finished], now_us).then(partial(self._dropped, burial, offsets))
         return burial.pending_answer
+
+    def _dropped(self, burial: "_Burial", offsets: Sequence[int], outcome: object) -> None:
+        if isinstance(outcome, HeadraceError):
+            self._stay(burial, offsets, outcome)
+        else:
+            self._bury(burial, ())
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""

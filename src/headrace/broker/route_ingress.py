@@ -5,6 +5,7 @@ from collections.abc import Callable
 from crc32c import crc32c
 
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.routes import RouteRegistry
 from headrace.broker.switchboard import parse_subject
 from headrace.broker.topics import TopicRegistry
@@ -14,7 +15,7 @@ from headrace.model.headers import replaced_headers
 from headrace.model.requests import Publish, Published
 from headrace.model.route_requests import SUBJECT_HEADER
 
-PublishBatch = Callable[[Publish, Batch, int], Published | PendingAnswer[Published]]
+PublishBatch = Callable[[Session, Publish, Batch, int], Published | PendingAnswer[Published]]
 
 
 class RouteIngress:
@@ -29,13 +30,13 @@ class RouteIngress:
         """Whether a route by key or pattern takes messages of a subject."""
         return len(self._routes) > 0 and self._routes.takes_subject(*parse_subject(subject))
 
-    def append(self, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Published]:
+    def append(self, session: Session, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Published]:
         """Store a producer's batch; resolves when it is as durable as the topic says."""
         tenant, bare = parse_subject(subject)
         name = self._routes.ingress(tenant)
         topic = self._topics.get_or_create(name, now_us)
         number = crc32c(bare.encode()) % topic.settings.partitions
-        stored = self._publish(Publish(name, number), _with_subject(batch, bare), now_us)
+        stored = self._publish(session, Publish(name, number), _with_subject(batch, bare), now_us)
         if isinstance(stored, PendingAnswer):
             return stored
         answer: PendingAnswer[Published] = PendingAnswer()

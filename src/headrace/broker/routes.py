@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from headrace.broker.facts import AnyFact
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.broker.ports import Ports
+from headrace.broker.ports import Ports, Session
 from headrace.broker.route_explanation import explain
 from headrace.broker.route_facts import (
     OffsetsByPartition,
@@ -27,7 +28,7 @@ from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.model.errors import HeadraceError, LimitExceeded, RouteExists, RouteNotFound
 from headrace.model.limits import ROUTE_CONTENT_MAX, ROUTES_MAX
-from headrace.model.request import Answer
+from headrace.model.request import Answer, Request
 from headrace.model.requests import Done
 from headrace.model.route import checked_route
 from headrace.model.route_requests import (
@@ -44,6 +45,8 @@ from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT, TopicName, TopicSettings, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
+
+Handler = Callable[[Session, Any, memoryview, int], Any]
 
 _LISTED_MAX = 200
 """Routes listed per slice."""
@@ -110,6 +113,15 @@ class RouteRegistry:
         source.start()
 
     # Requests.
+
+    def requests(self) -> dict[type[Request[Any]], Handler]:
+        """What handles each request about routes."""
+        return {
+            RouteSet: lambda session, ask, _, now: self.set(ask, session.tenant, now),
+            RouteRemove: lambda _, ask, __, now: self.remove(ask, now),
+            RouteList: lambda session, ask, _, __: self.listed(ask, session.tenant),
+            RouteExplain: lambda session, ask, _, __: self.explained(ask, session.tenant),
+        }
 
     def set(self, request: RouteSet, tenant: str, now_us: int) -> PendingAnswer[RouteInfo]:
         """Make a route, or replace the one of that name."""

@@ -15,7 +15,7 @@ from headrace.cli.error_texts import explained, service_error
 from headrace.cli.terminal import colours
 from headrace.cli.terminal.interrupts import Interrupted, Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_of_stdout, say
-from headrace.model.errors import HeadraceError, TooManyFiles
+from headrace.model.errors import HeadraceError, PluginUnavailable, TooManyFiles
 
 USAGE_CODE = "usage_error"
 """The error code of wrong usage."""
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _tell_usage(error, as_json="--json" in options)
         return EXIT_USAGE
+    except PluginUnavailable as error:
+        _tell_error(error.code, str(error), error.retryable, as_json="--json" in options)
+        return EXIT_ERROR
     except SystemExit as end:
         let_go_of_stdout()
         return int(end.code or 0)
@@ -66,7 +69,7 @@ def _options(words: Sequence[str]) -> set[str]:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = whole_parser()
+    parser = whole_parser(words)
     given = parser.parse_args(words)
     if "run" not in given:
         given.parser.print_help(sys.stderr)

@@ -569,6 +569,17 @@ class PluginUnavailable(HeadraceError):
     code = "plugin_unavailable"
 
 
+class DeliveryRefused(HeadraceError):
+    """The receiver of a sink did not take a message."""
+
+    code = "delivery_refused"
+    retryable = True
+
+    def __init__(self, text: str | None = None, *, retryable: bool = True) -> None:
+        super().__init__(text, retryable=retryable)
+        self.__dict__["retryable"] = retryable
+
+
 class JobFailed(HeadraceError):
     """The job failed for good: it was rejected, it expired, or it was delivered as often as it may be."""
 

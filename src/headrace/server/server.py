@@ -94,11 +94,13 @@ class Server:
     async def start(self) -> None:
         """Open the data and start all gateways; clients are served when it returns."""
         # Imported here: whoever only wants to know the settings should not have to wait for the rest.
+        from headrace.gateways.authentication import load_authenticator
         from headrace.runtime.process_info import process_info
 
         settings = self.settings
         addresses = listen_addresses(settings)
         factories = load_gateways(addresses)  # before the data is opened: an unknown scheme changes nothing there
+        self._authenticate = self._authenticate or load_authenticator(settings.authenticator)
         try:
             broker = self._open()
             context = self._context(broker)
@@ -170,7 +172,7 @@ class Server:
         return self._broker
 
     def _context(self, broker: "Broker") -> "GatewayContext":
-        from headrace.gateways.authentication import authenticate_anonymous
+        assert self._authenticate is not None
         from headrace.gateways.connection_limit import ConnectionLimit
         from headrace.gateways.gateway import GatewayContext, GatewaySettings
 
@@ -181,7 +183,7 @@ class Server:
             receive_bytes_max=self.settings.receive_bytes_max,
         )
         limit = ConnectionLimit(self._connections_max)
-        return GatewayContext(broker, self._runtime, self._authenticate or authenticate_anonymous, limit, settings)
+        return GatewayContext(broker, self._runtime, self._authenticate, limit, settings)
 
     def _add_gateway(self, gateway: "Gateway") -> None:
         from headrace.gateways.native.gateway import NativeGateway

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import repeat, takewhile
@@ -37,6 +38,7 @@ examples:
   tail -F access.log | headrace publish access
   printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
   headrace publish images --file *.png
+  headrace publish jobs "resize cat.jpg" --reply --timeout 5m
   headrace publish headrace.ingress --subject orders.eu.paid '{"item": 4}'
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
@@ -55,6 +57,10 @@ header_list replaces headers:
   {"value": "hello", "header_list": [{"name": "a", "value": "1"}, {"name": "a", "value": null}]}
 
 Topic, partition and offset are ignored.
+
+With --reply the command waits until a worker has handled each message, and prints
+what its handler returned; --timeout says for how long. A job that failed for good
+is an error with the code job_failed.
 
 TIME is ISO 8601 (UTC if it names no zone), microseconds since 1970, or like
 'in 2h'.
@@ -100,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.name.lower() for each in Durability],
         help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
     )
+    add("--reply", action="store_true", help="the messages are jobs: wait for their results, and print these")
     add("--compression", choices=("none", "lz4", "zstd"), help="compress messages on the wire and on the disk")
     add_connection(parser)
     parser.set_defaults(run=publish, check=_check)
@@ -114,10 +121,12 @@ def _check(given: argparse.Namespace) -> str | None:
         return "-0 applies to stdin: give no values and no --file"
     if given.json_lines and not from_stdin:
         return "--json-lines applies to stdin: give no values and no --file"
-    each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
-    each += (given.subject,)
+    fields = (given.key, given.key_separator, given.headers, given.subject)
+    each = (*fields, given.timestamp, given.due, given.expires, given.priority)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
+    if given.reply and (given.expected_offset is not None or given.compression is not None):
+        return "--reply publishes jobs one by one: give neither --expected-offset nor --compression with it"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
         return "--key-separator splits values or lines: give neither --key nor --file with it"
     return None
@@ -190,6 +199,8 @@ class InputPortion(msgspec.Struct):
 
 def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Publish messages and print their offsets, also when an error or a signal ends the command early."""
+    if given.reply:
+        return _publish_awaited(given, out, interrupts)
     outcome = PublishResult(given.topic)
     early_end: BaseException | None = None
     try:
@@ -267,6 +278,42 @@ def _publish_expected(
     except (HeadraceError, OSError, Interrupted) as error:
         return error
     return None
+
+
+def _publish_awaited(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Publish jobs, and print the result of each when it is there."""
+    with connected(given, out) as bus:
+        for portion in _portions(given, interrupts):
+            columns = (column or repeat(None, len(portion.values)) for column in msgspec.structs.astuple(portion))
+            handles = [
+                bus.publish(
+                    given.topic,
+                    **msgspec.structs.asdict(GivenMessage(*row)),
+                    partition=given.partition,
+                    durability=given.durability,
+                    reply=True,
+                )
+                for row in zip(*columns, strict=True)
+            ]
+            for handle in handles:
+                result = handle.result(given.timeout)
+                content, text = result_content(result)
+                out.tell({"job": handle.id, **content}, text)
+    return 0
+
+
+def result_content(result: Any) -> tuple[dict[str, Any], str]:
+    """The result of a job for people and for programs.
+
+    >>> result_content({"width": 3})
+    ({'result': {'width': 3}}, '{"width":3}')
+    """
+    if isinstance(result, bytes):
+        try:
+            return {"result": result.decode()}, result.decode()
+        except UnicodeDecodeError:
+            return {"result_base64": b64encode(result).decode()}, printable(result)
+    return {"result": result}, result if isinstance(result, str) else msgspec.json.encode(result).decode()
 
 
 def _typed(given: argparse.Namespace) -> bool:

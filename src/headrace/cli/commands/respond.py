@@ -140,4 +140,4 @@ def _output(command: str, request: "IncomingRequest") -> bytes:
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise CommandFailed((lines or ["no message"])[-1][:_TEXT_CHARS_MAX], done.returncode)
-    return done.stdout
+    return bytes(done.stdout)

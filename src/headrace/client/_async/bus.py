@@ -1,21 +1,18 @@
 """The bus: what a program has of a broker."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
-from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
-from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
-from headrace.client._async.bus_parts import AsyncBusParts
+from headrace.client._async.bus_observation import AsyncBusObservation
 from headrace.client._async.concurrency import Lock, Timers, now
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -37,7 +34,7 @@ from headrace.client._async.subjects.live_subscription import AsyncLiveSubscript
 from headrace.client._async.subjects.requester import AsyncRequester
 from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
@@ -58,7 +55,6 @@ from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
@@ -67,7 +63,7 @@ from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class AsyncBus(AsyncBusParts):
+class AsyncBus(AsyncBusObservation):
     """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -136,19 +132,9 @@ class AsyncBus(AsyncBusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> AsyncServices:
-        """Registers this program as a service, and finds others."""
-        return AsyncServices(self._registrations)
-
-    @property
     def events(self) -> AsyncEventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return AsyncEventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> AsyncLogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 
@@ -1388,22 +1374,6 @@ class AsyncBus(AsyncBusParts):
                 (topic, subscription), (acknowledger, AsyncLeaseRequester(self, acknowledger))
             )
         return shared
-
-    def __repr__(self) -> str:
-        return described(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield place_of(self._target)
-        yield f"name={short(self._hello.name)}"
-        if self.tenant != DEFAULT_TENANT:
-            yield f"tenant={self.tenant}"
-        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
-
-    def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._timers.aside(self._abandon)
-            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     async def __aenter__(self) -> "AsyncBus":
         return self

@@ -1,7 +1,8 @@
 """The inside of a bus: its connections and parts, from the first request to the last."""
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
@@ -15,12 +16,14 @@ from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.results.job_publisher import AsyncJobPublisher
 from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
 from headrace.client._async.subjects.requester import AsyncRequester
-from headrace.client.connection.addresses import Target
+from headrace.client.connection.addresses import Target, place_of
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import default_name
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.model.arguments import checked_timeout
 from headrace.model.errors import Closed, HeadraceError
+from headrace.model.representation import described, short, state_of
+from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.frames import Memory
 from headrace.wire.native import Hello
 
@@ -37,8 +40,8 @@ class AsyncBusParts(ABC):
     _timers: Timers
     _clock: Clock
     _broker: AsyncReconnectingConnection
-    _metadata_cache: AsyncMetadataCache
     _registrations: AsyncServiceRegistrations
+    _metadata_cache: AsyncMetadataCache
     _jobs: AsyncJobPublisher
     _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]
@@ -47,6 +50,11 @@ class AsyncBusParts(ABC):
     _consuming_lock: Lock
     _receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription]
     _leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]]
+
+    @property
+    @abstractmethod
+    def tenant(self) -> str:
+        """The tenant of the bus."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -157,3 +165,19 @@ class AsyncBusParts(ABC):
         self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
+
+    def __repr__(self) -> str:
+        return described(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield place_of(self._target)
+        yield f"name={short(self._hello.name)}"
+        if self.tenant != DEFAULT_TENANT:
+            yield f"tenant={self.tenant}"
+        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True):
+            self._closed = True
+            self._timers.aside(self._abandon)
+            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)

@@ -1,21 +1,18 @@
 """The bus: what a program has of a broker."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
-from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
-from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.bus_parts import BusParts
+from headrace.client._sync.bus_observation import BusObservation
 from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -37,7 +34,7 @@ from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
 from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
@@ -58,7 +55,6 @@ from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
@@ -67,7 +63,7 @@ from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus(BusParts):
+class Bus(BusObservation):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -132,19 +128,9 @@ class Bus(BusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> Services:
-        """Registers this program as a service, and finds others."""
-        return Services(self._registrations)
-
-    @property
     def events(self) -> EventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return EventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> LogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return LogLevelAdmin(self._broker)
 
     # Publishing.
 
@@ -1376,22 +1362,6 @@ class Bus(BusParts):
             acknowledger = Acknowledger(self._broker, self._timers, self._clock, topic, subscription)
             shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
         return shared
-
-    def __repr__(self) -> str:
-        return described(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield place_of(self._target)
-        yield f"name={short(self._hello.name)}"
-        if self.tenant != DEFAULT_TENANT:
-            yield f"tenant={self.tenant}"
-        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
-
-    def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._timers.aside(self._abandon)
-            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> "Bus":
         return self
