@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.projection.projection import AsyncProjection
+    from headrace.client._async.projection.repository import AsyncRepository
     from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.projection.projection import Projection
+    from headrace.client._sync.projection.repository import Repository
     from headrace.client._sync.results.job_handle import JobHandle
     from headrace.client._sync.subjects.live_subscription import LiveSubscription
     from headrace.client._sync.subjects.subjects import Subjects
@@ -52,6 +56,9 @@ if TYPE_CHECKING:
     from headrace.client.producer.pending_batch import OutgoingMessage
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
+    from headrace.client.projection.aggregate import Aggregate
+    from headrace.client.projection.postgres_store import PostgresStore
+    from headrace.client.projection.sqlite_store import SqliteStore
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
     from headrace.model.bus_event import BusEvent
@@ -69,6 +76,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
     "App",
     "AsyncApp",
     "AsyncBus",
@@ -78,7 +86,9 @@ __all__ = [
     "AsyncLiveSubscription",
     "AsyncLogLevelAdmin",
     "AsyncProducer",
+    "AsyncProjection",
     "AsyncQueue",
+    "AsyncRepository",
     "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
@@ -116,7 +126,9 @@ __all__ = [
     "Message",
     "OutgoingMessage",
     "PendingMessage",
+    "PostgresStore",
     "Producer",
+    "Projection",
     "Queue",
     "Receipt",
     "Received",
@@ -124,6 +136,7 @@ __all__ = [
     "Refusal",
     "Reject",
     "Reply",
+    "Repository",
     "Retry",
     "RouteDefinition",
     "RouteExplained",
@@ -139,6 +152,7 @@ __all__ = [
     "ServiceInfo",
     "ServiceInstance",
     "Services",
+    "SqliteStore",
     "SubjectMessage",
     "SubjectPublished",
     "Subjects",
@@ -161,6 +175,13 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "Aggregate": "client.projection.aggregate",
+    "AsyncProjection": "client._async.projection.projection",
+    "AsyncRepository": "client._async.projection.repository",
+    "PostgresStore": "client.projection.postgres_store",
+    "Projection": "client._sync.projection.projection",
+    "Repository": "client._sync.projection.repository",
+    "SqliteStore": "client.projection.sqlite_store",
     "AsyncEventFeed": "client._async.admin.events",
     "EventFeed": "client._sync.admin.events",
     "AsyncServices": "client._async.admin.services",

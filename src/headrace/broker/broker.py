@@ -181,8 +181,9 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        room, sift = self._check_room, self._pipeline.sift
-        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, room, sift)
+        self._routes = RouteRegistry(
+            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
+        )
         readers = self._groups, self._subscriptions, self._routes
         self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
@@ -556,10 +557,17 @@ class Broker:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
-        if request.settings.get("key_versions") and not before.settings.key_versions and not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if request.settings.get("key_versions") and not before.settings.key_versions:
+            self._check_countable(before)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
+
+    def _check_countable(self, topic: Topic) -> None:
+        """Raise Busy while messages of a topic come and go that its versions would have to count."""
+        if not self._transactions.idle:
+            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
+            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)

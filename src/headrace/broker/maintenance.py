@@ -22,7 +22,8 @@ from headrace.model.topic import Storage, TopicSettings, Validity
 logger = logging.getLogger("headrace.broker")
 
 _OPENED_EACH_TIME = 20
-"""Partitions opened per round that nobody has used since the start, so that retention reaches them."""
+"""Partitions opened per round that nobody has used since the start, so that retention reaches them, and the keys of
+topics with key_versions are read before somebody waits for that."""
 _EDITS_TOGETHER = 500
 _SLICE_COST = 64
 """The cost of one slice, in idle partitions: less than a millisecond."""
@@ -63,7 +64,7 @@ class Maintenance:
         self._unopened = deque(
             (topic.id, number)
             for topic in topics
-            if topic.settings.storage is Storage.DISK
+            if topic.settings.storage is Storage.DISK and not topic.is_view
             for number in range(topic.settings.partitions)
         )
         """Partitions from before the start that are not open; later ones are opened when they are first written."""
@@ -83,6 +84,10 @@ class Maintenance:
         self._ledger.request_sync()
         self._begin("learning", self._learn)
         self._begin("round", lambda: self._round(now_us))
+
+    def is_removing(self, topic: Topic) -> bool:
+        """Whether messages of a topic are being removed."""
+        return any(id(active) in self._removing for active in topic.active_partitions.values())
 
     def close(self) -> None:
         """Stop: a round in progress ends with its current slice."""
@@ -105,6 +110,7 @@ class Maintenance:
     def _round(self, now_us: int) -> Steps:
         """Maintain all open partitions; topics may be created and deleted between slices."""
         self._ledger.failures.look_at_disk()
+        self._topics.log_view_failures(now_us)
         self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
         if compacting:
@@ -114,8 +120,10 @@ class Maintenance:
         left = _SLICE_COST
         for topic_id in list(self._topics.by_id):
             topic = self._topics.by_id.get(topic_id)
-            for active in list(topic.active_partitions.values()) if topic is not None else ():
-                if topic is not None and active.gone is None:
+            if topic is None or topic.is_view:
+                continue  # its source is maintained
+            for active in list(topic.active_partitions.values()):
+                if active.gone is None:
                     left -= self._maintain(topic, active, now_us, compacting)
                     yield from self._forget_edits(topic, active)
                 if left <= 0:
@@ -178,7 +186,9 @@ class Maintenance:
         for _ in range(min(_OPENED_EACH_TIME, len(self._unopened))):
             topic_id, number = self._unopened.popleft()
             topic = self._topics.by_id.get(topic_id)
-            if topic is None or number in topic.active_partitions or not (topic.failure or _is_trimmed(topic.settings)):
+            if topic is None or number in topic.active_partitions:
+                continue
+            if not (topic.failure or topic.settings.key_versions or _is_trimmed(topic.settings)):
                 continue  # if the topic is altered later, that opens it
             key = ("opening", topic_id, number)
             try:

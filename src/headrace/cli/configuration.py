@@ -28,7 +28,11 @@ _NEAR, _VERY_NEAR = 0.4, 0.85
 _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
-TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSettings) if field.name != "middleware"}
+TOPIC_FIELDS = {
+    field.name: field
+    for field in msgspec.structs.fields(TopicSettings)
+    if field.name not in ("middleware", "view_of", "view_query")
+}
 """The settings that can be defaults of new topics."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.cli.arguments import completes, count, duration, duration_from_zero, size
+from headrace.cli.arguments import completes, count, duration, duration_from_zero, json_value, size
 from headrace.model.durability import Durability
 from headrace.model.topic import TopicSettings
 
@@ -36,7 +36,7 @@ def add_settings(
             help=text.replace("%", "%%"),
             **_kind(field),
         )
-        if field.name.endswith("_topic"):
+        if field.name.endswith("_topic") or field.name == "view_of":
             completes(added, "topic")
 
 
@@ -57,6 +57,8 @@ def setting_text(name: str, setting: Any) -> str:
         return "yes" if setting else "no"
     if isinstance(setting, list | tuple):
         return json.dumps(setting, ensure_ascii=False) if setting else "none"
+    if isinstance(setting, dict):
+        return json.dumps(setting, ensure_ascii=False)
     if "_seconds" in name:
         return duration_text(setting)
     if "bytes" in name:
@@ -123,6 +125,8 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         return {"choices": [_plain(choice) for choice in field.type]}
     if field.name == "middleware":
         return {"type": middleware_entries, "metavar": "JSON|FILE"}
+    if field.name == "view_query":
+        return {"type": _or_none(json_value), "metavar": "JSON"}
     parse: Callable[[str], Any] = count
     metavar = "N"
     if field.name.startswith("retry_seconds"):
@@ -131,6 +135,8 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         parse, metavar = duration, "TIME"
     elif field.type in (str, float):
         parse, metavar = field.type, "TOPIC" if field.name.endswith("_topic") else "N"
+    elif field.name == "view_of":
+        parse, metavar = str, "TOPIC"
     elif "bytes" in field.name:
         parse, metavar = size, "SIZE"
     return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}

@@ -70,6 +70,8 @@ class Partition:
         """Appends a batch to the log; with `key_index` it writes the versions of the messages first."""
         self.key_index: KeyIndex | None = None
         """The messages of each key, in a topic with key_versions, once it is loaded."""
+        self._counts_keys = False
+        """Whether the versions of messages are counted, or will be when the index is loaded."""
         self.durable = log.durable
         """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
@@ -119,6 +121,11 @@ class Partition:
     def size_bytes(self) -> int:
         """How many bytes the batches take."""
         return self._log.size_bytes
+
+    @property
+    def stored(self) -> "Partition":
+        """The partition whose messages are stored: this one, unless it is derived from another."""
+        return self
 
     @property
     def rewrites(self) -> int:
@@ -244,11 +251,12 @@ class Partition:
 
         If there is an index already, it is replaced, and messages can be appended meanwhile.
         """
+        self._counts_keys = True
         index, position, work = KeyIndex(), self._log.first_offset, 0
         while position < self._log.next_offset:
             for batch in self.batches(position, self._log.next_offset):
                 try:
-                    index.note_batch(batch)
+                    yield from index.note_batch(batch)
                 except InvalidBatch as error:
                     logger.warning("keys unknown  path=%s offset=%d reason=%s", self.location, position, error)
                 position = batch.next_offset
@@ -265,6 +273,7 @@ class Partition:
     def forget_key_index(self) -> None:
         """Write no versions from now on."""
         self.key_index = None
+        self._counts_keys = False
         self._append = self._log.append
 
     def _append_versioned(self, batch: Batch, now_us: int) -> AppendReceipt:
@@ -401,7 +410,7 @@ class Partition:
         Batches that do not end before an offset are kept whole, if one is given.
         """
         last, throttle = LastOffsets(), CpuThrottle()
-        kept: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
+        kept: Keep = _keeping_uncounted(last.kept) if self._counts_keys else last.kept
 
         def keep(batch: Batch) -> Sequence[int] | None:
             return None if before is not None and batch.next_offset > before else kept(batch)

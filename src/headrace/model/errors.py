@@ -521,6 +521,18 @@ class EventsMissing(HeadraceError):
     code = "events_missing"
 
 
+class TopicChanged(HeadraceError):
+    """The topic was deleted and created again since a projection applied its messages; rebuild the projection."""
+
+    code = "topic_changed"
+
+
+class HandlerEndedTransaction(HeadraceError):
+    """A projection's handler has ended the database transaction, which belongs to the projection; remove the commit."""
+
+    code = "handler_ended_transaction"
+
+
 class InvalidContentQuery(InvalidArgument):
     """The content query cannot be used: it is malformed, too large, or asks for what it may not."""
 

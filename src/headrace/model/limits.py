@@ -98,6 +98,9 @@ PRIORITY_STORED_MAX = (1 << 31) - 1
 PRIORITY_STORED_MIN = -(1 << 31)
 """Bounds of priorities that a message can have."""
 
+MULTICAST_TOPICS_MAX = 1000
+"""Topics that one message can be published to at once."""
+
 VERSIONED_BATCH_MESSAGES_MAX = 4096
 """Messages in one batch for a topic with key_versions: the broker writes a header into each."""
 

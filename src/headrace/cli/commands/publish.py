@@ -40,6 +40,7 @@ examples:
   headrace publish images --file *.png
   headrace publish jobs "resize cat.jpg" --reply --timeout 5m
   headrace publish headrace.ingress --subject orders.eu.paid '{"item": 4}'
+  headrace publish accounts --key ann --expected-version 0 opened
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
 The command ends when the broker has acknowledged every message, also after Ctrl-C
@@ -102,6 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="publish only if the first message gets this offset, the second the next, and so on",
     )
     add(
+        "--expected-version",
+        metavar="N",
+        type=count,
+        help="publish all messages together, or none if the key has another number of messages; needs --key",
+    )
+    add(
         "--durability",
         choices=[each.name.lower() for each in Durability],
         help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
@@ -129,6 +136,8 @@ def _check(given: argparse.Namespace) -> str | None:
         return "--reply publishes jobs one by one: give neither --expected-offset nor --compression with it"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
         return "--key-separator splits values or lines: give neither --key nor --file with it"
+    if given.expected_version is not None and (given.key is None or given.expected_offset is not None):
+        return "--expected-version is about a key: give --key, and no --expected-offset"
     return None
 
 
@@ -206,6 +215,8 @@ def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> i
     try:
         with connected(given, out) as bus, interrupts.held(once=True):  # a signal interrupts only the wait for input
             publishing = _publish_all if given.expected_offset is None else _publish_expected
+            if given.expected_version is not None:
+                publishing = _publish_version
             early_end = publishing(bus, given, out, interrupts, outcome)
     except (HeadraceError, OSError, Interrupted) as error:
         early_end = early_end or error
@@ -314,6 +325,31 @@ def result_content(result: Any) -> tuple[dict[str, Any], str]:
         except UnicodeDecodeError:
             return {"result_base64": b64encode(result).decode()}, printable(result)
     return {"result": result}, result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
+def _publish_version(
+    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish all messages in one batch, if their key has the expected version."""
+    columns: dict[str, Any] = {}
+    try:
+        for portion in _portions(given, interrupts):
+            for name, column in msgspec.structs.asdict(portion).items():
+                if column is not None:
+                    columns.setdefault(name, []).extend(column)
+        if columns:
+            receipts = bus.publish_many(
+                given.topic,
+                **columns,
+                partition=given.partition,
+                durability=given.durability,
+                expected_version=given.expected_version,
+            )
+            for receipt in receipts:
+                outcome.add(receipt)
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
 
 
 def _typed(given: argparse.Namespace) -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from headrace.client._async.subjects.responder import AsyncResponder
 from headrace.client.app.registration import (
     Registered,
     ServedSubject,
+    handled_topics,
     registered,
     registered_schedule,
     served_subject,
@@ -105,7 +106,7 @@ class AsyncApp:
 
     def on(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         concurrency: int = 1,
         subscription: str = DEFAULT_SUBSCRIPTION,
@@ -117,8 +118,8 @@ class AsyncApp:
         """Register the decorated function as the handler of a topic's messages.
 
         Parameters:
-            topic: the topic.
-            concurrency: how many messages are handled at once.
+            topic: the topic, or a list of topics.
+            concurrency: how many messages of a topic are handled at once.
             subscription: the name of the leased subscription; created if it does not exist, with all messages.
             retry: settings that the subscription shall have, as SubscriptionSettings or by name, such as
                 `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app starts. By default they are left
@@ -141,18 +142,19 @@ class AsyncApp:
         """
 
         def register(handler: Handler) -> Handler:
-            self._register(
-                registered(
-                    handler,
-                    topic,
-                    subscription=subscription,
-                    concurrency=concurrency,
-                    prefetch=prefetch,
-                    retry=retry,
-                    lease=lease,
-                    deserializer=deserializer,
+            for name in handled_topics(topic):
+                self._register(
+                    registered(
+                        handler,
+                        name,
+                        subscription=subscription,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        retry=retry,
+                        lease=lease,
+                        deserializer=deserializer,
+                    )
                 )
-            )
             return handler
 
         return register
