@@ -33,6 +33,7 @@ from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
 from headrace.broker.tenant_names import check_plain, count_names
+from headrace.broker.topic_middleware import load_nothing
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
@@ -63,7 +64,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.middleware import LoadMiddleware, MiddlewareFactory
+from headrace.model.middleware import LoadMiddleware
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -123,10 +124,6 @@ _FULL_DISK = (
 )
 
 
-def _no_middleware(name: str) -> MiddlewareFactory:
-    raise InvalidArgument(f"this broker loads no middleware, and so not {name!r} either")
-
-
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
@@ -139,7 +136,7 @@ class Broker:
         new_id: str,
         version: str,
         now_us: int,
-        load_middleware: LoadMiddleware = _no_middleware,
+        load_middleware: LoadMiddleware = load_nothing,
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
