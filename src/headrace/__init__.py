@@ -16,6 +16,7 @@ from headrace.model.message import Message
 if TYPE_CHECKING:
     from headrace.client._async.admin.events import AsyncEventFeed
     from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+    from headrace.client._async.admin.routes import AsyncRoutes
     from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.bus import AsyncBus
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.client._async.subjects.subjects import AsyncSubjects
     from headrace.client._sync.admin.events import EventFeed
     from headrace.client._sync.admin.log_levels import LogLevelAdmin
+    from headrace.client._sync.admin.routes import Routes
     from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
     from headrace.client._sync.bus import Bus
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
     from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
     from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
@@ -86,6 +89,7 @@ __all__ = [
     "AsyncProjection",
     "AsyncQueue",
     "AsyncRepository",
+    "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
@@ -134,6 +138,11 @@ __all__ = [
     "Reply",
     "Repository",
     "Retry",
+    "RouteDefinition",
+    "RouteExplained",
+    "RouteInfo",
+    "RouteVerdict",
+    "Routes",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
@@ -232,6 +241,12 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncRoutes": "client._async.admin.routes",
+    "RouteDefinition": "model.route_requests",
+    "RouteExplained": "model.route_requests",
+    "RouteInfo": "model.route_requests",
+    "RouteVerdict": "model.route_requests",
+    "Routes": "client._sync.admin.routes",
     "AsyncLiveSubscription": "client._async.subjects.live_subscription",
     "AsyncSubjects": "client._async.subjects.subjects",
     "ErrorObject": "model.error_object",

@@ -36,6 +36,7 @@ async def running(bus: Any, prepare: Callable[[Any], None], **options: Any) -> A
         app: Any = App(bus.inner, **options)
         prepare(app)
         ended = asyncio.create_task(asyncio.to_thread(app.run))
+        await asyncio.sleep(0)  # else it would not begin before a call that blocks
     else:
         app = AsyncApp(bus, **options)
         prepare(app)

@@ -11,8 +11,9 @@ from headrace.broker.sync_waiters import SyncWaiters
 from headrace.broker.version_gate import VersionGate
 from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
+from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.model.errors import Busy, HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
 from headrace.model.topic import TopicSettings, Validity
 
@@ -49,6 +50,8 @@ class ActivePartition:
         self.topic_id = topic_id
         self.number = number
         self.partition = partition
+        self.delivered: Partition = partition
+        """The partition as consumers see it: after the middleware that changes deliveries, if there is any."""
         self.settings = settings
         self._ports = ports
         self.gate: VersionGate | None = None
@@ -64,6 +67,8 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
+        self.codec: Codec | None = None
+        """How gathered batches are compressed, if the topic's middleware says so."""
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
@@ -120,8 +125,18 @@ class ActivePartition:
             self._syncing.release()
         self.wake()
 
-    def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
-        """Append a batch, and answer when it has reached the requested durability."""
+    def check_publish(self, request: Publish) -> int:
+        """Raise if a request cannot be carried out; returns the durability that it needs."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if not 0 <= request.durability <= _SYNCED:
+            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
+        needed = max(request.durability, self.settings.durability)
+        self.partition.check_durability(needed)
+        return needed
+
+    def publish(self, request: Publish, batch: Batch, now_us: int, *, alone: bool = False) -> Published | Answer:
+        """Append a batch, and answer when it has reached the requested durability; `alone` it is never gathered."""
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
         settings = self.settings
@@ -136,7 +151,8 @@ class ActivePartition:
             if waiting is not None:
                 return waiting
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
-        if small and request.expected_offset is None and request.expected_version is None:
+        plain = request.expected_offset is None and request.expected_version is None and not alone
+        if small and plain:
             return self._gather(batch, needed, now_us)
         if self._gathered:
             self.flush()
@@ -225,6 +241,20 @@ class ActivePartition:
             self.wake()
         return appended
 
+    def forwarded(self, batch: Batch, now_us: int) -> None:
+        """Append a batch that a route has forwarded; nobody else may use its bytes."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if self.gate is not None and not self.gate.is_open:
+            raise Busy(f"the versions of the keys of {self.topic} partition {self.number} are not known yet")
+        if self._gathered:
+            self.flush()
+        appended = self.partition.append_forwarded(batch, now_us)
+        if appended.next_offset > self._reserve_at:
+            self._reserve(appended.base_offset)
+        if self.settings.durability is not _SYNCED:
+            self.wake()
+
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything appended so far is synced; at once for a partition in memory."""
         next_offset = self.partition.next_offset
@@ -253,7 +283,7 @@ class ActivePartition:
         found = None
         if offset < end_offset:
             try:
-                found = self.partition.read(offset, bytes_max, end_offset, expired_us)
+                found = self.delivered.read(offset, bytes_max, end_offset, expired_us)
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise
@@ -350,5 +380,5 @@ class ActivePartition:
     def _append(self, batches: list[Batch]) -> list[Appended | HeadraceError]:
         """One batch as it is; several as one."""
         if len(batches) > 1:
-            return self.partition.append_gathered(batches, self.settings.compression.codec, self._now_us)
+            return self.partition.append_gathered(batches, self.codec or self.settings.compression.codec, self._now_us)
         return [self.partition.append(batches[0], self._now_us)]

@@ -13,11 +13,15 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
+from headrace.broker.middleware_runner import MiddlewareRunner
 from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
+from headrace.broker.route_ingress import RouteIngress
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -32,8 +36,8 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
-from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
-from headrace.model.batch import received
+from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
+from headrace.model.batch import Batch, received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
@@ -58,6 +62,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
+from headrace.model.middleware import LoadMiddleware, MiddlewareFactory
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -127,11 +132,23 @@ _FULL_DISK = (
 )
 
 
+def _no_middleware(name: str) -> MiddlewareFactory:
+    raise InvalidArgument(f"this broker loads no middleware, and so not {name!r} either")
+
+
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
     def __init__(
-        self, store: Store, ports: Ports, settings: BrokerSettings, *, new_id: str, version: str, now_us: int
+        self,
+        store: Store,
+        ports: Ports,
+        settings: BrokerSettings,
+        *,
+        new_id: str,
+        version: str,
+        now_us: int,
+        load_middleware: LoadMiddleware = _no_middleware,
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
@@ -140,7 +157,7 @@ class Broker:
         self._version = version
         self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
-        self._topics = TopicRegistry(store, self._ledger, ports, settings)
+        self._topics = TopicRegistry(store, self._ledger, ports, settings, load_middleware)
         self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
         self._transactions = Transactions(
@@ -150,6 +167,8 @@ class Broker:
         leased = self._topics, self._subscriptions
         self._results = ResultTopics(self._topics, settings.result_seconds)
         dead_letters = DeadLetters(*leased, self._transactions, self._results, self._ledger.failures, self._turns)
+        self._middleware = MiddlewareRunner(ports, self._turns)
+        self._pipeline = PublishPipeline(self._middleware, dead_letters, self._transactions)
         self._admin = SubscriptionAdmin(*leased, dead_letters, self._ledger, self._turns)
         self._leasing = LeaseDispatcher(self._subscriptions, dead_letters, self._ledger, ports, self._turns)
         self._finisher = JobFinisher(self._subscriptions, self._leasing, self._results, self._transactions)
@@ -160,22 +179,19 @@ class Broker:
         self._editor = MessageEditor(*leased, self._ledger, self._turns)
         self._queries = MessageQueries(*leased, dead_letters, self._editor, self._ledger, self._turns)
         self._schedules = ScheduleRunner(
-            self._topics, self._transactions, self._ledger, ports, self._waited_for, now_us
+            self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
+        self._routes = RouteRegistry(self._topics, self._ledger, ports, self._turns, self._check_room)
+        readers = self._groups, self._subscriptions, self._routes
+        self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
-        self._maintenance = Maintenance(
-            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
-        )
+        self._maintenance = Maintenance(self._topics, *readers, self._ledger, ports, settings, dead_letters.learn)
         self._readers = Readers(self._topics, ports)
-        self._switchboard = Switchboard(ports)
+        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
-        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
-            f"{tenant}/{subject}", columns, now
-        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -203,7 +219,7 @@ class Broker:
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
-        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle
+        at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle and self._middleware.idle
         return at_rest and all(active.idle for active in self._topics.active_partitions())
 
     def connect(
@@ -314,6 +330,8 @@ class Broker:
         self._tick("subscription policies", self._policies.tick, now_us)
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
+        self._tick("middleware", self._middleware.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
@@ -322,6 +340,7 @@ class Broker:
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
         times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
+        times.append(self._middleware.next_tick_us)
         times.append(self._requests.next_tick_us)
         times.append(self._services.next_tick_us())
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
@@ -345,10 +364,12 @@ class Broker:
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
         self._maintenance.close()
+        self._middleware.close()
         self._observability.levels.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._routes.record_positions, now_us)
             closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
@@ -359,6 +380,7 @@ class Broker:
             self._group_requests(),
             self._leased_requests(),
             self._schedule_requests(),
+            self._routes.requests(),
             self._subject_requests(),
             self._observability.requests(),
         )
@@ -463,12 +485,26 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
+    def _check_room(self, topic: Topic) -> None:
+        """Raise if a leased subscription of a topic has as many messages as it may have."""
+        if topic.id in self._policies.refusing:
+            self._policies.check(topic)
+
     def _publish(
-        self, _: Session, request: Publish, body: memoryview, now_us: int
+        self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
-        if 0 < batch.producer_id < PRODUCER_MIN:
-            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
+        if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
+            raise InvalidArgument(
+                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
+            )
+        if not request.topic:
+            request.topic = self._routes.ingress(session.tenant)
+        return self._publish_batch(session, request, batch, now_us)
+
+    def _publish_batch(
+        self, session: Session, request: Publish, batch: Batch, now_us: int
+    ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)
@@ -477,16 +513,26 @@ class Broker:
         if topic.id in self._policies.refusing:
             active.flush()  # what was gathered counts
             self._policies.check(topic)
+        if topic.middleware is not None:
+            return self._pipeline.publish(session, topic, active, request, batch, now_us)
         return active.publish(request, batch, now_us)
 
-    def _stage(self, session: Session, request: TransactionStage, body: memoryview, now_us: int) -> TransactionStaged:
+    def _stage(
+        self, session: Session, request: TransactionStage, body: memoryview, now_us: int
+    ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:
             topic = self._topics.find(request.topic)
             if topic is not None and topic.id in self._policies.refusing:
                 self._policies.check(topic)  # here, because a commit is never refused
-        return self._transactions.stage(_own(session, request), received(body), now_us)
+        request, batch = _own(session, request), received(body)
+        self._transactions.check_open(request, now_us)  # before a topic is made
+        topic = self._topics.get_or_create(request.topic, now_us)
+        if topic.middleware is not None:
+            self._topics.active(topic, request.partition)  # first what may go wrong
+            return self._pipeline.stage(session, topic, request, batch, now_us)
+        return self._transactions.stage(request, batch, now_us)
 
     def _open_results(
         self, session: Session, _: ResultsOpen, __: memoryview, now_us: int
@@ -498,7 +544,7 @@ class Broker:
     ) -> Settlement | PendingAnswer[Settlement]:
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
-        return self._finisher.finish(request, received(body), now_us)
+        return self._finisher.finish(request, received(body).copied(), now_us)  # it outlives this call
 
     def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
         new = self._topics.find(request.topic) is None

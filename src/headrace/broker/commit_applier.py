@@ -67,6 +67,8 @@ class CommitApplier:
         """Commits whose append failed, and later commits to the same partitions; they are retried with a delay."""
         self._stuck_targets: set[tuple[int, int]] = set()
         self._retry_us = 0
+        self._waiting: list[tuple[tuple[int, int], Callable[[], None]]] = []
+        """Callbacks that wait until nothing is left to be applied to a partition."""
         self._applied: deque[Committed] = deque()
         self._now_us = now_us
         self._turn_scheduled = False
@@ -101,6 +103,24 @@ class CommitApplier:
                 self._append_pending()
 
         self._ledger.durably(Done()).then(durable)
+
+    def when_applied(self, target: tuple[int, int], tell: Callable[[], None]) -> None:
+        """Call back when no commit is left to be applied to a partition; at once if there is none."""
+        if self.is_pending(target):
+            self._waiting.append((target, tell))
+        else:
+            tell()
+
+    def is_pending(self, target: tuple[int, int]) -> bool:
+        """Whether a commit is left to be applied to a partition."""
+        if not self._pending and not self._stuck:
+            return False
+        return any(target in commit.targets for commits in (self._pending, self._stuck) for commit in commits.values())
+
+    def _tell_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for target, tell in waiting:
+            self.when_applied(target, tell)
 
     def tick(self, now_us: int) -> None:
         """Retry what failed, and continue with the rest."""
@@ -140,6 +160,8 @@ class CommitApplier:
                 self._stuck_targets |= commit.targets
                 commit.tell([])  # it is committed, though its messages become readable later
                 commit.tell, commit.batches = _ignore, []
+        if self._waiting:
+            self._tell_waiting()
         if waiting and not self._turn_scheduled:
             self._turn_scheduled = True
             self._ports.call_at_turn_end(self._another_turn)  # call_soon could run several times in one loop turn

@@ -232,8 +232,14 @@ class DeadLetters:
         index.leave(offsets)
         burial = _Burial(subscription, partition, index, {}, now_us, PendingAnswer())
         finished = MessagesSettled(subscription.id, partition, packed(offsets))
-        self._transactions.commit_internal(told, [finished], now_us).then(partial(self._go_on, burial, offsets, ()))
+        self._transactions.commit_internal(told, [finished], now_us).then(partial(self._dropped, burial, offsets))
         return burial.pending_answer
+
+    def _dropped(self, burial: "_Burial", offsets: Sequence[int], outcome: object) -> None:
+        if isinstance(outcome, HeadraceError):
+            self._stay(burial, offsets, outcome)
+        else:
+            self._bury(burial, ())
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -336,13 +342,16 @@ class DeadLetters:
         for partition, indices in by_partition.items():
             chosen = revived.picked(indices, indices)
             chosen.places = None
-            batches += [(subscription.topic, partition, batch) for batch in _batches(chosen, now_us)]
+            batches += [(subscription.topic, partition, batch) for batch in divided_batches(chosen, now_us)]
         return batches
 
     def _dead_topic(self, subscription: Subscription, now_us: int) -> Topic:
+        """The dead letter topic of a subscription."""
+        return self.open_topic(dead_topic(subscription), subscription.topic.settings.partitions, now_us)
+
+    def open_topic(self, name: str, partitions: int, now_us: int) -> Topic:
         """The dead letter topic, made if there is none, with the subscription that counts what is in it."""
-        name = dead_topic(subscription)
-        settings = {"partitions": subscription.topic.settings.partitions}
+        settings = {"partitions": partitions}
         topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
         if self._registry.find(topic, REDRIVE) is None:
             self._registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
@@ -378,7 +387,7 @@ class DeadLetters:
                 own = without_headers(own, lambda name: name == REPLY_HEADER)
             headers.append(replaced_headers(own, told))
         changed = msgspec.structs.replace(columns, headers=headers, dues=None, expires=None)
-        return _batches(changed, now_us), failed
+        return divided_batches(changed, now_us), failed
 
 
 class _Origins:
@@ -448,7 +457,7 @@ def _history(notes: list[ReleaseNote]) -> bytes:
     )
 
 
-def _batches(columns: Columns, now_us: int) -> list[Batch]:
+def divided_batches(columns: Columns, now_us: int) -> list[Batch]:
     """Messages in batches that are not too large."""
     batches: list[Batch] = []
     begin = size = 0

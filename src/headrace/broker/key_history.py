@@ -49,7 +49,7 @@ class KeyHistory:
             raise InvalidArgument(f"key_versions was turned off for {topic}")
         page = HistoryPage([], [], active.number, topic.id)
         page.next_version = gate.index.visible_version(request.key, end)
-        contents, parts, size = stored_messages(active.partition), list[Columns](), 0
+        contents, parts, size = stored_messages(active.delivered), list[Columns](), 0
         while not page.offsets:
             entries, page.following = gate.index.find(request.key, start, request.messages_max, end)
             for first in range(0, len(entries), _READ_TOGETHER):

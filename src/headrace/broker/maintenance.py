@@ -10,6 +10,7 @@ from headrace.broker.compaction_cleanup import forget_compacted
 from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import SubscriptionRegistry
@@ -39,6 +40,7 @@ class Maintenance:
         topics: TopicRegistry,
         membership: GroupCoordinator,
         subscriptions: SubscriptionRegistry,
+        routes: RouteRegistry,
         ledger: Ledger,
         ports: Ports,
         settings: BrokerSettings,
@@ -48,6 +50,7 @@ class Maintenance:
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
+        self._routes = routes
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
@@ -203,15 +206,21 @@ class Maintenance:
         first_offset = 0
         if age_us is not None or settings.retain_bytes is not None:
             first_offset = partition.retention_offset(now_us, age_us, settings.retain_bytes)
+            unforwarded = self._routes.retained_from(topic, active.number)
+            first_offset = first_offset if unforwarded is None else min(first_offset, unforwarded)
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, active.number))
         if first_offset > partition.first_offset:
             jobs.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
         if settings.compact_by_key and compacting and self._worth_compacting(active):
-            jobs.append(partial(self._compact, topic, active, partition.compact_by_key))
+            unforwarded = self._routes.consumed_offset(topic, active.number)
+            jobs.append(partial(self._compact, topic, active, partial(partition.compact_by_key, unforwarded)))
         if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(active):
             no_groups = self._groups.consumed_offset(topic, active.number) is None
             rules = self._subscriptions.settled_rules(topic, active.number) if no_groups else []
+            unforwarded = self._routes.consumed_offset(topic, active.number)
+            if rules and unforwarded is not None:
+                rules = [*rules, unforwarded.__gt__]
             if rules:
                 jobs.append(partial(self._compact, topic, active, partial(partition.compact_settled, rules)))
         if jobs and id(active) not in self._removing:
@@ -227,10 +236,11 @@ class Maintenance:
         return grown >= log_settings(active.settings).segment_bytes
 
     def _consumed_offset(self, topic: Topic, partition: int) -> int:
-        """The offset that all groups and leased subscriptions have consumed."""
+        """The offset that all groups, leased subscriptions and routes have consumed."""
         by_groups = self._groups.consumed_offset(topic, partition)
         by_leases = self._subscriptions.consumed_offset(topic, partition)
-        return min((offset for offset in (by_groups, by_leases) if offset is not None), default=0)
+        by_routes = self._routes.consumed_offset(topic, partition)
+        return min((offset for offset in (by_groups, by_leases, by_routes) if offset is not None), default=0)
 
     def _do(self, active: ActivePartition, jobs: list[Callable[[], object]], outcome: object) -> None:
         """Run removals in the background, unless the journal could not be written."""

@@ -16,6 +16,7 @@ from headrace.broker.services import LiveInstance, ServiceRegistry
 from headrace.broker.streams import Readers
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
+from headrace.broker.switchboard import Switchboard
 from headrace.broker.topics import TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.model.bus_event import EventsRecord
@@ -58,6 +59,7 @@ class ObservedParts(NamedTuple):
     schedules: ScheduleRunner
     readers: Readers
     leasing: LeaseDispatcher
+    switchboard: Switchboard
 
 
 class Observability:
@@ -67,7 +69,7 @@ class Observability:
         """With `always`, events are recorded from the start."""
         self._parts = parts
         self._turns = turns
-        self.events = BusEvents(parts.topics, ledger, turns, always=always)
+        self.events = BusEvents(parts.topics, ledger, turns, parts.switchboard.emit, always=always)
         self.errors = ServiceErrorLog(parts.topics, ledger)
         self.services = ServiceRegistry(ledger, ports, self.errors)
         self.levels = LogLevels(ledger)

@@ -4,8 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,7 @@ from headrace.broker.facts import ScheduleAdvanced, ScheduleDeleted, ScheduleRun
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.publish_pipeline import LocatedBatch, StoreProcessed
 from headrace.broker.schedule_entry import (
     DueRuns,
     ScheduleEntry,
@@ -24,13 +27,15 @@ from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.model.batch import Columns, check_messages, encode
+from headrace.model.batch import Batch, Columns, check_messages, encode
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
     InvalidBatch,
     LimitExceeded,
+    MessageRefused,
     MessageTooLarge,
+    MiddlewareFailed,
     PartitionNotFound,
     ScheduleExists,
     ScheduleNotFound,
@@ -94,11 +99,13 @@ class ScheduleRunner:
         ledger: Ledger,
         ports: Ports,
         unsettled: Callable[[Topic, int, int, int], bool],
+        process: Callable[[Topic, int, Batch, int, StoreProcessed], PendingAnswer[Any]],
         now_us: int,
     ) -> None:
         """Continue the schedules in the ledger; `unsettled` says whether a leased subscription has yet to settle a
-        message, given its topic, partition, offset and the time.
+        message, given its topic, partition, offset and the time; `process` passes a batch through middleware.
         """
+        self._process = process
         self._topics = topics
         self._transactions = transactions
         self._ledger = ledger
@@ -414,8 +421,31 @@ class ScheduleRunner:
                 entry.offset = outcome[0].offset + len(times_us) - 1
             pending_answer.resolve(outcome)
 
-        self._transactions.commit_internal([(topic, number, batch)], [fact], now_us).then(settled)
+        def commit(batches: list[LocatedBatch], _: int) -> PendingAnswer[list[PartitionOffset]]:
+            return self._transactions.commit_internal(batches, [fact], now_us)
+
+        if topic.middleware is None:
+            commit([(topic, number, batch)], now_us).then(settled)
+        else:
+            refused = partial(self._skip_refused, kept, done_us, len(times_us), now_us)
+            self._process(topic, number, batch, now_us, commit).then(lambda outcome: settled(refused(outcome)))
         return pending_answer
+
+    def _skip_refused(
+        self, kept: ScheduleStored, done_us: int, runs: int, now_us: int, outcome: list[PartitionOffset] | HeadraceError
+    ) -> list[PartitionOffset] | HeadraceError:
+        """Skip regular runs that the topic's middleware refuses: it would do so again."""
+        if not isinstance(outcome, MessageRefused | MiddlewareFailed) or not done_us:
+            return outcome
+        name = kept.definition.name
+        try:
+            self._ledger.record(now_us, ScheduleAdvanced(name, kept.id, done_us, 0))
+        except HeadraceError as error:
+            return error
+        logger.warning("schedule run failed; skipped  schedule=%s reason=%s", name, outcome)
+        if name in self._entries:
+            self._entries[name].skipped += runs
+        return []
 
     def _retry_later(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
         if not entry.failures:

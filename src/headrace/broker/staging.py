@@ -33,6 +33,8 @@ class StageHeader(msgspec.Struct, array_like=True, frozen=True):
     """The batch's checksum: after a crash, another batch may follow the header."""
     expected_version: int | None = None
     """The version that the first message must get at the commit."""
+    companion_of: int = 0
+    """The number of the batch with which it is committed, if a commit does not name this one."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -133,7 +135,7 @@ class StagingLog:
         found: list[tuple[StageHeader, StagedBatch]] = []
         header: StageHeader | None = None
         end = self._log.first_offset
-        for batch in self._log.batches(end, self._log.next_offset):
+        for batch in self._log.batches(end, self._log.next_offset, empty=True):
             if batch.producer_id == _HEADER_PRODUCER:
                 content = batch.columns().values[0]
                 header = _decode(content) if content else None
@@ -155,7 +157,7 @@ class StagingLog:
 
     def batch_at(self, offset: int) -> Batch:
         """The batch at an offset."""
-        return self._log.batch_at(offset)
+        return self._log.batch_at(offset, empty=True)
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything before an offset is synced; at once if it is, or if the log is in memory."""

@@ -168,6 +168,8 @@ class SubscriptionRegistry:
     def _topic_altered(self, topic: Topic, now_us: int) -> None:
         """Apply a topic's new settings to its open subscriptions."""
         for subscription in self.of_topic(topic):
+            for number, index in subscription.indexes.items():
+                index.read_contents_from(self._topics.active(topic, number).delivered)
             self._turns.in_slices(self._expiring_after(subscription, ttl_us(topic), now_us))
             self._open(subscription, now_us)  # of a topic that could not be opened
             self._turns.call_soon(partial(self.ready, subscription))
@@ -352,7 +354,7 @@ class SubscriptionRegistry:
         """A partition's index, and the steps in which it reads the log; a last step marks the end."""
         state = self._ledger.state.leased
         settings, lives_us = subscription.settings, ttl_us(subscription.topic)
-        index = state.open_partition(subscription.id, number, active.partition, settings, lives_us)
+        index = state.open_partition(subscription.id, number, active.partition, settings, lives_us, active.delivered)
         return index, chain(index.load(active.end_offset, now_us), [None])
 
     def _more(self, subscription: Subscription, number: int) -> None:

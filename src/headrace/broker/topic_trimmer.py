@@ -8,6 +8,7 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.engines.api import as_headrace_error
@@ -20,11 +21,17 @@ class TopicTrimmer:
     """Trims topics; works on files in the background, and answers when the removal is durable."""
 
     def __init__(
-        self, topics: TopicRegistry, membership: GroupCoordinator, subscriptions: SubscriptionRegistry, ports: Ports
+        self,
+        topics: TopicRegistry,
+        membership: GroupCoordinator,
+        subscriptions: SubscriptionRegistry,
+        routes: RouteRegistry,
+        ports: Ports,
     ) -> None:
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
+        self._routes = routes
         self._ports = ports
         self._open = 0
 
@@ -65,10 +72,11 @@ class TopicTrimmer:
         return answer.pending_answer
 
     def unread_from(self, topic: Topic, active: ActivePartition) -> int:
-        """The first offset that a group or leased subscription has yet to consume; the end if there is none."""
+        """The first offset that a group, leased subscription or route has yet to consume; the end if there is none."""
         by_groups = self._groups.consumed_offset(topic, active.number)
         by_leases = self._subscriptions.consumed_offset(topic, active.number)
-        return min(offset for offset in (by_groups, by_leases, active.end_offset) if offset is not None)
+        by_routes = self._routes.consumed_offset(topic, active.number)
+        return min(offset for offset in (by_groups, by_leases, by_routes, active.end_offset) if offset is not None)
 
     def _remove(self, active: ActivePartition, bound: int, answer: "_TrimAnswer", outcome: object) -> None:
         """Truncate in the background, unless the journal could not be written."""

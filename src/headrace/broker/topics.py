@@ -2,14 +2,16 @@
 
 import logging
 import shlex
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
+from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
+    AnyFact,
     IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
@@ -21,12 +23,21 @@ from headrace.broker.facts import (
 )
 from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.ledger import Ledger
+from headrace.broker.middleware_chain import MiddlewareChain, make_chain
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
-from headrace.engines.api import DataDirectory, Partition, PartitionOwner, Store, as_headrace_error
+from headrace.engines.api import (
+    DataDirectory,
+    DeliveredPartition,
+    DerivedCache,
+    Partition,
+    PartitionOwner,
+    Store,
+    as_headrace_error,
+)
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
@@ -36,6 +47,7 @@ from headrace.model.errors import (
     TopicFailed,
     TopicNotFound,
 )
+from headrace.model.middleware import LoadMiddleware, MiddlewareContext
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
@@ -64,6 +76,8 @@ class Topic:
         self.failure = ""
         """Why the topic could not be opened; empty if it is open."""
         self.revision = fact.revision
+        self.middleware: MiddlewareChain | None = None
+        """What its batches pass through; None if there is nothing, and never was since the broker started."""
 
     def __str__(self) -> str:
         return str(self.name)
@@ -81,17 +95,25 @@ class Topic:
 class TopicRegistry:
     """All topics of a broker."""
 
-    def __init__(self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings) -> None:
+    def __init__(
+        self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
+    ) -> None:
+        self._load_middleware = load_middleware
         self._store = store
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
+        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
         """Emitted when a topic's settings change, with the time."""
+        self.companions: list[Callable[[str, int, TopicSettings | None], Sequence[AnyFact]]] = []
+        """Return facts that are recorded together with a change of a topic: its name, its id, or 0 when it is deleted,
+        and its new settings.
+        """
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -99,7 +121,9 @@ class TopicRegistry:
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
         for fact in ledger.state.topics.values():
-            self._add(_opened(fact))
+            topic = _opened(fact)
+            self._open_middleware(topic)
+            self._add(topic)
         if store.data is not None:
             self._check_files(store.data)
 
@@ -177,9 +201,11 @@ class TopicRegistry:
             )
         settings = topic_settings(request.settings, self._defaults(request))
         self._check_storage(settings)
+        middleware = self._make_middleware(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
         topic = Topic(fact, settings)
+        topic.middleware = middleware
         self._add(topic)
         self.changed(topic, now_us)
         return topic
@@ -197,13 +223,16 @@ class TopicRegistry:
                 f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
                 "partitions, where their versions begin anew; create another topic and copy the messages"
             )
+        middleware = self._altered_middleware(topic, settings)
         fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *self._companions_of(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
         topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
+        topic.middleware = middleware
         self._counts[str(topic)] = settings.partitions
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
+            self._apply_middleware(topic, active)
             self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
         if grown:
             self.changed(topic, now_us)
@@ -213,13 +242,17 @@ class TopicRegistry:
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
         topic = self.known(name)
-        self._ledger.record(now_us, TopicDeleted(topic.id))
+        self._ledger.record(now_us, TopicDeleted(topic.id), *self._companions_of(str(topic), 0, None))
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
         for active in active_partitions.values():
             active.end()
         self.changed(topic, now_us)
         self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
+
+    def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
+        for companions in self.companions:
+            yield from companions(name, topic_id, settings)
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
         """A partition of a topic, opened on first use."""
@@ -329,6 +362,44 @@ class TopicRegistry:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
         self._counts[str(topic)] = topic.settings.partitions
 
+    def _make_middleware(self, settings: TopicSettings) -> MiddlewareChain | None:
+        if not settings.middleware:
+            return None
+        return make_chain(settings.middleware, self._load_middleware, round(settings.middleware_seconds * 1e6))
+
+    def _altered_middleware(self, topic: Topic, settings: TopicSettings) -> MiddlewareChain | None:
+        """The middleware of other settings; the same object if they are about something else, as it may have state."""
+        before, after = topic.settings, settings
+        unchanged = before.middleware == after.middleware and before.middleware_seconds == after.middleware_seconds
+        if unchanged and not topic.failure:
+            return topic.middleware
+        made = self._make_middleware(settings)
+        # An empty chain follows one that batches may still be on their way through: they keep their order.
+        return MiddlewareChain() if made is None and topic.middleware is not None else made
+
+    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
+        """Let a partition compress and deliver as the topic's middleware says."""
+        chain = topic.middleware
+        active.codec = None if chain is None else chain.codec
+        if chain is None or (not chain.delivering and active.delivered is active.partition):
+            return
+        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
+        delivery = DeliveryMiddleware(chain.delivering, context)
+        if isinstance(active.delivered, DeliveredPartition):
+            active.delivered.use(delivery)
+        else:
+            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
+
+    def _open_middleware(self, topic: Topic) -> None:
+        """Make a stored topic's middleware; one that cannot be had isolates the topic."""
+        if topic.failure or not topic.settings.middleware:
+            return
+        try:
+            topic.middleware = self._make_middleware(topic.settings)
+        except HeadraceError as error:
+            logger.error("topic failed; install its middleware, or alter it  topic=%s reason=%s", topic, error)
+            topic.failure = str(error)
+
     def _defaults(self, request: TopicCreate) -> TopicSettings:
         own = SYSTEM_TOPICS.get(parse_topic(request.topic).topic, {})
         if self._store.directory is None and "storage" not in request.settings:
@@ -363,6 +434,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
+        self._apply_middleware(topic, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active

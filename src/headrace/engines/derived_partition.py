@@ -103,7 +103,7 @@ class DerivedPartition(Partition):
                 raise
         return Slice(delivery.joined(position), position, end_offset, (self.work - before) * _COST_BYTES)
 
-    def scan(self, offset: int, end_offset: int) -> Iterator[Batch]:
+    def scan(self, offset: int, end_offset: int, *, empty: bool = False) -> Iterator[Batch]:  # noqa: ARG002
         """The derived batches from an offset on, those without messages too; damage raises."""
         sources: Iterator[Batch] | None = None
         source: Batch | None = None
@@ -121,10 +121,14 @@ class DerivedPartition(Partition):
             yield batch
             offset = batch.next_offset
 
-    def batch_at(self, offset: int) -> Batch:
+    def batch_at(self, offset: int, *, empty: bool = False) -> Batch:
         """The derived batch that holds an offset."""
-        source = self._source.batch_at(offset)
+        source = self._source.batch_at(offset, empty=empty)
         return self._derived(source, max(offset, source.base_offset))
+
+    def delivered(self, columns: Columns) -> Columns:
+        """Messages that are not stored, such as edited ones, as the consumers of the source see them."""
+        return self._source.delivered(columns)
 
     def find_time(self, time_us: int) -> int:
         """The offset of the source's first message with this timestamp or a later one."""
@@ -303,7 +307,11 @@ class DerivedPartition(Partition):
         """Nothing can be removed."""
         self._refuse()
 
-    def compact_by_key(self) -> int:
+    def append_forwarded(self, batch: Batch, now_us: int) -> Appended:  # noqa: ARG002
+        """Nothing can be appended."""
+        self._refuse()
+
+    def compact_by_key(self, before: int | None = None) -> int:  # noqa: ARG002
         """Nothing can be removed."""
         self._refuse()
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from headrace.engines.key_index import KeyIndex, has_versions, stamped
 from headrace.engines.last_offsets import LastOffsets
-from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
+from headrace.engines.producers import FORGOTTEN, Note, Producers, mark_of, marked
 from headrace.model.arguments import shown
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
@@ -86,7 +86,8 @@ class Partition:
         self.survived_offset = log.survived_offset
         """The end of the messages found when it was opened; a gap may lie between it and the first new message."""
         start = self.producers.load(saved, self.survived_offset) if saved is not None else 0
-        for batch in self.batches(min(max(start, log.first_offset), log.next_offset), log.next_offset):
+        begin = min(max(start, log.first_offset), log.next_offset)
+        for batch in self.batches(begin, log.next_offset, empty=True):
             if batch.base_offset >= start:
                 self.producers.note_batch(batch)
                 self._unsaved += 1 + (batch.length >> 14)
@@ -193,8 +194,27 @@ class Partition:
 
     def _repeated(self, base: int, batch: Batch) -> Appended:
         # A batch whose offset is forgotten is somewhere before the end.
-        next_offset = self._log.next_offset if base == FORGOTTEN else base + batch.count
+        # Middleware may have made fewer messages of it than it has.
+        next_offset = self._log.next_offset if base == FORGOTTEN else min(base + batch.count, self._log.next_offset)
         return Appended(base, next_offset, 0, duplicate=True)
+
+    def find_repeated(self, batch: Batch) -> Appended | None:
+        """The offsets of a batch that was appended before; None if it was not, or is not of a known producer."""
+        base = self.producers.find_repeated(batch.producer) if batch.producer_id else None
+        return None if base is None else self._repeated(base, batch)
+
+    def admit(self, batch: Batch) -> Appended | None:
+        """The offsets of a batch that was appended before; None for its producer's next one; raises for any other."""
+        base = self.producers.admit(batch.producer) if batch.producer_id else None
+        return None if base is None else self._repeated(base, batch)
+
+    def span_at(self, base_offset: int) -> int:
+        """How many offsets the batch that begins at an offset covers; 0 if no batch begins there any more."""
+        try:
+            batch = self.batch_at(base_offset)
+        except (CorruptBatch, OffsetOutOfRange):
+            return 0
+        return batch.span if batch.base_offset == base_offset else 0
 
     def has_committed(self, mark: int) -> bool:
         """Whether a batch of a committed transaction was appended already."""
@@ -204,7 +224,18 @@ class Partition:
         """Append a batch of a committed transaction; it is stamped, so nobody else may use its bytes."""
         batch.stamp(marked(mark))
         receipt = self._append(batch, now_us)
-        self.producers.mark = mark
+        self.producers.note_batch(batch)
+        self._unsaved += 1 + (batch.length >> 14)
+        return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
+    def forwarded_before(self, forwarder: int) -> int:
+        """The offset of a forwarder's source before which all messages for this partition are in it."""
+        return self.producers.forwarded.get(forwarder, 0)
+
+    def append_forwarded(self, batch: Batch, now_us: int) -> Appended:
+        """Append a batch that a forwarder has stamped with where in its source it has been."""
+        receipt = self._append(batch, now_us)
+        self.producers.forwarded[batch.producer_id] = mark_of(batch.producer)
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
@@ -271,25 +302,32 @@ class Partition:
             raise
         return None if found is None else Slice(found.view, found.next_offset, end_offset)
 
+    def delivered(self, columns: Columns) -> Columns:
+        """Messages that are not stored, such as edited ones, as consumers see them: here as they are."""
+        return columns
+
     def find_time(self, time_us: int) -> int:
         """The offset of the first message with this timestamp or a later one."""
         return self._log.find_time(time_us)
 
-    def batch_at(self, offset: int) -> Batch:
-        """The batch that holds an offset."""
+    def batch_at(self, offset: int, *, empty: bool = False) -> Batch:
+        """The batch that holds an offset; the next one if that batch has no messages, unless it may be `empty`."""
         try:
-            for batch in self._log.batches(offset):
+            for batch in self._log.batches(offset, empty=empty):
                 return batch
         except CorruptBatch as error:
             self._note_damage(error)
             raise
         raise OffsetOutOfRange(f"there is no batch at offset {offset}")
 
-    def batches(self, offset: int, end_offset: int) -> Iterator[Batch]:
-        """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped."""
+    def batches(self, offset: int, end_offset: int, *, empty: bool = False) -> Iterator[Batch]:
+        """The batches from an offset on, the first one may begin before it; damaged ones are recorded and skipped.
+
+        Those without messages are left out, unless `empty` ones are wanted too.
+        """
         while True:
             try:
-                for batch in self.scan(offset, end_offset):
+                for batch in self.scan(offset, end_offset, empty=empty):
                     yield batch
                     offset = batch.next_offset
             except CorruptBatch as error:
@@ -297,10 +335,10 @@ class Partition:
             else:
                 return
 
-    def scan(self, offset: int, end_offset: int) -> Iterator[Batch]:
+    def scan(self, offset: int, end_offset: int, *, empty: bool = False) -> Iterator[Batch]:
         """The batches from an offset on, the first one may begin before it; the first damaged one raises."""
         try:
-            yield from self._log.batches(offset, until=end_offset)
+            yield from self._log.batches(offset, until=end_offset, empty=empty)
         except CorruptBatch as error:
             self._note_damage(error)
             raise
@@ -361,10 +399,17 @@ class Partition:
         """Remove the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
 
-    def compact_by_key(self) -> int:
-        """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
+    def compact_by_key(self, before: int | None = None) -> int:
+        """Keep only the last message of each key, and messages without a key; returns the bytes freed.
+
+        Batches that do not end before an offset are kept whole, if one is given.
+        """
         last, throttle = LastOffsets(), CpuThrottle()
-        keep: Keep = _keeping_uncounted(last.kept) if self._counts_keys else last.kept
+        kept: Keep = _keeping_uncounted(last.kept) if self._counts_keys else last.kept
+
+        def keep(batch: Batch) -> Sequence[int] | None:
+            return None if before is not None and batch.next_offset > before else kept(batch)
+
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
                 with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that

@@ -513,6 +513,12 @@ def _decoded(decoder: Any, body: Bytes) -> Any:
         raise InvalidBatch(f"the body is not columns of messages: {error}") from error
 
 
+def decode_origins(body: Bytes) -> Sequence[Origin]:
+    """The origins in the body of a batch without messages, which only says whose they were."""
+    columns: Columns = _decoded(_decoder, body)
+    return columns.origins or ()
+
+
 def _check_lengths(columns: Columns | Outline, count: int, span: int) -> None:
     """Every column has an entry for each message, and the places are offsets of the batch."""
     others = _astuple(columns)[-len(_NO_OTHERS) :]

@@ -440,6 +440,25 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class MessageRefused(HeadraceError):
+    """The topic's middleware refuses messages of the batch; nothing was stored."""
+
+    code = "message_refused"
+
+
+class MiddlewareFailed(HeadraceError):
+    """A middleware of the topic failed; nothing was stored."""
+
+    code = "middleware_failed"
+
+
+class MiddlewareTimeout(HeadraceError):
+    """A middleware of the topic does not return, or has not returned in time; nothing was stored."""
+
+    code = "middleware_timeout"
+    retryable = True
+
+
 class NoResponders(HeadraceError):
     """Nobody serves the subject; nothing was sent."""
 
@@ -538,10 +557,39 @@ class TopicHasViews(HeadraceError):
     code = "topic_has_views"
 
 
+class RouteNotFound(HeadraceError, LookupError):
+    """There is no route of that name."""
+
+    code = "route_not_found"
+
+
+class RouteExists(HeadraceError):
+    """There is already a route of that name."""
+
+    code = "route_exists"
+
+
+class RouteLoop(InvalidArgument):
+    """The route would carry messages back to where they come from."""
+
+    code = "route_loop"
+
+
 class PluginUnavailable(HeadraceError):
     """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
 
     code = "plugin_unavailable"
+
+
+class DeliveryRefused(HeadraceError):
+    """The receiver of a sink did not take a message."""
+
+    code = "delivery_refused"
+    retryable = True
+
+    def __init__(self, text: str | None = None, *, retryable: bool = True) -> None:
+        super().__init__(text, retryable=retryable)
+        self.__dict__["retryable"] = retryable
 
 
 class JobFailed(HeadraceError):

@@ -145,6 +145,39 @@ EVENTS_PENDING_MAX = 100_000
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
 
+MIDDLEWARE_MAX = 16
+"""Middleware that one topic can have."""
+
+MIDDLEWARE_BYTES_MAX = 64 << 10
+"""A topic's setting `middleware` as JSON."""
+
+MIDDLEWARE_THREADS_MAX = 4
+"""Threads on which middleware runs that is not inline, besides those that are stuck."""
+
+MIDDLEWARE_STUCK_MAX = 16
+"""Threads that middleware may hold beyond its deadline; then all middleware that needs a thread is refused."""
+
+MIDDLEWARE_QUEUED_BYTES_MAX = 64 << 20
+"""Batches of one topic that wait for its middleware."""
+
+INLINE_BYTES_MAX = 64 << 10
+INLINE_COUNT_MAX = 256
+"""The largest batch that inline middleware processes on the broker's event loop; larger ones go to a thread."""
+ROUTES_MAX = 10_000
+"""Routes of one broker."""
+
+ROUTE_TARGETS_MAX = 100
+"""Topics that one route carries messages to."""
+
+ROUTE_HEADERS_MAX = 32
+"""Headers in the condition of one route."""
+
+ROUTE_CONTENT_MAX = 100
+"""Routes from one topic that look into the content of messages: each of them looks at each message."""
+
+ROUTE_GRAPH_MAX = 10_000
+"""Steps between topics that are followed to find out whether a new route would close a loop."""
+
 CONTENT_QUERY_BYTES_MAX = 16 << 10
 """A content query as JSON: what `exact` and `partial` compare with."""
 

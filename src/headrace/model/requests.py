@@ -157,6 +157,8 @@ class Published(Answer):
     """The batch was appended before: this is its original offset."""
     topic_id: int = 0
     """Id of the topic; a later topic of the same name has another."""
+    stored: int | None = None
+    """How many messages the topic's middleware made of the batch, if it may make more or fewer; 0: not known."""
 
 
 # Publishing and reading.

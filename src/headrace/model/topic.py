@@ -14,6 +14,8 @@ from headrace.model.limits import (
     BATCH_BYTES_MAX,
     GROUP_NAME_CHARS_MAX,
     MESSAGE_BYTES_MAX,
+    MIDDLEWARE_BYTES_MAX,
+    MIDDLEWARE_MAX,
     PARTITIONS_MAX,
     PLAIN_NAME_CHARS_MAX,
     SECONDS_MAX,
@@ -172,6 +174,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """With storage `memory` or `spill`: how much of a partition is in memory."""
     key_versions: bool = False
     """Number the messages of each key 0, 1, 2, …, for `expected_version` and `history`; retention is not possible."""
+    middleware: tuple[dict[str, Any], ...] = ()
+    """What messages pass through when they are published and delivered, in order: a `name` and its options each."""
+    middleware_seconds: float = 5.0
+    """How long middleware that runs on a thread may take for a batch; the batch is refused then."""
 
     def __post_init__(self) -> None:
         _bounded("partitions", self.partitions, 1, PARTITIONS_MAX)
@@ -181,7 +187,9 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _bounded("segment_bytes", self.segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
         if self.retain_bytes is not None:
             _bounded("retain_bytes", self.retain_bytes, 1, 1 << 60)
-        for name in ("retain_seconds", "ttl_seconds", "segment_seconds"):
+        if self.middleware:
+            _check_middleware(self.middleware)
+        for name in ("retain_seconds", "ttl_seconds", "segment_seconds", "middleware_seconds"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < SECONDS_MAX:
                 raise InvalidArgument(f"{name} must be more than 0 and less than {SECONDS_MAX:.0e}, not {seconds}")
@@ -213,6 +221,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The settings by name, in plain values."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         content["durability"] = self.durability.name.lower()
+        content["middleware"] = list(content["middleware"])
         return content
 
 
@@ -240,3 +249,19 @@ def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> 
 def _bounded(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise InvalidArgument(f"{name} must be {least} to {most}, not {value}")
+
+
+def _check_middleware(entries: tuple[dict[str, Any], ...]) -> None:
+    """Refuse a list of middleware that is too long, or whose entries have no name."""
+    if len(entries) > MIDDLEWARE_MAX:
+        raise InvalidArgument(f"a topic has at most {MIDDLEWARE_MAX} middleware, not {len(entries)}")
+    for entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= PLAIN_NAME_CHARS_MAX:
+            raise InvalidArgument(
+                'each entry of middleware is an object with a name and options, such as {"name": "compress", '
+                f'"codec": "zstd"}}, not {shown(entry)}'
+            )
+    size = len(msgspec.json.encode(entries))
+    if size > MIDDLEWARE_BYTES_MAX:
+        raise InvalidArgument(f"middleware has at most {MIDDLEWARE_BYTES_MAX} bytes as JSON, not {size}")

@@ -34,6 +34,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     listen: list[str] = []
     """Addresses to listen on, as URLs: headrace://HOST:PORT, unix:///PATH, or the scheme of a plug-in's gateway.
     Given alone it replaces the defaults of host, port and unix_socket, which are the short form for the first."""
+    authenticator: str = "anonymous"
+    """Who decides who a client is: anonymous, which lets everybody in, or the name of a plug-in."""
     connections_max: int = 10_000
     """The most connections of all gateways at once; further ones are refused with an error that says so."""
     heartbeat_ms: int = 5000

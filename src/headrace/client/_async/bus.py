@@ -6,13 +6,12 @@ from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
-from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
-from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
-from headrace.client._async.bus_parts import AsyncBusParts
+from headrace.client._async.bus_observation import AsyncBusObservation
 from headrace.client._async.concurrency import Lock, Timers, now
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -65,11 +64,12 @@ from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class AsyncBus(AsyncBusParts):
+class AsyncBus(AsyncBusObservation):
     """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -138,30 +138,25 @@ class AsyncBus(AsyncBusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> AsyncServices:
-        """Registers this program as a service, and finds others."""
-        return AsyncServices(self._registrations)
-
-    @property
     def events(self) -> AsyncEventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return AsyncEventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> AsyncLogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> AsyncJobHandle: ...
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @overload
@@ -172,7 +167,7 @@ class AsyncBus(AsyncBusParts):
     @show_fields
     async def publish(
         self,
-        topic: str | TopicList,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -186,7 +181,8 @@ class AsyncBus(AsyncBusParts):
 
         Parameters:
             topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
-                which get the message together or not at all.
+                which get the message together or not at all. None: the ingress, from which routes carry the message
+                on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -220,9 +216,10 @@ class AsyncBus(AsyncBusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        if not isinstance(topic, str):
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
             expects = reply or expected_offset is not None or expected_version is not None
-            return await self._publish_to_all(topic, value, key, expects, fields)
+            return await self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = await self._jobs.new_handle(self)
@@ -230,7 +227,7 @@ class AsyncBus(AsyncBusParts):
         receipt = await producer.publish(
             value,
             key,
-            topic=topic,
+            topic=name,
             durability=durability,
             expected_offset=expected_offset,
             expected_version=expected_version,
@@ -265,7 +262,7 @@ class AsyncBus(AsyncBusParts):
     @show_fields
     async def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
@@ -280,7 +277,7 @@ class AsyncBus(AsyncBusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
             key: one for all values, instead of `keys`.
@@ -308,6 +305,7 @@ class AsyncBus(AsyncBusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
             values,
@@ -529,6 +527,11 @@ class AsyncBus(AsyncBusParts):
     def subjects(self) -> AsyncSubjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return AsyncSubjects(self, self._broker)
+
+    @property
+    def routes(self) -> AsyncRoutes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return AsyncRoutes(self._broker)
 
     @overload
     async def request(

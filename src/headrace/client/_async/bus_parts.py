@@ -46,8 +46,8 @@ class AsyncBusParts(ABC):
     _timers: Timers
     _clock: Clock
     _broker: AsyncReconnectingConnection
-    _metadata_cache: AsyncMetadataCache
     _registrations: AsyncServiceRegistrations
+    _metadata_cache: AsyncMetadataCache
     _jobs: AsyncJobPublisher
     _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]

@@ -6,13 +6,12 @@ from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
-from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
-from headrace.client._sync.admin.services import Services
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.bus_parts import BusParts
+from headrace.client._sync.bus_observation import BusObservation
 from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -65,11 +64,12 @@ from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus(BusParts):
+class Bus(BusObservation):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -134,30 +134,25 @@ class Bus(BusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> Services:
-        """Registers this program as a service, and finds others."""
-        return Services(self._registrations)
-
-    @property
     def events(self) -> EventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return EventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> LogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return LogLevelAdmin(self._broker)
 
     # Publishing.
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> JobHandle: ...
 
     @overload
     def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @overload
@@ -168,7 +163,7 @@ class Bus(BusParts):
     @show_fields
     def publish(
         self,
-        topic: str | TopicList,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -182,7 +177,8 @@ class Bus(BusParts):
 
         Parameters:
             topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
-                which get the message together or not at all.
+                which get the message together or not at all. None: the ingress, from which routes carry the message
+                on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -216,9 +212,10 @@ class Bus(BusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        if not isinstance(topic, str):
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
             expects = reply or expected_offset is not None or expected_version is not None
-            return self._publish_to_all(topic, value, key, expects, fields)
+            return self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = self._jobs.new_handle(self)
@@ -226,7 +223,7 @@ class Bus(BusParts):
         receipt = producer.publish(
             value,
             key,
-            topic=topic,
+            topic=name,
             durability=durability,
             expected_offset=expected_offset,
             expected_version=expected_version,
@@ -261,7 +258,7 @@ class Bus(BusParts):
     @show_fields
     def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
@@ -276,7 +273,7 @@ class Bus(BusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
             key: one for all values, instead of `keys`.
@@ -304,6 +301,7 @@ class Bus(BusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return producer.publish_many(
             values,
@@ -525,6 +523,11 @@ class Bus(BusParts):
     def subjects(self) -> Subjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return Subjects(self, self._broker)
+
+    @property
+    def routes(self) -> Routes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return Routes(self._broker)
 
     @overload
     def request(

@@ -46,8 +46,8 @@ class BusParts(ABC):
     _timers: Timers
     _clock: Clock
     _broker: ReconnectingConnection
-    _metadata_cache: MetadataCache
     _registrations: ServiceRegistrations
+    _metadata_cache: MetadataCache
     _jobs: JobPublisher
     _requester: Requester
     _producers: WeakRegistry[Accumulator]

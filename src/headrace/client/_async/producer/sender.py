@@ -242,6 +242,7 @@ class AsyncSender:
             answer.duplicate,
             answer.append_time,
             answer.topic_id,
+            answer.stored,
         )
         with self.monitor.guard:
             partition_sender.acknowledged(pending_batch)

@@ -20,6 +20,7 @@ from headrace.client.app.registration import (
     registered_schedule,
     served_subject,
 )
+from headrace.client.app.sink_delivery import SINK_SUBSCRIPTION, SinkDelivery
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -54,8 +55,8 @@ class App:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
-        service: the name under which the app registers as a service while it runs, with the topics of its handlers. It
-            then reports the failures of its handlers to the topic `headrace.errors`. By default it does neither.
+        service: the name under which the app registers as a service while it runs, with the topics and subjects of its
+            handlers. It then reports their failures to the topic `headrace.errors`. By default it does neither.
         version: the version of the service.
 
     Example:
@@ -205,6 +206,48 @@ class App:
 
         return register
 
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: str,
+        concurrency: int = 1,
+        subscription: str = SINK_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> None:
+        """Deliver a topic's messages to a sink: a file, a web server, or what a plug-in adds.
+
+        A message is acknowledged when the sink has taken it. Otherwise it is delivered again as the subscription's
+        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good does so at once.
+
+        Parameters:
+            topic: the topic.
+            to: the URL of the sink: `file:///path` appends lines of JSON, `http://…` and `https://…` post JSON.
+            concurrency: how many messages are delivered at once; with more than one their order is lost.
+            subscription: the name of the leased subscription; created if it does not exist, with all messages.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Raises:
+            InvalidArgument: if no sink understands the URL, or another argument is wrong.
+            PluginUnavailable: if the plug-in of the sink cannot be used.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> app.deliver("orders", to="file:///dev/null", retry={"deliveries_max": 5})
+        """
+        self._register(
+            registered(
+                SinkDelivery(to),
+                topic,
+                subscription=subscription,
+                concurrency=concurrency,
+                retry=retry,
+                lease=lease,
+            )
+        )
+
     def serves(
         self, subject: str, *, concurrency: int = 1, deserializer: str | Deserializer | None = None
     ) -> Callable[[Handler], Handler]:
@@ -323,11 +366,13 @@ class App:
         try:
             reporter = self._register_service(bus) if self._service else None
             for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.open()
                 handling = HandlerWorkers(bus, wanted, executor, self._failed, missing, reporter)
                 self._handlings.append(handling)
                 handling.begin()
             for served in self._served:
-                responder = Responder(bus, served, executor, self._failed)
+                responder = Responder(bus, served, executor, self._failed, reporter)
                 self._handlings.append(responder)
                 responder.begin()
             with self._monitor.guard:
@@ -338,13 +383,17 @@ class App:
             while self._handlings:
                 self._handlings.pop().close()
             executor.close()
+            for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.close()
             if self._service:
                 self._deregister_service(bus)
 
     def _register_service(self, bus: Bus) -> ErrorReporter:
         """Register the app as a service, before its handlers use the bus."""
         topics = sorted({wanted.topic for wanted in self._registered})
-        instance = bus.services.register(self._service, version=self._version, consumes=topics)
+        subjects = sorted({served.subject for served in self._served})
+        instance = bus.services.register(self._service, version=self._version, consumes=topics, serves=subjects)
         return ErrorReporter(bus._broker, self._service, instance)
 
     def _deregister_service(self, bus: Bus) -> None:
