@@ -1415,12 +1415,6 @@ class Bus(BusObservation):
         if failed is not None:
             raise failed
 
-    def _begin_producer(self) -> Producer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
-
 
 def connect(
     address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
