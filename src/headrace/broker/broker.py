@@ -38,9 +38,10 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
+from headrace.broker.version_gate import check_countable
 from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import Batch, received
-from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
@@ -533,16 +534,10 @@ class Broker:
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
         if request.settings.get("key_versions") and not before.settings.key_versions:
-            self._check_countable(before)
+            removing = self._maintenance.is_removing(before) or not self._trimmer.idle
+            check_countable(committing=not self._transactions.idle, removing=removing)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
-
-    def _check_countable(self, topic: Topic) -> None:
-        """Raise Busy while messages of a topic come and go that its versions would have to count."""
-        if not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
-        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
-            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)
