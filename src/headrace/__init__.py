@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
     from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
+    from headrace.client._async.app.task import AsyncAppTask
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
     from headrace.client._async.leasing.jobs import AsyncJobs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.client._sync.admin.log_levels import LogLevelAdmin
     from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
+    from headrace.client._sync.app.task import AppTask
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
     from headrace.client._sync.leasing.jobs import Jobs
@@ -67,7 +69,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "AppTask",
     "AsyncApp",
+    "AsyncAppTask",
     "AsyncBus",
     "AsyncEventFeed",
     "AsyncJobHandle",
@@ -175,6 +179,7 @@ _LATER = {
     "AsyncSent": "client._async.producer.sent",
     "AsyncSentMany": "client._async.producer.sent",
     "AsyncSubscription": "client._async.consumer.subscription",
+    "AsyncAppTask": "client._async.app.task",
     "AsyncTransaction": "client._async.producer.transaction",
     "BrokerInfo": "model.requests",
     "Bus": "client._sync.bus",
@@ -207,6 +212,7 @@ _LATER = {
     "Subscription": "client._sync.consumer.subscription",
     "SubscriptionInfo": "model.leasing",
     "SubscriptionSettings": "model.subscription",
+    "AppTask": "client._sync.app.task",
     "TopicInfo": "model.requests",
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
