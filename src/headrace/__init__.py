@@ -16,6 +16,7 @@ from headrace.model.message import Message
 if TYPE_CHECKING:
     from headrace.client._async.admin.events import AsyncEventFeed
     from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+    from headrace.client._async.admin.routes import AsyncRoutes
     from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.app.task import AsyncAppTask
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.projection.projection import AsyncProjection
+    from headrace.client._async.projection.repository import AsyncRepository
     from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
     from headrace.client._sync.admin.events import EventFeed
     from headrace.client._sync.admin.log_levels import LogLevelAdmin
+    from headrace.client._sync.admin.routes import Routes
     from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
     from headrace.client._sync.app.task import AppTask
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.projection.projection import Projection
+    from headrace.client._sync.projection.repository import Repository
     from headrace.client._sync.results.job_handle import JobHandle
     from headrace.client._sync.subjects.live_subscription import LiveSubscription
     from headrace.client._sync.subjects.subjects import Subjects
@@ -52,6 +58,9 @@ if TYPE_CHECKING:
     from headrace.client.producer.pending_batch import OutgoingMessage
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
+    from headrace.client.projection.aggregate import Aggregate
+    from headrace.client.projection.postgres_store import PostgresStore
+    from headrace.client.projection.sqlite_store import SqliteStore
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
     from headrace.model.bus_event import BusEvent
@@ -59,6 +68,7 @@ if TYPE_CHECKING:
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
     from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
     from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
@@ -68,6 +78,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
     "App",
     "AppTask",
     "AsyncApp",
@@ -79,7 +90,10 @@ __all__ = [
     "AsyncLiveSubscription",
     "AsyncLogLevelAdmin",
     "AsyncProducer",
+    "AsyncProjection",
     "AsyncQueue",
+    "AsyncRepository",
+    "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
@@ -116,7 +130,9 @@ __all__ = [
     "Message",
     "OutgoingMessage",
     "PendingMessage",
+    "PostgresStore",
     "Producer",
+    "Projection",
     "Queue",
     "Receipt",
     "Received",
@@ -124,7 +140,13 @@ __all__ = [
     "Refusal",
     "Reject",
     "Reply",
+    "Repository",
     "Retry",
+    "RouteDefinition",
+    "RouteExplained",
+    "RouteInfo",
+    "RouteVerdict",
+    "Routes",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
@@ -134,6 +156,7 @@ __all__ = [
     "ServiceInfo",
     "ServiceInstance",
     "Services",
+    "SqliteStore",
     "SubjectMessage",
     "SubjectPublished",
     "Subjects",
@@ -156,6 +179,13 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "Aggregate": "client.projection.aggregate",
+    "AsyncProjection": "client._async.projection.projection",
+    "AsyncRepository": "client._async.projection.repository",
+    "PostgresStore": "client.projection.postgres_store",
+    "Projection": "client._sync.projection.projection",
+    "Repository": "client._sync.projection.repository",
+    "SqliteStore": "client.projection.sqlite_store",
     "AsyncEventFeed": "client._async.admin.events",
     "EventFeed": "client._sync.admin.events",
     "AsyncServices": "client._async.admin.services",
@@ -217,6 +247,12 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncRoutes": "client._async.admin.routes",
+    "RouteDefinition": "model.route_requests",
+    "RouteExplained": "model.route_requests",
+    "RouteInfo": "model.route_requests",
+    "RouteVerdict": "model.route_requests",
+    "Routes": "client._sync.admin.routes",
     "AsyncLiveSubscription": "client._async.subjects.live_subscription",
     "AsyncSubjects": "client._async.subjects.subjects",
     "ErrorObject": "model.error_object",

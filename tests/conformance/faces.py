@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.bus import AsyncBus
 from headrace.client._async.consumer.subscription import AsyncSubscription
@@ -21,6 +22,7 @@ from headrace.client._async.subjects.live_subscription import AsyncLiveSubscript
 from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.services import Services
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
@@ -45,6 +47,7 @@ TWINS: dict[type, type] = {
     LogLevelAdmin: AsyncLogLevelAdmin,
     Producer: AsyncProducer,
     Queue: AsyncQueue,
+    Routes: AsyncRoutes,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,

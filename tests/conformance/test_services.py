@@ -124,7 +124,7 @@ def test_an_app_is_a_service_and_reports_its_failures(run: Run, topic: str) -> N
 
             async def reported() -> bool:
                 found = await bus.services.errors(topic)
-                return bool(found) and found[0].codes == {"LookupError": 2, "dead_letter": 1}
+                return bool(found) and found[0].codes == {"lookup_error": 2, "dead_letter": 1}
 
             await until(reported)
             info = await bus.services.describe(topic)
@@ -132,11 +132,49 @@ def test_an_app_is_a_service_and_reports_its_failures(run: Run, topic: str) -> N
         (found,) = await bus.services.errors(topic)
         first = found.last[-1]
         assert (first.service, first.instance) == (topic, info.instances[0].instance)
-        assert (first.topic, first.offset, first.key, first.message) == (topic, 0, "ann", "where is it?")
+        assert (first.topic, first.offset, first.key, first.message) == (topic, 0, "ann", "LookupError: where is it?")
         assert first.traceback.startswith("Traceback")
         assert first.traceback.rstrip().endswith("LookupError: where is it?")
         assert topic not in [one.name for one in await bus.services.list()]
         assert "headrace.errors" in [info.topic for info in await bus.topics("headrace.*")]
+
+    run(story)
+
+
+def test_an_app_registers_its_subjects_and_reports_failed_requests(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        subject = f"{topic}.quote"
+
+        def prepare(app: Any) -> None:
+            @app.serves(subject)
+            def quote(_: Any) -> bytes:
+                raise KeyError("plum")
+
+        async with running(bus, prepare, service=topic):
+
+            async def serving() -> bool:
+                return bool(await bus.services.find(serves=subject))
+
+            await until(serving)
+
+            async def served() -> bool:
+                try:
+                    await bus.request(subject, b"", timeout=10)
+                except errors.NoResponders:
+                    return False
+                except errors.ServiceFailed:
+                    return True
+                return False
+
+            await until(served)
+
+            async def reported() -> bool:
+                return bool(await bus.services.errors(topic))
+
+            await until(reported)
+        (found,) = await bus.services.errors(topic)
+        (error,) = found.last
+        assert (error.code, error.subject, error.topic, error.partition) == ("key_error", subject, "", None)
 
     run(story)
 

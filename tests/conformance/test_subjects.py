@@ -1,7 +1,9 @@
 """One suite for subjects and request/reply: over all transports, for threads and for asyncio."""
 
 import asyncio
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -371,6 +373,19 @@ def test_a_reply_goes_to_a_function_or_a_topic(run: Run, topic: str) -> None:
         assert (good.value, good.headers) == (b"4", {"h": b"x", "headrace-subject": topic.encode()})
         assert bad.headers["headrace-error"] == b"no_responders"
         assert b'"retryable":true' in bad.value
+
+    run(story)
+
+
+def test_a_reply_goes_to_a_url(run: Run, topic: str, tmp_path: Path) -> None:
+    async def story(bus: Any) -> None:
+        path = tmp_path / "replies.ndjson"
+        await bus.request(topic, callback=f"file://{path}")
+        while not path.exists() or not path.read_bytes().endswith(b"\n"):
+            await asyncio.sleep(0.005)
+        told = json.loads(path.read_text())
+        assert json.loads(told["value"])["code"] == "no_responders"
+        assert ["headrace-error", "no_responders"] in told["headers"]
 
     run(story)
 

@@ -18,6 +18,7 @@ from headrace.model.errors import (
     PartitionNotFound,
     SubscriptionFull,
     SubscriptionNotFound,
+    UnexpectedVersion,
 )
 from headrace.model.leasing import (
     Ack,
@@ -158,6 +159,18 @@ def storage(data: str) -> None:
     topic = Open(data)
     with pytest.raises(InvalidArgument, match="storage cannot be changed"):
         topic.alter(storage="memory")
+
+
+def view_of(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_of="others", view_query={"regex": "a"})
+
+
+def view_query(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_query={"regex": "a"})
 
 
 def validity(data: str) -> None:
@@ -335,6 +348,20 @@ def middleware_seconds(data: str) -> None:
     assert not published.resolved
     topic.bench.tick(0.2)
     assert isinstance(published.outcome, MiddlewareTimeout)
+
+
+def key_versions(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a", b"b", keys=[b"k", b"k"])
+    topic.alter(key_versions=True)
+    batch = topic.bench.batch([b"c"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), UnexpectedVersion)
+    topic.bench.ask(Publish("jobs", 0, expected_version=2), batch.data)
+    topic.alter(key_versions=False)
+    batch = topic.bench.batch([b"d"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), InvalidArgument)
+    topic.publish(b"d", keys=[b"k"])
+    assert topic.bench.batches("jobs")[-1].columns().headers is None
 
 
 # Subscriptions.

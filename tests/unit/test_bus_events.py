@@ -303,14 +303,14 @@ def test_tenants_see_their_own_events_only(bench: Workbench) -> None:
 
 
 def test_live_observers_hear_of_changes_without_a_topic(bench: Workbench) -> None:
-    heard: list[tuple[str, str, str]] = []
+    heard: list[tuple[str, str]] = []
 
-    def emit(tenant: str, subject: str, columns: Any, _: int) -> None:
-        heard.append((tenant, subject, decode_event(columns.values[0]).name))
+    def emit(subject: str, columns: Any, _: int) -> None:
+        heard.append((subject, decode_event(columns.values[0]).name))
 
     bench.broker._observability.events.emit = emit
     bench.ask(TopicCreate("orders"), session=bench.connect("a", tenant="acme"))
-    assert heard == [("acme", "$events.topic.created", "orders")]
+    assert heard == [("acme/$events.topic.created", "orders")]
 
 
 def test_observers_subscribe_to_subjects(bench: Workbench) -> None:
@@ -328,14 +328,14 @@ def test_observers_subscribe_to_subjects(bench: Workbench) -> None:
 def test_observers_hear_of_a_change_when_the_journal_has_it(tmp_path: Path) -> None:
     bench = Workbench(str(tmp_path))
     heard: list[str] = []
-    bench.broker._observability.events.emit = lambda *event: heard.append(event[1])
+    bench.broker._observability.events.emit = lambda *event: heard.append(event[0])
     bench.syncing_later = True
     answer = bench.begin(TopicCreate("orders"))
     while not answer.resolved:
         assert heard == []
         assert bench.step()
     bench.run()
-    assert heard == ["$events.topic.created"]
+    assert heard == ["default/$events.topic.created"]
     bench.close()
 
 

@@ -21,8 +21,8 @@ from headrace.server import EmbeddedServer
 BUS = """
 alter_subscription alter_topic clock close commit create_subscription create_topic cron_add cron_next cron_pause
 cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group describe_subscription
-describe_topic fetch groups info lease name offsets producer publish publish_many queue request reset_subscription
-schedule scheduled seek_group subjects subscribe subscriptions tenant topics transaction trim_topic
+describe_topic fetch groups history info lease name offsets producer publish publish_many queue request
+reset_subscription schedule scheduled seek_group subjects subscribe subscriptions tenant topics transaction trim_topic
 """
 PUBLIC = {
     "App": "every on run serves stop",
@@ -92,7 +92,12 @@ def test_only_what_is_meant_for_users_is_public(address: str, tmp_path: Path) ->
     assert seen == {name: set(names.split()) for name, names in PUBLIC.items()}
 
 
-INHERITS = {"Sent": "PendingResult", "SentMany": "PendingResult", "Queue": "QueueInspection"}
+INHERITS = {
+    "Bus": "BusParts ABC",
+    "Queue": "QueueInspection",
+    "Sent": "PendingResult",
+    "SentMany": "PendingResult",
+}
 ATTRIBUTES = {
     "LiveSubscription": "pattern queue",
     "Queue": "subscription topic",

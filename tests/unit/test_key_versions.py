@@ -334,14 +334,57 @@ def test_compaction_keeps_what_does_not_tell_its_version(data: str) -> None:
     bench.close()
 
 
+def test_compaction_keeps_them_while_the_keys_are_still_read(data: str) -> None:
+    bench = compacting(data)
+    bench.ask(TopicAlter("accounts", {"compact_by_key": False}))
+    for number in range(200):
+        publish(bench, f"k{number % 5}", f"{number}" + "x" * 50)
+    bench.ask(TopicAlter("accounts", {"key_versions": True}))
+    bench.close()
+    bench = compacting(data)
+    bench.ask(TopicAlter("accounts", {"compact_by_key": True}))
+    partition = bench.broker._topics.get("accounts").active_partitions[0].partition
+    partition.forget_key_index()
+    with patch.object(partition_module, "_INDEXED_TOGETHER", 3):
+        steps = partition.load_key_index()
+        next(steps)
+        assert partition.key_index is None
+        partition.compact_by_key()
+        assert all(step is None for step in steps)
+    assert page(bench, "k0").versions == list(range(40))
+    bench.close()
+
+
+def test_versions_are_not_counted_while_messages_are_removed(data: str) -> None:
+    bench = compacting(data)
+    for number in range(200):
+        publish(bench, f"k{number % 5}", f"{number}" + "x" * 50)
+    bench.now_us += 60_000_000
+    bench.broker.tick(bench.now_us)
+    while not bench.broker._maintenance._removing:
+        assert bench.step()
+    refused = bench.begin(TopicAlter("accounts", {"key_versions": True}))
+    assert isinstance(refused, Busy)
+    bench.run()
+    bench.ask(TopicAlter("accounts", {"key_versions": True}))
+    counts = {key: page(bench, key).next_version for key in ("k0", "k1")}
+    bench.close()
+    bench = compacting(data)
+    assert {key: page(bench, key).next_version for key in ("k0", "k1")} == counts
+    bench.close()
+
+
 def test_a_topic_in_memory_refuses_more_instead_of_forgetting() -> None:
     bench = opened(memory_bytes=64 << 20, message_bytes_max=8 << 20)
     large = "x" * (7 << 20)
-    with pytest.raises(LimitExceeded, match="raise memory_bytes"):
-        for number in range(20):
-            publish(bench, "ann", large, expected=number)
-    count = page(bench, "ann", 0, messages_max=1).next_version
+    outcomes = [begun(bench, "ann", large) for _ in range(20)]
+    bench.run()
+    count = sum(isinstance(one, Published) for one in outcomes)
     assert 5 <= count < 10
+    assert all(isinstance(one, Published | LimitExceeded) for one in outcomes)
+    with pytest.raises(LimitExceeded, match="raise memory_bytes"):
+        publish(bench, "ann", large, expected=count)
+    assert page(bench, "ann", 0, messages_max=1).next_version == count
     assert page(bench, "ann", 0, messages_max=1).versions == [0]
     bench.ask(TopicAlter("accounts", {"memory_bytes": 128 << 20}))
     publish(bench, "ann", "small", expected=count)
@@ -461,6 +504,25 @@ def test_nothing_comes_between_a_commit_and_its_messages(data: str) -> None:
     assert sorted(names[2:]) in (["other", "plain"], ["plain"])
     assert ("other" in names) != isinstance(other.outcome, UnexpectedVersion)
     assert "other" not in names or names[2] == "other"
+    bench.close()
+
+
+def test_a_commit_waits_until_what_it_is_built_on_is_synced(data: str) -> None:
+    bench = opened(data)
+    epoch = bench.ask(TransactionBegin("move")).epoch
+    staged(bench, epoch, "ann", "2", expected=1)
+    bench.syncing_later = True
+    first = begun(bench, "ann", "1", expected=0)
+    partition = bench.broker._topics.get("accounts").active_partitions[0].partition
+    assert partition.synced_offset == 0
+    committing = bench.begin(TransactionCommit("move", epoch))
+    while not bench.broker._ledger.state.commits:
+        assert bench.step()
+    assert partition.synced_offset == 1, "a power loss could take the first event back, and leave the second"
+    bench.run()
+    assert isinstance(first.outcome, Published)
+    assert not isinstance(committing.outcome, HeadraceError)
+    assert history(bench, "ann") == [(0, "1"), (1, "2")]
     bench.close()
 
 

@@ -1,5 +1,6 @@
 """Published batches pass through the middleware of their topic."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.middleware import Columns, Middleware, MiddlewareContext, Refusal
 from headrace.model.batch import Producer
+from headrace.model.bus_event import EventsRecord
 from headrace.model.errors import (
     Busy,
     HeadraceError,
@@ -171,6 +173,17 @@ def test_dead_letters_leave_gaps_at_their_offsets() -> None:
     assert headers[0]["headrace-dead-index"] == b"1"
     assert headers[0]["headrace-dead-topic"] == b"orders"
     assert b"required" in (headers[0]["headrace-dead-reason"] or b"")
+
+
+def test_dead_letters_are_events() -> None:
+    bench = bench_with(DEAD)
+    bench.ask(EventsRecord())
+    bench.publish("orders", [GOOD, BAD, BAD])
+    bench.run()
+    events = [json.loads(value or b"") for value in bench.values("headrace.events")]
+    (event,) = [event for event in events if event["kind"] == "dead_letter"]
+    assert (event["action"], event["name"]) == ("added", "orders")
+    assert (event["details"]["middleware"], event["details"]["count"]) == ("schema", 2)
 
 
 @pytest.mark.parametrize("values", [[GOOD, BAD], [BAD]])

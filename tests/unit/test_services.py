@@ -195,6 +195,18 @@ def test_deregistering_takes_effect_at_once_for_all_sessions_of_the_instance(ben
     bench.ask(ServiceDeregister("billing", "i1"), session=second)  # without effect
 
 
+def test_an_instance_is_found_by_the_client_that_registered_it_last(bench: Workbench) -> None:
+    registry = bench.broker._services
+    for number in range(5):
+        register(bench, session=remote(bench, f"client-{number}"))
+    assert registry.service_of("default", "client-3") is None
+    live = registry.service_of("default", "client-4")
+    assert live is not None
+    assert live.key == ("billing", "i1")
+    bench.tick(60)
+    assert registry.service_of("default", "client-4") is None
+
+
 def test_nobody_deregisters_anothers_instance(bench: Workbench) -> None:
     register(bench, session=remote(bench))
     bench.ask(ServiceDeregister("billing", "i1"), session=remote(bench, "other"))

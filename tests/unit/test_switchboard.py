@@ -7,6 +7,7 @@ import pytest
 
 from headrace.broker import switchboard as switchboard_module
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.switchboard import Switchboard
 from headrace.errors import Busy, Draining, InvalidArgument, InvalidBatch, LimitExceeded
 from headrace.model.batch import Batch, Columns, parse
@@ -151,12 +152,14 @@ def test_subscriptions_end_with_their_session(bench: Workbench) -> None:
 def test_a_message_with_many_subscribers_goes_out_in_slices_and_in_order(bench: Workbench) -> None:
     many = Listener(bench, *["a"] * 1000)
     late = Listener(bench, "b")
-    bench.begin(SubjectPublish("a"), bench.batch([b"1"]).data)
+    first = bench.begin(SubjectPublish("a"), bench.batch([b"1"]).data)
     bench.begin(SubjectPublish("b"), bench.batch([b"2"]).data)
     bench.begin(SubjectPublish("a"), bench.batch([b"3"]).data)
     assert 0 < len(many.pushed) < 1000
     assert late.pushed == [], "it waits behind those who were first"
+    assert not first.resolved
     bench.run()
+    assert first.outcome.receivers == 1000
     assert many.values == [b"1"] * 1000 + [b"3"] * 1000
     assert late.values == [b"2"]
 
@@ -247,14 +250,20 @@ class FakeIngress:
     def takes(self, subject: str) -> bool:
         return "stored" in subject
 
-    def append(self, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:  # noqa: ARG002
+    def append(
+        self,
+        session: Session,  # noqa: ARG002
+        subject: str,
+        batch: Batch,
+        now_us: int,  # noqa: ARG002
+    ) -> PendingAnswer[Any]:
         answer: PendingAnswer[Any] = PendingAnswer()
         self.appended.append((subject, batch, answer))
         return answer
 
 
 def test_what_a_durable_route_takes_is_answered_when_it_is_stored(bench: Workbench) -> None:
-    ingress = bench.broker._switchboard.ingress = FakeIngress()
+    ingress = bench.broker._switchboard._ingress = FakeIngress()
     listener = Listener(bench, "#")
     acme = Listener(bench, tenant="acme")
     assert publish(bench, "live", b"x") == 1

@@ -13,7 +13,7 @@ from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
 from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.model.errors import Busy, HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
 from headrace.model.topic import TopicSettings, Validity
 
@@ -240,6 +240,20 @@ class ActivePartition:
         if self.settings.durability is not _SYNCED:
             self.wake()
         return appended
+
+    def forwarded(self, batch: Batch, now_us: int) -> None:
+        """Append a batch that a route has forwarded; nobody else may use its bytes."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if self.gate is not None and not self.gate.is_open:
+            raise Busy(f"the versions of the keys of {self.topic} partition {self.number} are not known yet")
+        if self._gathered:
+            self.flush()
+        appended = self.partition.append_forwarded(batch, now_us)
+        if appended.next_offset > self._reserve_at:
+            self._reserve(appended.base_offset)
+        if self.settings.durability is not _SYNCED:
+            self.wake()
 
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything appended so far is synced; at once for a partition in memory."""

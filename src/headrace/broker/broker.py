@@ -20,6 +20,8 @@ from headrace.broker.ports import Ports, Session
 from headrace.broker.publish_pipeline import PublishPipeline
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
+from headrace.broker.route_ingress import RouteIngress
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
@@ -34,8 +36,8 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
-from headrace.engines.api import PRODUCER_MIN, Store, as_headrace_error
-from headrace.model.batch import received
+from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
+from headrace.model.batch import Batch, received
 from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
@@ -179,20 +181,19 @@ class Broker:
         self._schedules = ScheduleRunner(
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
-        self._history = KeyHistory(self._topics, self._turns)
-        self._trimmer = TopicTrimmer(self._topics, self._groups, self._subscriptions, ports)
-        self._maintenance = Maintenance(
-            self._topics, self._groups, self._subscriptions, self._ledger, ports, settings, dead_letters.learn
+        self._routes = RouteRegistry(
+            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
         )
+        readers = self._groups, self._subscriptions, self._routes
+        self._trimmer = TopicTrimmer(self._topics, *readers, ports)
+        self._history = KeyHistory(self._topics, self._turns)
+        self._maintenance = Maintenance(self._topics, *readers, self._ledger, ports, settings, dead_letters.learn)
         self._readers = Readers(self._topics, ports)
-        self._switchboard = Switchboard(ports)
+        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
-        self._observability.events.emit = lambda tenant, subject, columns, now: self._switchboard.emit(
-            f"{tenant}/{subject}", columns, now
-        )
         self._services = self._observability.services
         self._restricted = self._services.restricted
         self._sessions: set[Session] = set()
@@ -332,6 +333,7 @@ class Broker:
         self._tick("readers", self._readers.tick, now_us)
         self._tick("queries", self._queries.tick, now_us)
         self._tick("middleware", self._middleware.tick, now_us)
+        self._tick("routes", self._routes.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
         if not self._draining:
@@ -369,6 +371,7 @@ class Broker:
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._routes.record_positions, now_us)
             closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
             closing.callback(self._topics.close, now_us)
@@ -379,6 +382,7 @@ class Broker:
             self._group_requests(),
             self._leased_requests(),
             self._schedule_requests(),
+            self._routes.requests(),
             self._subject_requests(),
             self._observability.requests(),
         )
@@ -483,12 +487,26 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
+    def _check_room(self, topic: Topic) -> None:
+        """Raise if a leased subscription of a topic has as many messages as it may have."""
+        if topic.id in self._policies.refusing:
+            self._policies.check(topic)
+
     def _publish(
         self, session: Session, request: Publish, body: memoryview, now_us: int
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
-        if 0 < batch.producer_id < PRODUCER_MIN:
-            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} are the broker's own")
+        if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
+            raise InvalidArgument(
+                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
+            )
+        if not request.topic:
+            request.topic = self._routes.ingress(session.tenant)
+        return self._publish_batch(session, request, batch, now_us)
+
+    def _publish_batch(
+        self, session: Session, request: Publish, batch: Batch, now_us: int
+    ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
         active = topics.active(topic, request.partition)
@@ -539,10 +557,17 @@ class Broker:
         before = self._topics.known(request.topic)
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
-        if request.settings.get("key_versions") and not before.settings.key_versions and not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if request.settings.get("key_versions") and not before.settings.key_versions:
+            self._check_countable(before)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
+
+    def _check_countable(self, topic: Topic) -> None:
+        """Raise Busy while messages of a topic come and go that its versions would have to count."""
+        if not self._transactions.idle:
+            raise Busy("transactions are being committed, which key_versions would have to count; try again")
+        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
+            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)

@@ -19,8 +19,8 @@ from headrace.model.requests import Done, Publish, Published, TopicCreate
 from headrace.model.system_topics import EVENTS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT, TopicName, TopicSettings, tenant_of
 
-Emit = Callable[[str, str, Columns, int], object]
-"""Publishes messages live: gets the tenant, the subject, the messages and the time."""
+Emit = Callable[[str, Columns, int], object]
+"""Publishes messages live: gets the subject, which begins with its tenant and a slash, the messages and the time."""
 
 _DEFAULTS = TopicSettings().as_dict()
 _TOGETHER = 500
@@ -39,13 +39,13 @@ class BusEvents:
     first observer asks for it (`open`), or at the first event if the broker's setting `record_events` says so.
     """
 
-    def __init__(self, topics: TopicRegistry, ledger: Ledger, turns: Turns, *, always: bool) -> None:
+    def __init__(self, topics: TopicRegistry, ledger: Ledger, turns: Turns, emit: Emit, *, always: bool) -> None:
         self._topics = topics
         self._ledger = ledger
         self._turns = turns
         self._always = always
-        self.emit: Emit | None = None
-        """Publishes each event on its subject, if there is anything that does."""
+        self.emit = emit
+        """Publishes each event on its subject."""
         self._by = ""
         self._number = 0
         self._dropped = 0
@@ -159,12 +159,11 @@ class BusEvents:
             self._append(topic, events, now_us)
         else:
             self._keep(tenant, events)
-        if self.emit is not None:
-            for event in events:
-                try:
-                    self.emit(tenant, event.subject, Columns([encode_event(event)]), now_us)
-                except HeadraceError as error:
-                    self._fail(tenant, error)
+        for event in events:
+            try:
+                self.emit(f"{tenant}/{event.subject}", Columns([encode_event(event)]), now_us)
+            except HeadraceError as error:
+                self._fail(tenant, error)
 
     def _topic(self, tenant: str, now_us: int) -> Topic | None:
         name = _topic_name(tenant)
@@ -243,7 +242,7 @@ def bare_name(name: str) -> str:
 def _settings(topic: Topic) -> dict[str, Any]:
     """Details of a topic: its number of partitions, and the settings that are not the default ones."""
     given = topic.settings.as_dict()
-    changed = {name: setting for name, setting in given.items() if setting != _DEFAULTS[name]}
+    changed = {name: setting for name, setting in given.items() if setting != _DEFAULTS.get(name)}
     return {"settings": {"partitions": topic.settings.partitions, **changed}}
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedSubscriptionsState
+from headrace.broker.route_facts import RouteFact, RoutesState
 from headrace.model.errors import UnsupportedFormat
 from headrace.model.limits import PARTITIONS_MAX
 from headrace.model.schedule_requests import ScheduleDefinition
@@ -191,6 +192,7 @@ AnyFact = (
     | OffsetsReserved
     | ServicePolicySet
     | LogLevelStored
+    | RouteFact
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -254,6 +256,7 @@ class BrokerState:
         """By tenant, of those that require registration."""
         self.log_levels: dict[tuple[str, str, str], LogLevelStored] = {}
         """By tenant, scope and pattern."""
+        self.routes = RoutesState()
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -264,6 +267,9 @@ class BrokerState:
         """Apply a fact."""
         if isinstance(fact, LeasedFact):
             self.leased.apply(fact)
+            return
+        if isinstance(fact, RouteFact):
+            self.routes.apply(fact)
             return
         match fact:
             case BrokerStarted():
@@ -348,6 +354,7 @@ class BrokerState:
         yield from self.reserved.values()
         yield from self.service_policies.values()
         yield from self.log_levels.values()
+        yield from self.routes.facts()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """Return the groups with a committed offset in a topic, sorted by name."""
@@ -366,7 +373,8 @@ class BrokerState:
     def known_end(self, topic_id: int, partition: int) -> int:
         """Return the offset behind the highest one of a partition that the state refers to."""
         positions = self.positions(topic_id, partition).values()
-        return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
+        routed = self.routes.known_end(topic_id, partition)
+        return max(self.leased.known_end(topic_id, partition), routed, max(positions, default=0))
 
     def forget_topic(self, topic_id: int) -> None:
         """Forget a topic and all state that belongs to it."""
@@ -379,6 +387,7 @@ class BrokerState:
             for number in numbers:
                 self.groups[group].pop((topic_id, number), None)
         self.leased.forget_topic(topic_id, numbers)
+        self.routes.forget_topic(topic_id)
 
     def _move(self, group: str, places: list[tuple[int, int, int]]) -> None:
         positions = self.groups.setdefault(group, {})

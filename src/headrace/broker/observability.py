@@ -1,6 +1,6 @@
 """What the broker tells of itself: events, registered services, their errors, and logging levels, wired together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headrace.broker.bus_events import BusEvents, bare_name
@@ -16,7 +16,8 @@ from headrace.broker.services import LiveInstance, ServiceRegistry
 from headrace.broker.streams import Readers
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
-from headrace.broker.topics import TopicRegistry
+from headrace.broker.switchboard import Switchboard
+from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.model.bus_event import EventsRecord
 from headrace.model.log_level_requests import LogLevelList, LogLevelReset, LogLevelRule, LogLevelSet
@@ -58,6 +59,7 @@ class ObservedParts(NamedTuple):
     schedules: ScheduleRunner
     readers: Readers
     leasing: LeaseDispatcher
+    switchboard: Switchboard
 
 
 class Observability:
@@ -67,7 +69,7 @@ class Observability:
         """With `always`, events are recorded from the start."""
         self._parts = parts
         self._turns = turns
-        self.events = BusEvents(parts.topics, ledger, turns, always=always)
+        self.events = BusEvents(parts.topics, ledger, turns, parts.switchboard.emit, always=always)
         self.errors = ServiceErrorLog(parts.topics, ledger)
         self.services = ServiceRegistry(ledger, ports, self.errors)
         self.levels = LogLevels(ledger)
@@ -76,6 +78,7 @@ class Observability:
         parts.groups.member_changed.connect(self._member_changed)
         parts.schedules.changed.connect(lambda name, action, now: self.events.record("schedule", action, name, now))
         parts.dead_letters.buried.connect(self._buried)
+        parts.dead_letters.refused.connect(self._refused)
         parts.dead_letters.redriven.connect(self._redriven)
         self.services.changed.connect(self._service_changed)
         self.services.policy_changed.connect(self._policy_changed)
@@ -158,6 +161,11 @@ class Observability:
             details={"subscription": subscription, "count": len(dead.offsets)},
         )
         self.errors.note(topic.name.tenant, "" if live is None else live.definition.name, error, dead.time_us)
+
+    def _refused(self, topic: Topic, partition: int, middleware: str, reasons: Sequence[str], now_us: int) -> None:
+        reason = reasons[0][:_REASON_CHARS]
+        details = {"middleware": middleware, "partition": partition, "count": len(reasons), "reason": reason}
+        self.events.record("dead_letter", "added", str(topic), now_us, details)
 
     def _redriven(self, subscription: Subscription, count: int) -> None:
         details = {"subscription": subscription.name, "count": count}

@@ -155,6 +155,7 @@ class ServiceRegistry:
             self._add(known, now_us, "registered")
         else:
             known.sessions.add(session)
+            self._forget_client(known)
             known.client, known.ttl_us = session.client, ttl_us
             if known.definition != definition:
                 known.definition = definition
@@ -232,10 +233,13 @@ class ServiceRegistry:
             del self._services[name]
         self._count -= 1
         self._deadlines.remove(known.key)
-        client = tenant_of(name), known.client
+        self._forget_client(known)
+        self.changed(known, action, now_us)
+
+    def _forget_client(self, known: LiveInstance) -> None:
+        client = tenant_of(known.key[0]), known.client
         if self._by_client.get(client) is known:
             del self._by_client[client]
-        self.changed(known, action, now_us)
 
     # Discovery.
 
@@ -293,7 +297,7 @@ def _is_exempt(session: Session, request: Request[Any]) -> bool:
         is_reading = permission.verb is Verb.CONSUME and session.is_local
         if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
             return False
-    return session.is_local or not getattr(request, "create", False)  # looking must not create anything
+    return not getattr(request, "create", False)  # looking creates nothing; whoever may, says so with another request
 
 
 def _matches(info: ServiceInfo, request: ServiceList) -> bool:

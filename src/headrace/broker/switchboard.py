@@ -35,7 +35,7 @@ class SubjectIngress(Protocol):
     def takes(self, subject: str) -> bool:
         """Whether a durable route takes messages of a subject."""
 
-    def append(self, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:
+    def append(self, session: Session, subject: str, batch: Batch, now_us: int) -> PendingAnswer[Any]:
         """Store a producer's batch; resolves when it is as durable as it is to be."""
 
 
@@ -147,14 +147,16 @@ class FanOut(NamedTuple):
     messages: int
     """How many the batch has."""
     receivers: Sequence[LiveSubscriber]
+    answer: PendingAnswer[int]
+    """To how many it was sent, when that is done in slices."""
 
 
 class Switchboard:
     """Delivers what is published to subjects to the live subscriptions of the tenant."""
 
-    def __init__(self, ports: Ports) -> None:
-        self.ingress: SubjectIngress | None = None
-        """Stores what durable routes take; None while there are none."""
+    def __init__(self, ports: Ports, ingress: SubjectIngress | None = None) -> None:
+        """A switchboard; with an `ingress`, which stores what durable routes take."""
+        self._ingress = ingress
         self._ports = ports
         self._tenants: dict[str, TenantSubjects] = {}
         self._sessions: dict[Session, dict[int, LiveSubscriber]] = {}
@@ -174,23 +176,17 @@ class Switchboard:
         if self._backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
             raise Busy("too many messages to subjects wait for their delivery; publish again in a moment")
         stored = None
-        if self.ingress is not None and self.ingress.takes(request.subject):
-            stored = self.ingress.append(request.subject, batch.copied(), now_us)
+        if self._ingress is not None and self._ingress.takes(request.subject):
+            stored = self._ingress.append(session, request.subject, batch.copied(), now_us)
         subjects = self._of(tenant) if tenant == session.tenant else self._tenants.get(tenant)
-        receivers = 0
+        sent: PendingAnswer[int] | int = 0
         if subjects is not None:
             subjects.published += batch.count
             batch.place(0, now_us, 0)
-            receivers = self._deliver(subjects, subject, batch)
-        if stored is None:
-            return SubjectPublished(receivers)
-        answer: PendingAnswer[SubjectPublished] = PendingAnswer()
-        stored.then(
-            lambda outcome: answer.resolve(
-                outcome if isinstance(outcome, HeadraceError) else SubjectPublished(receivers, stored=True)
-            )
-        )
-        return answer
+            sent = self._deliver(subjects, subject, batch)
+        if stored is None and isinstance(sent, int):
+            return SubjectPublished(sent)
+        return _published(sent, stored)
 
     def emit(self, subject: str, columns: Columns, now_us: int) -> int:
         """Deliver messages of the broker itself; returns how many subscriptions get them.
@@ -208,7 +204,9 @@ class Switchboard:
         if self._backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
             subjects.dropped += count * len(receivers)
             return 0
-        return self._send(FanOut(subjects, bare, bytes(encode_detached_batch(columns, now_us)), count, receivers))
+        batch = bytes(encode_detached_batch(columns, now_us))
+        sent = self._send(FanOut(subjects, bare, batch, count, receivers, PendingAnswer()))
+        return sent if isinstance(sent, int) else len(receivers)
 
     def has_receivers(self, subject: str) -> bool:
         """Whether somebody is subscribed to a subject, given with its tenant: else `emit` need not be called."""
@@ -281,15 +279,15 @@ class Switchboard:
 
     # Delivering.
 
-    def _deliver(self, subjects: TenantSubjects, subject: str, batch: Batch) -> int:
+    def _deliver(self, subjects: TenantSubjects, subject: str, batch: Batch) -> PendingAnswer[int] | int:
         receivers = subjects.receivers(subject)
         if not receivers:
             return 0
         # A copy, as the bytes are received into again, and those of a large frame are sent later.
-        return self._send(FanOut(subjects, subject, bytes(batch.data), batch.count, receivers))
+        return self._send(FanOut(subjects, subject, bytes(batch.data), batch.count, receivers, PendingAnswer()))
 
-    def _send(self, fan_out: FanOut) -> int:
-        """Send a batch now, or in slices, in the order of the calls; returns how many get it, as far as is known."""
+    def _send(self, fan_out: FanOut) -> PendingAnswer[int] | int:
+        """Send a batch now, or in slices, in the order of the calls; returns to how many."""
         receivers = fan_out.receivers
         if not self._backlog and len(receivers) <= _AT_ONCE:
             return _push_all(fan_out, receivers)
@@ -297,16 +295,40 @@ class Switchboard:
         self._backlog.append(fan_out)
         if len(self._backlog) == 1:
             in_slices(self._ports, self._send_backlog())
-        return len(receivers)
+        return fan_out.answer
 
     def _send_backlog(self) -> Steps:
         while self._backlog:
-            fan_out = self._backlog[0]
+            fan_out, sent = self._backlog[0], 0
             for receivers in _parts(fan_out.receivers):
-                _push_all(fan_out, receivers)
+                sent += _push_all(fan_out, receivers)
                 yield
             self._backlog.popleft()
             self._backlog_bytes -= len(fan_out.batch)
+            fan_out.answer.resolve(sent)
+
+
+def _published(sent: PendingAnswer[int] | int, stored: PendingAnswer[Any] | None) -> PendingAnswer[SubjectPublished]:
+    """The answer to a publisher once its batch is sent and stored."""
+    answer: PendingAnswer[SubjectPublished] = PendingAnswer()
+
+    def told(receivers: int | HeadraceError) -> None:
+        if isinstance(receivers, HeadraceError):
+            answer.resolve(receivers)
+        elif stored is None:
+            answer.resolve(SubjectPublished(receivers))
+        else:
+            stored.then(lambda outcome: answer.resolve(_stored_answer(receivers, outcome)))
+
+    if isinstance(sent, int):
+        told(sent)
+    else:
+        sent.then(told)
+    return answer
+
+
+def _stored_answer(receivers: int, outcome: object) -> SubjectPublished | HeadraceError:
+    return outcome if isinstance(outcome, HeadraceError) else SubjectPublished(receivers, stored=True)
 
 
 def parse_subject(text: str) -> QualifiedSubject:
@@ -328,7 +350,7 @@ def name_for(session: Session, tenant: str, subject: str) -> str:
 
 def _push_all(fan_out: FanOut, receivers: Sequence[LiveSubscriber]) -> int:
     """Push a batch to subscriptions, but for those that are too slow, whose loss is counted."""
-    subjects, subject, batch, count, _ = fan_out
+    subjects, subject, batch, count, _, _ = fan_out
     sent = 0
     for subscription in receivers:
         session = subscription.session

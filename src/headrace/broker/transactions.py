@@ -16,6 +16,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.version_checks import VersionChecks
+from headrace.broker.views import check_stores
 from headrace.engines.api import Partition, as_headrace_error, key_counts
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
@@ -172,6 +173,7 @@ class Transactions:
         """Stage a batch until the commit, and other batches that are committed with it."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         active = self._topics.active(topic, request.partition)
         if batch.producer_id:
             raise InvalidArgument("a staged batch must not have a producer id")
@@ -432,9 +434,9 @@ class Transactions:
         self._ledger.flush()  # may record other commits, whose numbers come before this one
         name, number = request.transaction, self._ledger.state.commits + 1
         try:
-            unsynced = self._versions.check(chosen)
-            if unsynced is not None:
-                unsynced.when_synced(partial(self._record_synced, request, opened, chosen, now_us, pending_answer))
+            postponed = self._versions.check(chosen)
+            if postponed is not None:
+                postponed(partial(self._record_later, request, opened, chosen, now_us, pending_answer))
                 return
             moved = self._checked_offsets(
                 request
@@ -460,7 +462,7 @@ class Transactions:
 
         self._commit_applier.follow(fact, told, now_us, holds=self._versions.hold(chosen))
 
-    def _record_synced(
+    def _record_later(
         self,
         request: TransactionCommit,
         opened: _OpenTransaction,
@@ -469,7 +471,7 @@ class Transactions:
         pending_answer: PendingAnswer[Answer],
         error: HeadraceError | None,
     ) -> None:
-        """Record the commit after a sync of the messages whose versions it expects."""
+        """Record a commit that had to wait until the versions that it expects could be checked."""
         if error is not None:
             self._not_committed(request.transaction, opened, now_us)
             pending_answer.resolve(error)

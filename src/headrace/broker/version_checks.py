@@ -1,7 +1,7 @@
 """Checks the versions that transactions expect, and reserves the keys of commits until they are appended."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.staging import StagedBatch, StagingLog
@@ -12,6 +12,9 @@ from headrace.model.batch import Batch
 from headrace.model.errors import HeadraceError, InvalidArgument
 
 logger = logging.getLogger("headrace.broker")
+
+Postponed = Callable[[Callable[[HeadraceError | None], None]], None]
+"""Calls back when a check can be made again, or with the error."""
 
 
 class VersionChecks:
@@ -29,22 +32,24 @@ class VersionChecks:
             )
         active.gate.check_batch(batch, active.topic, active.number, active.settings.partitions, expected)
 
-    def check(self, chosen: Sequence[StagedBatch]) -> ActivePartition | None:
+    def check(self, chosen: Sequence[StagedBatch]) -> Postponed | None:
         """Compare the versions that staged batches expect with those that their keys would get.
 
-        Returns a partition that must be synced first: a power loss could take messages that count back, and leave the
-        commit.
+        If that cannot be decided yet, returns a function that calls back when it may be. That is so while keys are
+        being read, and before a sync: a power loss could take messages that count back, and leave the commit.
         """
         if all(staged.expected_version is None for staged in chosen):
             return None
         following: dict[tuple[int, int, bytes], int] = {}
-        unsynced: ActivePartition | None = None
+        unsynced: Postponed | None = None
         for staged in chosen:
             active = self._active(staged)
             if active is None or active.gate is None:
                 if staged.expected_version is not None:
                     raise InvalidArgument("key_versions was turned off for a topic of the transaction; abort it")
                 continue
+            if not active.gate.is_known:
+                return active.gate.when_known
             active.flush()  # what was gathered comes before
             expected = staged.expected_version
             for key, count in self._keys(staged).items():
@@ -95,7 +100,7 @@ class VersionChecks:
             staged.keys = key_counts(self._staging.batch_at(staged.offset))
         return staged.keys
 
-    def _unsynced(self, active: ActivePartition, key: bytes, expected: int | None) -> ActivePartition | None:
+    def _unsynced(self, active: ActivePartition, key: bytes, expected: int | None) -> Postponed | None:
         assert active.gate is not None
         last = None if expected is None else active.gate.index.last_offset(key)
-        return active if last is not None and active.partition.awaits_sync(last + 1) else None
+        return active.when_synced if last is not None and active.partition.awaits_sync(last + 1) else None

@@ -47,6 +47,7 @@ class VersionGate:
         """Commits to the partition that are recorded and not appended yet."""
         self._unknown_holds = 0
         """Those among them from before the start, of whose keys nothing is known."""
+        self._unknown_listeners: list[Callable[[HeadraceError | None], None]] = []
         self._reserved: dict[bytes, int] = {}
         """How many messages of a key these commits will append."""
         self._loading = self._releasing = False
@@ -105,6 +106,22 @@ class VersionGate:
             return
         self._listeners.append(tell)
         self.load()
+
+    def when_known(self, tell: Callable[[HeadraceError | None], None]) -> None:
+        """Call back when `next_version` can be asked: all keys are read, and commits from before the start applied."""
+
+        def loaded(error: HeadraceError | None) -> None:
+            if error is None and self._unknown_holds:
+                self._unknown_listeners.append(tell)
+            else:
+                tell(error)
+
+        self.when_loaded(loaded)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `next_version` can be asked."""
+        return self.is_loaded and not self._unknown_holds
 
     # Publishing.
 
@@ -187,9 +204,7 @@ class VersionGate:
     # Commits.
 
     def next_version(self, key: bytes) -> int:
-        """The version of a key's next message after all commits under way."""
-        if not self.is_loaded or self._unknown_holds:
-            raise Busy("the keys of the partition are being read; try again in a moment")
+        """The version of a key's next message after all commits under way, once that `is_known`."""
         return self.index.next_version(key) + self._reserved.get(key, 0)
 
     def hold(self, keys: Mapping[bytes, int] | None) -> "VersionHold":
@@ -206,6 +221,8 @@ class VersionGate:
         self._holds -= 1
         if keys is None:
             self._unknown_holds -= 1
+            if not self._unknown_holds:
+                self._ports.call_soon(self._tell_known)
         for key, count in (keys or {}).items():
             left = self._reserved[key] - count
             if left:
@@ -214,6 +231,11 @@ class VersionGate:
                 del self._reserved[key]
         if self._waiting:
             self._ports.call_soon(self._release)
+
+    def _tell_known(self) -> None:
+        listeners, self._unknown_listeners = self._unknown_listeners, []
+        for tell in listeners:
+            tell(None)
 
     def fail(self, error: HeadraceError) -> None:
         """Refuse everything from now on: whether a commit counts is known after a restart."""

@@ -27,7 +27,7 @@ from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
 from headrace.engines.partition import Appended, Partition, Slice, check_version
-from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN
+from headrace.engines.producers import FORGOTTEN, FORWARDER_MIN, PRODUCER_MIN, forwarded_by, forwarder_id
 from headrace.engines.store import Store, as_headrace_error, log_settings
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
@@ -39,6 +39,7 @@ __all__ = [
     "FORGOTTEN",
     "FORMAT",
     "FORMER_FORMAT",
+    "FORWARDER_MIN",
     "PRODUCER_MIN",
     "RANK_BITS",
     "SESSION_BOUND_US",
@@ -87,6 +88,8 @@ __all__ = [
     "UpgradedLog",
     "as_headrace_error",
     "check_version",
+    "forwarded_by",
+    "forwarder_id",
     "key_counts",
     "log_settings",
     "new_replayed_partition",

@@ -1,7 +1,7 @@
 """The index of a partition's keys: the offsets of each key's messages by version, without a look at the log."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from headrace.model.batch import FLAG_VERSIONED, Batch, Columns, encode
@@ -17,6 +17,8 @@ _MASK = _SHARDS - 1
 _NO_SLOT = (1 << 32) - 1
 _STRIDE = 256
 """Every so many versions a key has a link that skips as many, so that old versions of a long history are found soon."""
+NOTED_TOGETHER = 1000
+"""Messages of a batch that are recorded per slice."""
 _COMPRESSED_BYTES_MAX = 1 << 20
 """Larger bodies are stored without compression: it would hold the event loop too long."""
 
@@ -108,16 +110,20 @@ class KeyIndex:
         if at != slot:
             self._skips[slot] = at
 
-    def note_batch(self, batch: Batch) -> None:
-        """Record the messages of a batch that is read from the log."""
+    def note_batch(self, batch: Batch) -> Iterator[None]:
+        """Record the messages of a batch that is read from the log, some at a time; yields in between."""
         columns = batch.columns()
         if columns.keys is None:
             return
         versions: Sequence[int | None] = [None] * batch.count
         if batch.flags & FLAG_VERSIONED and columns.headers is not None:
             versions = [version_in(headers) for headers in columns.headers]
-        base = batch.base_offset
-        self.note(columns.keys, [base + place for place in batch.places(columns)], versions)
+        keys, base, places = columns.keys, batch.base_offset, batch.places(columns)
+        for first in range(0, batch.count, NOTED_TOGETHER):
+            if first:
+                yield
+            part = slice(first, first + NOTED_TOGETHER)
+            self.note(keys[part], [base + place for place in places[part]], versions[part])
 
     def find(self, key: bytes, start: int, count: int, end_offset: int) -> KeyEntries:
         """The messages with versions from `start` on, `count` of them at most, before an offset."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from headrace.engines.key_index import KeyIndex, has_versions, stamped
 from headrace.engines.last_offsets import LastOffsets
-from headrace.engines.producers import FORGOTTEN, Note, Producers, marked
+from headrace.engines.producers import FORGOTTEN, Note, Producers, mark_of, marked
 from headrace.model.arguments import shown
 from headrace.model.batch import FLAG_GATHERED, Batch, Columns, encode, parse
 from headrace.model.codec import Codec
@@ -70,6 +70,8 @@ class Partition:
         """Appends a batch to the log; with `key_index` it writes the versions of the messages first."""
         self.key_index: KeyIndex | None = None
         """The messages of each key, in a topic with key_versions, once it is loaded."""
+        self._counts_keys = False
+        """Whether the versions of messages are counted, or will be when the index is loaded."""
         self.durable = log.durable
         """Whether messages can be synced, and are still there when the partition is opened again."""
         self.producers = Producers()
@@ -119,6 +121,11 @@ class Partition:
     def size_bytes(self) -> int:
         """How many bytes the batches take."""
         return self._log.size_bytes
+
+    @property
+    def stored(self) -> "Partition":
+        """The partition whose messages are stored: this one, unless it is derived from another."""
+        return self
 
     @property
     def rewrites(self) -> int:
@@ -226,6 +233,17 @@ class Partition:
         self._unsaved += 1 + (batch.length >> 14)
         return Appended(receipt.base_offset, receipt.next_offset, now_us)
 
+    def forwarded_before(self, forwarder: int) -> int:
+        """The offset of a forwarder's source before which all messages for this partition are in it."""
+        return self.producers.forwarded.get(forwarder, 0)
+
+    def append_forwarded(self, batch: Batch, now_us: int) -> Appended:
+        """Append a batch that a forwarder has stamped with where in its source it has been."""
+        receipt = self._append(batch, now_us)
+        self.producers.forwarded[batch.producer_id] = mark_of(batch.producer)
+        self._unsaved += 1 + (batch.length >> 14)
+        return Appended(receipt.base_offset, receipt.next_offset, now_us)
+
     # Versions of keys.
 
     def load_key_index(self) -> Iterator[None]:
@@ -233,11 +251,12 @@ class Partition:
 
         If there is an index already, it is replaced, and messages can be appended meanwhile.
         """
+        self._counts_keys = True
         index, position, work = KeyIndex(), self._log.first_offset, 0
         while position < self._log.next_offset:
             for batch in self.batches(position, self._log.next_offset):
                 try:
-                    index.note_batch(batch)
+                    yield from index.note_batch(batch)
                 except InvalidBatch as error:
                     logger.warning("keys unknown  path=%s offset=%d reason=%s", self.location, position, error)
                 position = batch.next_offset
@@ -254,6 +273,7 @@ class Partition:
     def forget_key_index(self) -> None:
         """Write no versions from now on."""
         self.key_index = None
+        self._counts_keys = False
         self._append = self._log.append
 
     def _append_versioned(self, batch: Batch, now_us: int) -> AppendReceipt:
@@ -384,10 +404,17 @@ class Partition:
         """Remove the messages before an offset."""
         self._log.truncate_before(min(offset, self._log.next_offset))
 
-    def compact_by_key(self) -> int:
-        """Keep only the last message of each key, and messages without a key; returns the bytes freed."""
+    def compact_by_key(self, before: int | None = None) -> int:
+        """Keep only the last message of each key, and messages without a key; returns the bytes freed.
+
+        Batches that do not end before an offset are kept whole, if one is given.
+        """
         last, throttle = LastOffsets(), CpuThrottle()
-        keep: Keep = last.kept if self.key_index is None else _keeping_uncounted(last.kept)
+        kept: Keep = _keeping_uncounted(last.kept) if self._counts_keys else last.kept
+
+        def keep(batch: Batch) -> Sequence[int] | None:
+            return None if before is not None and batch.next_offset > before else kept(batch)
+
         try:
             for batch in self.batches(self._log.first_offset, self._log.next_offset):
                 with suppress(InvalidBatch):  # compaction keeps it as it is, and logs that

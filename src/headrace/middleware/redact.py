@@ -14,6 +14,13 @@ from headrace.model.middleware import Middleware, MiddlewareContext, Refusal, ch
 
 Path = tuple[str | int | None, ...]
 """Names and indexes from the root on; None stands for every element or member."""
+_OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "fields": list,
+    "headers": list,
+    "when": str,
+    "replacement": (str, int, float, bool, type(None)),
+    "on_invalid": str,
+}
 _PATHS_MAX = 100
 _STEPS_MAX = 32
 # The path is the topic owner's, short, and matched step by step without alternatives that overlap.
@@ -50,8 +57,7 @@ def parse_path(text: Any) -> Path:
 
 def make_redact(options: Mapping[str, Any]) -> Middleware:
     """The middleware that redacts when the option `when` says."""
-    kinds = {"fields": list, "headers": list, "when": str, "replacement": (str, int, float, bool, type(None))}
-    check_options(options, {**kinds, "on_invalid": str})
+    check_options(options, _OPTIONS)
     if check_choice("when", options.get("when", "publish"), ("publish", "deliver")) == "deliver":
         if "on_invalid" in options:
             raise InvalidArgument("the option 'on_invalid' is for messages that are published")

@@ -521,6 +521,18 @@ class EventsMissing(HeadraceError):
     code = "events_missing"
 
 
+class TopicChanged(HeadraceError):
+    """The topic was deleted and created again since a projection applied its messages; rebuild the projection."""
+
+    code = "topic_changed"
+
+
+class HandlerEndedTransaction(HeadraceError):
+    """A projection's handler has ended the database transaction, which belongs to the projection; remove the commit."""
+
+    code = "handler_ended_transaction"
+
+
 class InvalidContentQuery(InvalidArgument):
     """The content query cannot be used: it is malformed, too large, or asks for what it may not."""
 
@@ -543,6 +555,24 @@ class TopicHasViews(HeadraceError):
     """Virtual topics (views) read from the topic; delete them first."""
 
     code = "topic_has_views"
+
+
+class RouteNotFound(HeadraceError, LookupError):
+    """There is no route of that name."""
+
+    code = "route_not_found"
+
+
+class RouteExists(HeadraceError):
+    """There is already a route of that name."""
+
+    code = "route_exists"
+
+
+class RouteLoop(InvalidArgument):
+    """The route would carry messages back to where they come from."""
+
+    code = "route_loop"
 
 
 class PluginUnavailable(HeadraceError):

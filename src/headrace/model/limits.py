@@ -98,6 +98,9 @@ PRIORITY_STORED_MAX = (1 << 31) - 1
 PRIORITY_STORED_MIN = -(1 << 31)
 """Bounds of priorities that a message can have."""
 
+MULTICAST_TOPICS_MAX = 1000
+"""Topics that one message can be published to at once."""
+
 VERSIONED_BATCH_MESSAGES_MAX = 4096
 """Messages in one batch for a topic with key_versions: the broker writes a header into each."""
 
@@ -160,6 +163,20 @@ MIDDLEWARE_QUEUED_BYTES_MAX = 64 << 20
 INLINE_BYTES_MAX = 64 << 10
 INLINE_COUNT_MAX = 256
 """The largest batch that inline middleware processes on the broker's event loop; larger ones go to a thread."""
+ROUTES_MAX = 10_000
+"""Routes of one broker."""
+
+ROUTE_TARGETS_MAX = 100
+"""Topics that one route carries messages to."""
+
+ROUTE_HEADERS_MAX = 32
+"""Headers in the condition of one route."""
+
+ROUTE_CONTENT_MAX = 100
+"""Routes from one topic that look into the content of messages: each of them looks at each message."""
+
+ROUTE_GRAPH_MAX = 10_000
+"""Steps between topics that are followed to find out whether a new route would close a loop."""
 
 CONTENT_QUERY_BYTES_MAX = 16 << 10
 """A content query as JSON: what `exact` and `partial` compare with."""

@@ -9,6 +9,7 @@ from headrace.model import (  # importing them declares their requests
     job_requests,  # noqa: F401  importing them declares their requests
     leasing,  # noqa: F401
     log_level_requests,  # noqa: F401
+    route_requests,  # noqa: F401
     schedule_requests,  # noqa: F401
     service_requests,  # noqa: F401
     subject_requests,  # noqa: F401

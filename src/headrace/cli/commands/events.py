@@ -12,6 +12,7 @@ from headrace.cli.message_formats import time_text
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
 from headrace.model.bus_event import BusEvent
+from headrace.model.system_topics import EVENTS_TOPIC
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -55,17 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def show(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Print recorded events, and new ones if the user says so."""
     with connected(given, out) as bus:
-        bus.events.record()
-        end = bus.offsets("headrace.events", at="latest")[0] if given.follow else 0
-        for event in bus.events.history(given.limit):
-            _print(event, given, out)
         if given.follow:
-            _follow(bus, end, given, out, interrupts)
+            _follow(bus, given, out, interrupts)
+        else:
+            for event in bus.events.history(given.limit):
+                _print(event, given, out)
     return 0
 
 
-def _follow(bus: "Bus", offset: int, given: argparse.Namespace, out: Output, interrupts: Interrupts) -> None:
-    with interrupts.held(once=True), bus.events.follow(offset, timeout=_LOOK_EVERY_S) as events:
+def _follow(bus: "Bus", given: argparse.Namespace, out: Output, interrupts: Interrupts) -> None:
+    bus.events.record()
+    first, end = (bus.offsets(EVENTS_TOPIC, at=at)[0] for at in ("earliest", "latest"))
+    start = max(first, end - given.limit)
+    with interrupts.held(once=True), bus.events.follow(start, timeout=_LOOK_EVERY_S) as events:
         while not out.closed:
             for message in events:
                 _print(message.value, given, out)

@@ -1,23 +1,22 @@
 """The bus: what a program has of a broker."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
-from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
-from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
-from headrace.client._async.bus_parts import AsyncBusParts
+from headrace.client._async.bus_observation import AsyncBusObservation
 from headrace.client._async.concurrency import Lock, Timers, now
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.batch_fetch import fetch_batches
+from headrace.client._async.consumer.key_history import read_history, versioned_message
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -42,15 +41,21 @@ from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
 from headrace.client.job_results import reply_headers
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import MessageColumns, MessageFields, PublishOptions, show_fields
+from headrace.client.producer.message_fields import (
+    MessageColumns,
+    MessageFields,
+    PublishOptions,
+    TopicList,
+    show_fields,
+)
 from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
 from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
-from headrace.client.results import Receipt
+from headrace.client.results import Receipt, Received
 from headrace.client.subjects.messages import Reply
 from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
-from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
+from headrace.client.times import Moment, Start, When, checked_seconds, listed, optional_microseconds
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
@@ -59,11 +64,12 @@ from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class AsyncBus(AsyncBusParts):
+class AsyncBus(AsyncBusObservation):
     """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -132,48 +138,51 @@ class AsyncBus(AsyncBusParts):
         return self._hello.tenant or DEFAULT_TENANT
 
     @property
-    def services(self) -> AsyncServices:
-        """Registers this program as a service, and finds others."""
-        return AsyncServices(self._registrations)
-
-    @property
     def events(self) -> AsyncEventFeed:
         """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
         return AsyncEventFeed(self, self._broker)
-
-    @property
-    def logging(self) -> AsyncLogLevelAdmin:
-        """Sets how much the broker logs about topics, producers and consumers."""
-        return AsyncLogLevelAdmin(self._broker)
 
     # Publishing.
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> AsyncJobHandle: ...
 
     @overload
     async def publish(
-        self, topic: str, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
+
+    @overload
+    async def publish(
+        self, topic: TopicList, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+    ) -> list[Receipt]: ...
 
     @show_fields
     async def publish(
         self,
-        topic: str,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        expected_version: int | None = None,
         reply: bool = False,
         **fields: Unpack[MessageFields],
-    ) -> Receipt | AsyncJobHandle:
+    ) -> Receipt | list[Receipt] | AsyncJobHandle:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
+                which get the message together or not at all. None: the ingress, from which routes carry the message
+                on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -184,10 +193,13 @@ class AsyncBus(AsyncBusParts):
             partition: the partition, instead of by key.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
+                with `key_versions`.
             reply: the message is a job whose result is awaited: return a handle for it instead of the receipt.
 
         Returns:
-            Where the message is stored, and the durability reached; with `reply` a JobHandle, which has the receipt.
+            Where the message is stored, and the durability reached; for a list of topics a list, in their order; with
+            `reply` a JobHandle, which has the receipt.
 
         Raises:
             InvalidArgument: if an argument is wrong, such as a value that is not bytes.
@@ -195,6 +207,7 @@ class AsyncBus(AsyncBusParts):
             TopicNotFound: if the topic does not exist and the broker does not create topics.
             PartitionNotFound: if the topic has no such partition.
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was appended.
             DiskFull: if the broker's disk is full; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
 
@@ -203,12 +216,22 @@ class AsyncBus(AsyncBusParts):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        topic = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(topic, str):
+            expects = reply or expected_offset is not None or expected_version is not None
+            return await self._publish_to_all(topic, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = await self._jobs.new_handle(self)
             fields["headers"] = reply_headers(fields.get("headers"), handle.id)
         receipt = await producer.publish(
-            value, key, topic=topic, durability=durability, expected_offset=expected_offset, **fields
+            value,
+            key,
+            topic=topic,
+            durability=durability,
+            expected_offset=expected_offset,
+            expected_version=expected_version,
+            **fields,
         )
         if not reply:
             return receipt
@@ -239,12 +262,14 @@ class AsyncBus(AsyncBusParts):
     @show_fields
     async def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages in as few batches as possible, and wait for the receipts.
@@ -252,9 +277,10 @@ class AsyncBus(AsyncBusParts):
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
+            key: one for all values, instead of `keys`.
             headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
@@ -262,6 +288,8 @@ class AsyncBus(AsyncBusParts):
             expires: one for each value, or None.
             partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
+            expected_version: append all of them, or nothing if the key has not so many messages. Needs `key`, and a
+                topic with `key_versions`.
 
         Returns:
             A receipt for each partition that got messages; several for one if other producers' messages came between.
@@ -269,6 +297,7 @@ class AsyncBus(AsyncBusParts):
         Raises:
             InvalidArgument: if an argument is wrong; nothing was published.
             MessageTooLarge: if a message is larger than the topic's `message_bytes_max`; nothing was published.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was published.
             Timeout: if the receipts do not arrive in time; the messages may still be published.
 
         Example:
@@ -276,10 +305,45 @@ class AsyncBus(AsyncBusParts):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
-            values, keys, topic=topic, partition=partition, durability=durability, **columns
+            values,
+            keys,
+            key=key,
+            topic=topic,
+            partition=partition,
+            durability=durability,
+            expected_version=expected_version,
+            **columns,
         )
+
+    async def history(self, topic: str, key: bytes | str, *, start_version: int = 0) -> AsyncIterator[Received]:
+        """Read the messages of one key in the order of their versions, without reading the topic.
+
+        Parameters:
+            topic: the topic, which has `key_versions`.
+            key: the key, such as the id of an aggregate.
+            start_version: the version of the first message to read.
+
+        Returns:
+            The messages that there are when they are read; `version` tells the version of each. Compaction may have
+            removed some.
+
+        Raises:
+            TopicNotFound: when reading starts, if the topic does not exist.
+            InvalidArgument: when reading starts, if the topic does not count versions.
+            EventsMissing: if a message is damaged.
+
+        Example:
+            >>> info = await bus.create_topic("accounts", key_versions=True)
+            >>> receipts = await bus.publish_many("accounts", [b"opened", b"paid in"], key="ann", expected_version=0)
+            >>> [(event.version, event.value) async for event in bus.history("accounts", "ann")]
+            [(0, b'opened'), (1, b'paid in')]
+        """
+        self._check_open()
+        async for found in read_history(self._broker, topic, key, start_version):
+            yield versioned_message(topic, *found)
 
     def producer(
         self,
@@ -463,6 +527,11 @@ class AsyncBus(AsyncBusParts):
     def subjects(self) -> AsyncSubjects:
         """Publishing to subjects and subscribing to them: live, without topics."""
         return AsyncSubjects(self, self._broker)
+
+    @property
+    def routes(self) -> AsyncRoutes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return AsyncRoutes(self._broker)
 
     @overload
     async def request(
@@ -743,7 +812,9 @@ class AsyncBus(AsyncBusParts):
         Parameters:
             topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
+                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
+                content query selects, and stores none.
 
         Returns:
             The topic's id, settings and partitions.
@@ -751,12 +822,17 @@ class AsyncBus(AsyncBusParts):
         Raises:
             TopicExists: if the topic exists and `exist_ok` is not set.
             InvalidArgument: if the name or a setting is wrong.
+            InvalidContentQuery: if `view_query` is wrong.
+            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
             LimitExceeded: if the broker has `topics_max` topics.
 
         Example:
             >>> info = await bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
             >>> info.settings["partitions"]
             4
+            >>> view = await bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
+            >>> view.settings["view_of"]
+            'clicks'
         """
         return await self._topics.create(topic, settings, exist_ok)
 
@@ -773,6 +849,7 @@ class AsyncBus(AsyncBusParts):
         Raises:
             TopicNotFound: if the topic does not exist.
             InvalidArgument: if a setting is wrong or cannot be changed.
+            TopicIsView: if it is a virtual topic, whose settings are those of its source.
 
         Example:
             >>> info = await bus.create_topic("clicks")
@@ -790,6 +867,7 @@ class AsyncBus(AsyncBusParts):
 
         Raises:
             TopicNotFound: if the topic does not exist.
+            TopicHasViews: if virtual topics read from it.
 
         Example:
             >>> info = await bus.create_topic("clicks")
@@ -1359,26 +1437,6 @@ class AsyncBus(AsyncBusParts):
         self._own_producer = self.producer(linger=0)
         self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
         return self._own_producer
-
-    def _shared_leasing(self, topic: str, subscription: str) -> tuple[AsyncAcknowledger, AsyncLeaseRequester]:
-        """What all users of a leased subscription share."""
-        check_name(topic, "a topic")
-        check_name(subscription, "a subscription")
-        shared = self._leasing.get((topic, subscription))
-        if shared is None:
-            acknowledger = AsyncAcknowledger(self._broker, self._timers, self._clock, topic, subscription)
-            shared = self._leasing.setdefault(
-                (topic, subscription), (acknowledger, AsyncLeaseRequester(self, acknowledger))
-            )
-        return shared
-
-    async def __aenter__(self) -> "AsyncBus":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 async def connect_async(

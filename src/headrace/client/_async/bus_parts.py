@@ -3,6 +3,8 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
@@ -13,6 +15,7 @@ from headrace.client._async.leasing.jobs import AsyncJobs
 from headrace.client._async.leasing.lease_requester import AsyncLeaseRequester
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
+from headrace.client._async.producer.multicast import AsyncMulticast
 from headrace.client._async.results.job_publisher import AsyncJobPublisher
 from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
 from headrace.client._async.subjects.requester import AsyncRequester
@@ -20,8 +23,11 @@ from headrace.client.connection.addresses import Target, place_of
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import default_name
 from headrace.client.connection.weak_registry import WeakRegistry
-from headrace.model.arguments import checked_timeout
-from headrace.model.errors import Closed, HeadraceError
+from headrace.client.producer.message_fields import MessageFields, TopicList
+from headrace.client.results import Receipt
+from headrace.client.times import check_name
+from headrace.model.arguments import checked_timeout, shown
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model.representation import described, short, state_of
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.frames import Memory
@@ -40,8 +46,8 @@ class AsyncBusParts(ABC):
     _timers: Timers
     _clock: Clock
     _broker: AsyncReconnectingConnection
-    _metadata_cache: AsyncMetadataCache
     _registrations: AsyncServiceRegistrations
+    _metadata_cache: AsyncMetadataCache
     _jobs: AsyncJobPublisher
     _requester: AsyncRequester
     _producers: WeakRegistry[AsyncAccumulator]
@@ -49,12 +55,13 @@ class AsyncBusParts(ABC):
     _consuming: AsyncReconnectingConnection | None
     _consuming_lock: Lock
     _receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription]
+    _multicast: AsyncMulticast | None = None
     _leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]]
 
     @property
     @abstractmethod
     def tenant(self) -> str:
-        """The tenant of the bus."""
+        """The tenant whose names the bus's names are."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -166,6 +173,31 @@ class AsyncBusParts(ABC):
         if self._on_close is not None:
             run_detached(self._on_close)
 
+    async def _publish_to_all(
+        self, topics: TopicList, value: bytes | None, key: bytes | str | None, expects: bool, fields: MessageFields
+    ) -> list[Receipt]:
+        """Publish a message to several topics, together or not at all."""
+        self._check_open()
+        if expects:
+            raise InvalidArgument("for several topics nothing can be expected, and no reply; use a transaction")
+        if not isinstance(topics, list | tuple):
+            raise InvalidArgument(f"a topic is named by text, and several by a list, not {shown(topics)}")
+        if self._multicast is None:
+            self._multicast = AsyncMulticast(self._broker, self._metadata_cache, self.tenant, self)
+        return await self._multicast.publish(topics, value, key, max(self._timeout, 1.0), fields)
+
+    def _shared_leasing(self, topic: str, subscription: str) -> tuple[AsyncAcknowledger, AsyncLeaseRequester]:
+        """What all users of a leased subscription share."""
+        check_name(topic, "a topic")
+        check_name(subscription, "a subscription")
+        shared = self._leasing.get((topic, subscription))
+        if shared is None:
+            acknowledger = AsyncAcknowledger(self._broker, self._timers, self._clock, topic, subscription)
+            shared = self._leasing.setdefault(
+                (topic, subscription), (acknowledger, AsyncLeaseRequester(self, acknowledger))
+            )
+        return shared
+
     def __repr__(self) -> str:
         return described(self, self._facts)
 
@@ -181,3 +213,11 @@ class AsyncBusParts(ABC):
             self._closed = True
             self._timers.aside(self._abandon)
             warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

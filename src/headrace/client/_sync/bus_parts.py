@@ -3,6 +3,8 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
@@ -13,6 +15,7 @@ from headrace.client._sync.leasing.jobs import Jobs
 from headrace.client._sync.leasing.lease_requester import LeaseRequester
 from headrace.client._sync.producer.accumulator import Accumulator
 from headrace.client._sync.producer.metadata_cache import MetadataCache
+from headrace.client._sync.producer.multicast import Multicast
 from headrace.client._sync.results.job_publisher import JobPublisher
 from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
@@ -20,8 +23,11 @@ from headrace.client.connection.addresses import Target, place_of
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import default_name
 from headrace.client.connection.weak_registry import WeakRegistry
-from headrace.model.arguments import checked_timeout
-from headrace.model.errors import Closed, HeadraceError
+from headrace.client.producer.message_fields import MessageFields, TopicList
+from headrace.client.results import Receipt
+from headrace.client.times import check_name
+from headrace.model.arguments import checked_timeout, shown
+from headrace.model.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model.representation import described, short, state_of
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.frames import Memory
@@ -40,8 +46,8 @@ class BusParts(ABC):
     _timers: Timers
     _clock: Clock
     _broker: ReconnectingConnection
-    _metadata_cache: MetadataCache
     _registrations: ServiceRegistrations
+    _metadata_cache: MetadataCache
     _jobs: JobPublisher
     _requester: Requester
     _producers: WeakRegistry[Accumulator]
@@ -49,12 +55,13 @@ class BusParts(ABC):
     _consuming: ReconnectingConnection | None
     _consuming_lock: Lock
     _receiving: WeakRegistry[Subscription | Jobs | LiveSubscription]
+    _multicast: Multicast | None = None
     _leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]]
 
     @property
     @abstractmethod
     def tenant(self) -> str:
-        """The tenant of the bus."""
+        """The tenant whose names the bus's names are."""
 
     @abstractmethod
     def close(self) -> None:
@@ -166,6 +173,29 @@ class BusParts(ABC):
         if self._on_close is not None:
             run_detached(self._on_close)
 
+    def _publish_to_all(
+        self, topics: TopicList, value: bytes | None, key: bytes | str | None, expects: bool, fields: MessageFields
+    ) -> list[Receipt]:
+        """Publish a message to several topics, together or not at all."""
+        self._check_open()
+        if expects:
+            raise InvalidArgument("for several topics nothing can be expected, and no reply; use a transaction")
+        if not isinstance(topics, list | tuple):
+            raise InvalidArgument(f"a topic is named by text, and several by a list, not {shown(topics)}")
+        if self._multicast is None:
+            self._multicast = Multicast(self._broker, self._metadata_cache, self.tenant, self)
+        return self._multicast.publish(topics, value, key, max(self._timeout, 1.0), fields)
+
+    def _shared_leasing(self, topic: str, subscription: str) -> tuple[Acknowledger, LeaseRequester]:
+        """What all users of a leased subscription share."""
+        check_name(topic, "a topic")
+        check_name(subscription, "a subscription")
+        shared = self._leasing.get((topic, subscription))
+        if shared is None:
+            acknowledger = Acknowledger(self._broker, self._timers, self._clock, topic, subscription)
+            shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
+        return shared
+
     def __repr__(self) -> str:
         return described(self, self._facts)
 
@@ -181,3 +211,11 @@ class BusParts(ABC):
             self._closed = True
             self._timers.aside(self._abandon)
             warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,6 +1,6 @@
 """The registration of an app's handlers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -43,6 +43,15 @@ class Registered(NamedTuple):
     settings: dict[str, Any]
     deserializer: Deserializer | None
     definition: ScheduleDefinition | None
+
+
+def handled_topics(topic: str | Sequence[str]) -> list[str]:
+    """The topics that a handler is registered for: one, or those of a list."""
+    if not isinstance(topic, list | tuple):
+        return [topic]  # type: ignore[list-item]  # `registered` refuses what is no name
+    if not topic:
+        raise InvalidArgument("a handler needs a topic: the list is empty")
+    return list(topic)
 
 
 class ServedSubject(NamedTuple):

@@ -32,6 +32,11 @@ class PublishOptions(MessageFields, total=False):
     key: bytes | str | None
     durability: Durability | str | None
     expected_offset: int | None
+    expected_version: int | None
+
+
+TopicList = list[str] | tuple[str, ...]
+"""Topics that get a message together."""
 
 
 class MessageColumns(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """Where the reply to a request goes that nobody waits for: a function, a topic, or a URL."""
 
-import re
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from headrace.model.arguments import shown
 from headrace.model.error_object import error_object
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.headers import Headers, replaced_headers
+from headrace.model.message import Message
 from headrace.model.subject import SUBJECT_HEADER
 from headrace.model.topic import parse_topic
 
@@ -19,15 +20,8 @@ ERROR_HEADER = "headrace-error"
 
 ReplyFunction = Callable[[Any], Any]
 """Is called with the Reply, or with the error in its place."""
-ReplySink = Callable[[bytes, Headers], Any]
-"""Delivers a reply to a URL: is called with its value and its headers; may block."""
-
-SINKS: dict[str, Callable[[str], ReplySink]] = {}
-"""Makes a sink for a URL, by the URL's scheme."""
-sink_resolver: list[Callable[[str], Callable[[str], ReplySink] | None]] = []
-"""Find what makes sinks for a scheme that is not in SINKS."""
-
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_URL_MARK = "://"
+"""What no name of a topic has."""
 
 
 class ReplyTarget(NamedTuple):
@@ -35,7 +29,7 @@ class ReplyTarget(NamedTuple):
 
     function: ReplyFunction | None = None
     topic: str = ""
-    sink: ReplySink | None = None
+    url: str = ""
 
 
 def reply_target(callback: Any) -> ReplyTarget:
@@ -48,18 +42,24 @@ def reply_target(callback: Any) -> ReplyTarget:
         return ReplyTarget(function=callback)
     if not isinstance(callback, str):
         raise InvalidArgument(f"callback is a function, the name of a topic, or a URL, not {shown(callback)}")
-    found = _SCHEME.match(callback)
-    if found is None:
+    if _URL_MARK not in callback:
         parse_topic(callback)
         return ReplyTarget(topic=callback)
-    scheme = found[1].lower()
-    make = SINKS.get(scheme) or next((made for resolve in sink_resolver if (made := resolve(scheme))), None)
-    if make is None:
-        raise InvalidArgument(
-            f"replies cannot be sent to {scheme}: URLs, as there is no sink for them; use a function, the name of a "
-            "topic, or install a package with such a sink"
-        )
-    return ReplyTarget(sink=make(callback))
+    from headrace.sinks.sink import open_sink  # imported here: most programs never need it
+
+    open_sink(callback).close()
+    return ReplyTarget(url=callback)
+
+
+def deliver_reply(url: str, value: bytes, headers: Headers) -> None:
+    """Take a reply to the sink that a URL names, and wait until it is there."""
+    from headrace.sinks.sink import open_sink
+
+    sink = open_sink(url)
+    try:
+        sink.deliver([Message(0, value, time.time_ns() // 1000, headers=headers)])
+    finally:
+        sink.close()
 
 
 def stored_reply(subject: str, outcome: Reply | HeadraceError) -> tuple[bytes, Headers]:

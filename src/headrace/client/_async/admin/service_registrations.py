@@ -47,10 +47,11 @@ class AsyncServiceRegistrations:
         self.broker.ping_every(request.ttl_ms / 1000 / _SIGNS_PER_TTL)
 
     async def remove(self, name: str) -> None:
-        """Deregister all instances of a service that this bus has registered."""
+        """Deregister all instances of a service that this bus has registered; without a connection, they expire."""
         for key in [key for key in list(self._registered) if key[0] == name]:
             del self._registered[key]
-            await self.broker.request(ServiceDeregister(*key))
+            if self.broker.connected:
+                await self.broker.request(ServiceDeregister(*key))
 
     def instance(self, name: str) -> str:
         """The instance of a service that this bus has registered; empty if it has none."""

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from headrace.client._async.subjects.responder import AsyncResponder
 from headrace.client.app.registration import (
     Registered,
     ServedSubject,
+    handled_topics,
     registered,
     registered_schedule,
     served_subject,
@@ -56,8 +57,8 @@ class AsyncApp:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
-        service: the name under which the app registers as a service while it runs, with the topics of its handlers. It
-            then reports the failures of its handlers to the topic `headrace.errors`. By default it does neither.
+        service: the name under which the app registers as a service while it runs, with the topics and subjects of its
+            handlers. It then reports their failures to the topic `headrace.errors`. By default it does neither.
         version: the version of the service.
 
     Example:
@@ -110,7 +111,7 @@ class AsyncApp:
 
     def on(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         concurrency: int = 1,
         subscription: str = DEFAULT_SUBSCRIPTION,
@@ -122,8 +123,8 @@ class AsyncApp:
         """Register the decorated function as the handler of a topic's messages.
 
         Parameters:
-            topic: the topic.
-            concurrency: how many messages are handled at once.
+            topic: the topic, or a list of topics.
+            concurrency: how many messages of a topic are handled at once.
             subscription: the name of the leased subscription; created if it does not exist, with all messages.
             retry: settings that the subscription shall have, as SubscriptionSettings or by name, such as
                 `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app starts. By default they are left
@@ -146,18 +147,19 @@ class AsyncApp:
         """
 
         def register(handler: Handler) -> Handler:
-            self._register(
-                registered(
-                    handler,
-                    topic,
-                    subscription=subscription,
-                    concurrency=concurrency,
-                    prefetch=prefetch,
-                    retry=retry,
-                    lease=lease,
-                    deserializer=deserializer,
+            for name in handled_topics(topic):
+                self._register(
+                    registered(
+                        handler,
+                        name,
+                        subscription=subscription,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        retry=retry,
+                        lease=lease,
+                        deserializer=deserializer,
+                    )
                 )
-            )
             return handler
 
         return register
@@ -458,7 +460,7 @@ class AsyncApp:
                 self._handlings.append(handling)
                 await handling.begin()
             for served in self._served:
-                responder = AsyncResponder(bus, served, executor, self._failed)
+                responder = AsyncResponder(bus, served, executor, self._failed, reporter)
                 self._handlings.append(responder)
                 await responder.begin()
             with self._monitor.guard:
@@ -478,7 +480,8 @@ class AsyncApp:
     async def _register_service(self, bus: AsyncBus) -> AsyncErrorReporter:
         """Register the app as a service, before its handlers use the bus."""
         topics = sorted({wanted.topic for wanted in self._registered})
-        instance = await bus.services.register(self._service, version=self._version, consumes=topics)
+        subjects = sorted({served.subject for served in self._served})
+        instance = await bus.services.register(self._service, version=self._version, consumes=topics, serves=subjects)
         return AsyncErrorReporter(bus._broker, self._service, instance)
 
     async def _deregister_service(self, bus: AsyncBus) -> None:

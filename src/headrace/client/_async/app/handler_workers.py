@@ -17,7 +17,7 @@ from headrace.client.leasing.jobs import Job, holdings_of
 from headrace.client.leasing.message_selection import span_ms
 from headrace.client.leasing.prefetch_window import PrefetchWindow
 from headrace.client.times import microseconds
-from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
+from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound, error_of
 from headrace.model.leasing import Reject as RejectWords
 from headrace.model.leasing import Release, cut_reason
 
@@ -128,7 +128,9 @@ class AsyncHandlerWorkers:
         if not isinstance(opened, Job):
             self._release(job, reason=opened)
             if self._reporter is not None:
-                self._reporter.report(job, None, opened, "cannot_deserialize")
+                reason = opened.strip().rpartition("\n")[2]  # of its traceback, the line that tells the error
+                error = error_of("cannot_deserialize", f"the value cannot be deserialized: {reason}", False)
+                self._reporter.report(job, error, opened)
             return
         try:
             returned = await self._executor.call(self._wanted.handler, opened)

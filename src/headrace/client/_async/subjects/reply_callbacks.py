@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.client._async.concurrency import HandlerExecutor, Monitor, Task, now, spawn
 from headrace.client.subjects.messages import Reply
-from headrace.client.subjects.reply_targets import ReplyTarget, stored_reply
+from headrace.client.subjects.reply_targets import ReplyTarget, deliver_reply, stored_reply
 from headrace.model.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ class AsyncReplyCallbacks:
         if target.topic:
             await bus.publish(target.topic, value, headers=headers)
         else:
-            await self._executor.call(lambda _: target.sink(value, headers), None)  # type: ignore[misc]
+            await self._executor.call(lambda _: deliver_reply(target.url, value, headers), None)

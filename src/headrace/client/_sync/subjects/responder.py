@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.concurrency import HandlerExecutor, Monitor, ResultCell, Task, spawn, survives
 from headrace.client._sync.connection.connection import Connection
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -39,8 +40,10 @@ class Responder:
         wanted: ServedSubject,
         executor: HandlerExecutor,
         on_fatal: Callable[[BaseException], None],
+        reporter: ErrorReporter | None = None,
     ) -> None:
         self._bus = bus
+        self._reporter = reporter
         self._wanted = wanted
         self._executor = executor
         self._on_fatal = on_fatal
@@ -158,17 +161,20 @@ class Responder:
 
     def _handle(self, router: RequestRouter, delivery: RequestDelivery, value: bytes) -> None:
         number = delivery.request
+        failure: BaseException | None = None
         try:
             decoded = decoded_value(self._wanted.deserializer, value)
             request = IncomingRequest(delivery.subject, decoded, delivery.headers, delivery.timeout_ms / 1000)
             head, body = reply_request(number, self._executor.call(self._wanted.handler, request))
         except Exception as error:  # noqa: BLE001  # a request must not stop the app
-            head, body = self._failed(number, error), b""
+            head, body, failure = self._failed(number, error), b"", error
         except BaseException as error:  # noqa: BLE001  # `run` raises it after everything else has ended
-            head, body = self._failed(number, error), b""
+            head, body, failure = self._failed(number, error), b"", error
             if not survives(error):
                 self._on_fatal(error)
         router.tell(head, body)
+        if failure is not None and self._reporter is not None:
+            self._reporter.report_request(delivery.subject, failure)
 
     def _failed(self, number: int, error: BaseException) -> ReplySend:
         told = failed_reply(error)
