@@ -38,13 +38,13 @@ def benchmarks(*, latency_s: float = 1.0, clients: int = CLIENTS) -> list[Benchm
     }
     ours = broker_workloads.benchmarks(payload, latency_s=latency_s, clients=clients)
     found = [
-        benchmark._replace(subjects=[*benchmark.subjects, *map(_forgiven, beside.get(name, []))])
+        benchmark._replace(subjects=[*benchmark.subjects, *map(forgiven, beside.get(name, []))])
         for name, benchmark in ours.items()
     ]
     return [*found, Benchmark({"install_mb": megabytes()}, broker_install.subjects(), {}, 1)]
 
 
-def _forgiven(subject: Subject) -> Subject:
+def forgiven(subject: Subject) -> Subject:
     """Others' servers and clients may fail in ways of their own: that is told, and the rest goes on."""
 
     def sample(place: str, count: int) -> Sample:

@@ -73,7 +73,7 @@ def _forgiven(subject: Subject) -> Subject:
         except Exception as error:
             raise Unavailable(f"it failed: {error!r}") from error
 
-    return broker._forgiven(subject)._replace(prepare=prepare)
+    return broker.forgiven(subject)._replace(prepare=prepare)
 
 
 # Each call makes nodes of its own: subjects of one benchmark may share a server, those of two do not.

@@ -18,9 +18,9 @@ def json_topic(topic: str, schema: str) -> dict[str, str]:
     }
 
 
-def usable(messages: DataFrame, needed: str) -> DataFrame:
-    """The values that could be read and have all the fields that are needed, as columns."""
-    return messages.where(_is_usable(needed)).select("value.*")
+def usable(messages: DataFrame, needed: str, *others: str) -> DataFrame:
+    """The values that could be read and have all the fields that are needed, as columns; beside other columns."""
+    return messages.where(_is_usable(needed)).select("value.*", *others)
 
 
 def unusable(messages: DataFrame, needed: str, topic: str) -> DataFrame:

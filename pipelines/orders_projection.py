@@ -105,22 +105,33 @@ def make_table(database: str) -> None:
         connection.execute(TABLE)
 
 
+def save_positions(events: DataFrame, database: str) -> None:
+    """Store how far the table is, where projections in Python do: one of the same name can go on from there."""
+    import headrace
+
+    ends = events.groupBy("partition").agg((f.max("offset") + 1).alias("end")).collect()
+    with headrace.PostgresStore(database) as store:
+        store.advance("orders_projection", {(EVENTS["subscribe"], row["partition"]): row["end"] for row in ends})
+
+
 def save(batch: DataFrame, number: int) -> None:
     """What becomes of a trigger's events."""
-    rows = projected(batch).persist()
+    batch.persist()
     try:
+        rows = projected(batch)
         save_parquet(rows, PATH, number)
         if DATABASE:
             make_table(DATABASE)
             save_postgres(rows, DATABASE)
+            save_positions(batch, DATABASE)
     finally:
-        rows.unpersist()
+        batch.unpersist()
 
 
 @pipeline(source={"events": EVENTS}, sink=save, trigger="5 seconds")
 def orders_projection(events: DataFrame) -> DataFrame:
-    """Events that can be read."""
-    return usable(events, NEEDED)
+    """Events that can be read, and where they are."""
+    return usable(events, NEEDED, "partition", "offset")
 
 
 @pipeline(source={"events": EVENTS}, sink={"format": "headrace"}, trigger="5 seconds")

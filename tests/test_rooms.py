@@ -20,16 +20,22 @@ ROOMS: dict[str, set[str]] = {
     "security": {"model"},
     "wire": {"model"},
     "broker": {"model", "security", "engines.api"},
+    "middleware": {"model"},  # of Headrace itself, and its interface for authors of plug-ins
+    "plugins": {"model"},  # finds and loads entry points
+    "sinks": {"model", "plugins"},  # where messages go, outside the broker
     "runtime": {"model"},  # the clock and the scheduler on the event loop
-    "gateways": {"model", "wire", "security", "broker", "runtime"},
+    "gateways": {"model", "wire", "security", "broker", "runtime", "plugins"},
     "cluster": {"model", "wire", "security", "broker"},
-    "client": {"model", "wire", "security"},
+    "client": {"model", "wire", "security", "plugins", "sinks"},
     "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
     "offline": {"model", "storage", "engines", "broker", "server"},  # data of an earlier format
-    "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench"},
+    "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench", "plugins", "sinks"},
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
-    "testing": {"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
+    "testing": {
+        *{"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
+        *{"plugins", "gateways", "sinks", "server"},  # whose conformance it checks
+    },
     "errors": {"model"},  # the public name of the model's errors
     "__init__": {"model", "errors", "embedded", "client", "server"},
     "__main__": {"cli"},

@@ -14,7 +14,12 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.events import AsyncEventFeed
+    from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+    from headrace.client._async.admin.routes import AsyncRoutes
+    from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
+    from headrace.client._async.app.task import AsyncAppTask
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
     from headrace.client._async.leasing.jobs import AsyncJobs
@@ -23,7 +28,17 @@ if TYPE_CHECKING:
     from headrace.client._async.producer.producer import AsyncProducer
     from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
     from headrace.client._async.producer.transaction import AsyncTransaction
+    from headrace.client._async.projection.projection import AsyncProjection
+    from headrace.client._async.projection.repository import AsyncRepository
+    from headrace.client._async.results.job_handle import AsyncJobHandle
+    from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+    from headrace.client._async.subjects.subjects import AsyncSubjects
+    from headrace.client._sync.admin.events import EventFeed
+    from headrace.client._sync.admin.log_levels import LogLevelAdmin
+    from headrace.client._sync.admin.routes import Routes
+    from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
+    from headrace.client._sync.app.task import AppTask
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
     from headrace.client._sync.leasing.jobs import Jobs
@@ -32,36 +47,64 @@ if TYPE_CHECKING:
     from headrace.client._sync.producer.producer import Producer
     from headrace.client._sync.producer.sent import Sent, SentMany
     from headrace.client._sync.producer.transaction import Transaction
+    from headrace.client._sync.projection.projection import Projection
+    from headrace.client._sync.projection.repository import Repository
+    from headrace.client._sync.results.job_handle import JobHandle
+    from headrace.client._sync.subjects.live_subscription import LiveSubscription
+    from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
     from headrace.client.leasing.jobs import Job, PendingMessage
     from headrace.client.producer.pending_batch import OutgoingMessage
     from headrace.client.producer.producer_errors import Undelivered
     from headrace.client.producer.serializing import CannotDeserialize, CannotSerialize
+    from headrace.client.projection.aggregate import Aggregate
+    from headrace.client.projection.postgres_store import PostgresStore
+    from headrace.client.projection.sqlite_store import SqliteStore
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
+    from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
+    from headrace.model.bus_event import BusEvent
+    from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
+    from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
+    from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
+    from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
     from headrace.model.topic import TopicSettings
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
     "App",
+    "AppTask",
     "AsyncApp",
+    "AsyncAppTask",
     "AsyncBus",
+    "AsyncEventFeed",
+    "AsyncJobHandle",
     "AsyncJobs",
+    "AsyncLiveSubscription",
+    "AsyncLogLevelAdmin",
     "AsyncProducer",
+    "AsyncProjection",
     "AsyncQueue",
+    "AsyncRepository",
+    "AsyncRoutes",
     "AsyncScheduled",
     "AsyncSent",
     "AsyncSentMany",
+    "AsyncServices",
+    "AsyncSubjects",
     "AsyncSubscription",
     "AsyncTransaction",
     "Batch",
     "BrokerInfo",
     "Bus",
+    "BusEvent",
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
@@ -69,32 +112,58 @@ __all__ = [
     "DamagedRange",
     "Durability",
     "EditOutcome",
+    "ErrorObject",
+    "ErrorSummary",
+    "EventFeed",
     "Forecasted",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
+    "IncomingRequest",
     "Job",
+    "JobHandle",
     "Jobs",
+    "LiveSubscription",
     "Log",
+    "LogLevelAdmin",
+    "LogLevelRule",
     "Message",
     "OutgoingMessage",
     "PendingMessage",
+    "PostgresStore",
     "Producer",
+    "Projection",
     "Queue",
     "Receipt",
     "Received",
     "ReceivedBatch",
     "Refusal",
     "Reject",
+    "Reply",
+    "Repository",
     "Retry",
+    "RouteDefinition",
+    "RouteExplained",
+    "RouteInfo",
+    "RouteVerdict",
+    "Routes",
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
     "Sent",
     "SentMany",
+    "ServiceError",
+    "ServiceInfo",
+    "ServiceInstance",
+    "Services",
+    "SqliteStore",
+    "SubjectMessage",
+    "SubjectPublished",
+    "Subjects",
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
+    "SwitchboardInfo",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
@@ -110,9 +179,29 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "Aggregate": "client.projection.aggregate",
+    "AsyncProjection": "client._async.projection.projection",
+    "AsyncRepository": "client._async.projection.repository",
+    "PostgresStore": "client.projection.postgres_store",
+    "Projection": "client._sync.projection.projection",
+    "Repository": "client._sync.projection.repository",
+    "SqliteStore": "client.projection.sqlite_store",
+    "AsyncEventFeed": "client._async.admin.events",
+    "EventFeed": "client._sync.admin.events",
+    "AsyncServices": "client._async.admin.services",
+    "Services": "client._sync.admin.services",
+    "AsyncLogLevelAdmin": "client._async.admin.log_levels",
+    "LogLevelAdmin": "client._sync.admin.log_levels",
+    "BusEvent": "model.bus_event",
+    "ServiceInfo": "model.service_requests",
+    "ServiceInstance": "model.service_requests",
+    "ServiceError": "model.service_requests",
+    "ErrorSummary": "model.service_requests",
+    "LogLevelRule": "model.log_level_requests",
     "App": "client._sync.app.app",
     "AsyncApp": "client._async.app.app",
     "AsyncBus": "client._async.bus",
+    "AsyncJobHandle": "client._async.results.job_handle",
     "AsyncJobs": "client._async.leasing.jobs",
     "AsyncProducer": "client._async.producer.producer",
     "AsyncQueue": "client._async.leasing.queue",
@@ -120,6 +209,7 @@ _LATER = {
     "AsyncSent": "client._async.producer.sent",
     "AsyncSentMany": "client._async.producer.sent",
     "AsyncSubscription": "client._async.consumer.subscription",
+    "AsyncAppTask": "client._async.app.task",
     "AsyncTransaction": "client._async.producer.transaction",
     "BrokerInfo": "model.requests",
     "Bus": "client._sync.bus",
@@ -132,6 +222,7 @@ _LATER = {
     "GroupInfo": "model.requests",
     "GroupSummary": "model.requests",
     "Job": "client.leasing.jobs",
+    "JobHandle": "client._sync.results.job_handle",
     "Jobs": "client._sync.leasing.jobs",
     "EditOutcome": "model.leasing",
     "OutgoingMessage": "client.producer.pending_batch",
@@ -151,10 +242,27 @@ _LATER = {
     "Subscription": "client._sync.consumer.subscription",
     "SubscriptionInfo": "model.leasing",
     "SubscriptionSettings": "model.subscription",
+    "AppTask": "client._sync.app.task",
     "TopicInfo": "model.requests",
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncRoutes": "client._async.admin.routes",
+    "RouteDefinition": "model.route_requests",
+    "RouteExplained": "model.route_requests",
+    "RouteInfo": "model.route_requests",
+    "RouteVerdict": "model.route_requests",
+    "Routes": "client._sync.admin.routes",
+    "AsyncLiveSubscription": "client._async.subjects.live_subscription",
+    "AsyncSubjects": "client._async.subjects.subjects",
+    "ErrorObject": "model.error_object",
+    "IncomingRequest": "client.subjects.messages",
+    "LiveSubscription": "client._sync.subjects.live_subscription",
+    "Reply": "client.subjects.messages",
+    "SubjectMessage": "client.subjects.messages",
+    "SubjectPublished": "model.subject_requests",
+    "Subjects": "client._sync.subjects.subjects",
+    "SwitchboardInfo": "model.subject_requests",
 }
 
 

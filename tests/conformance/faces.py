@@ -4,6 +4,10 @@ import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
+from headrace.client._async.admin.events import AsyncEventFeed
+from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
+from headrace.client._async.admin.services import AsyncServices
 from headrace.client._async.bus import AsyncBus
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -13,6 +17,13 @@ from headrace.client._async.leasing.scheduled import AsyncScheduled
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.results.job_handle import AsyncJobHandle
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.subjects import AsyncSubjects
+from headrace.client._sync.admin.events import EventFeed
+from headrace.client._sync.admin.log_levels import LogLevelAdmin
+from headrace.client._sync.admin.routes import Routes
+from headrace.client._sync.admin.services import Services
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.jobs import Jobs
@@ -22,16 +33,26 @@ from headrace.client._sync.leasing.scheduled import Scheduled
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.sent import Sent, SentMany
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.results.job_handle import JobHandle
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.subjects import Subjects
 
 TWINS: dict[type, type] = {
     Bus: AsyncBus,
+    EventFeed: AsyncEventFeed,
+    JobHandle: AsyncJobHandle,
     Jobs: AsyncJobs,
     LeasedBlock: AsyncLeasedBlock,
+    LiveSubscription: AsyncLiveSubscription,
+    LogLevelAdmin: AsyncLogLevelAdmin,
     Producer: AsyncProducer,
     Queue: AsyncQueue,
+    Routes: AsyncRoutes,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,
+    Subjects: AsyncSubjects,
+    Services: AsyncServices,
     Subscription: AsyncSubscription,
     Transaction: AsyncTransaction,
 }
@@ -56,7 +77,7 @@ class Awaitable:
             return call
         if inspect.isfunction(theirs):
             return lambda *args, **named: awaitable(mine(*_bare(args), **named))
-        return mine
+        return awaitable(mine)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _iterated(self.inner)

@@ -30,14 +30,15 @@ def values(jobs: list[Any]) -> list[Any]:
 
 
 @asynccontextmanager
-async def running(bus: Any, prepare: Callable[[Any], None]) -> AsyncIterator["Running"]:
+async def running(bus: Any, prepare: Callable[[Any], None], **options: Any) -> AsyncIterator["Running"]:
     """An app at work, for the face that the bus has; handlers are plain functions, which both take."""
     if threaded(bus):
-        app: Any = App(bus.inner)
+        app: Any = App(bus.inner, **options)
         prepare(app)
         ended = asyncio.create_task(asyncio.to_thread(app.run))
+        await asyncio.sleep(0)  # else it would not begin before a call that blocks
     else:
-        app = AsyncApp(bus)
+        app = AsyncApp(bus, **options)
         prepare(app)
         ended = asyncio.create_task(app.run(stop_on_signals=False))
     try:

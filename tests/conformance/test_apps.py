@@ -31,6 +31,27 @@ def test_a_handler_gets_every_message(run: Run, topic: str) -> None:
     run(story)
 
 
+def test_a_handler_serves_several_topics(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        topics = [f"{topic}-{number}" for number in range(3)]
+        await bus.publish(topics, b"for all")
+        seen: list[str] = []
+
+        def prepare(app: headrace.App) -> None:
+            @app.on(topics)
+            def handle(job: Any) -> None:
+                seen.append(job.topic)
+
+            with pytest.raises(errors.InvalidArgument, match="the list is empty"):
+                app.on([])(handle)
+
+        async with running(bus, prepare) as at_work:
+            await at_work.until(lambda: len(seen) == 3)
+        assert sorted(seen) == topics
+
+    run(story)
+
+
 def test_a_handler_that_fails_is_tried_again_until_its_message_is_dead(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await bus.create_topic(topic)

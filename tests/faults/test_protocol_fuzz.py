@@ -27,6 +27,7 @@ from tests.native_client import NativeClient
 from headrace.client.leasing.jobs import holdings_of, leased_jobs
 from headrace.model.batch import Columns, Producer, encode, parse
 from headrace.model.codec import Codec
+from headrace.model.error_object import ErrorObject
 from headrace.model.errors import HeadraceError
 from headrace.model.leasing import Ack, Lease, SubscriptionCreate
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
@@ -48,6 +49,16 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
+)
+from headrace.model.subject_requests import (
+    ReplySend,
+    RequestSend,
+    ServeClose,
+    ServeOpen,
+    SubjectPublish,
+    SubjectSubscribe,
+    SubjectUnsubscribe,
+    SwitchboardDescribe,
 )
 from headrace.wire.frames import Frames, frame
 from headrace.wire.native import REQUESTS, Hello, Kind, Ping
@@ -160,9 +171,28 @@ def valid(dice: Random) -> bytes:
         (Info(), b""),
         (Ping(), b""),
         (Hello(), b""),
+        *subject_requests(dice),
     ]
     head, body = dice.choice(heads)
     return request(head, dice.randrange(1, 9), body)
+
+
+def subject_requests(dice: Random) -> list[tuple[Request[Any], bytes]]:
+    """Requests about subjects; their names and numbers meet others' by chance."""
+    subject = dice.choice(["a", "a.b", "a.b.c", "$events.x", "a..b", "", "x" * 300])
+    pattern = dice.choice(["a", "a.*", "#", ">", "a.#.c", "#." * 60 + "a", "*.>", "a.>.b", "$events.#"])
+    error = dice.choice([None, ErrorObject("failed", "no"), ErrorObject("", "x" * 5000)])
+    return [
+        (SubjectPublish(subject), batch(dice.randrange(1, 20))),
+        (SubjectPublish(subject), b"none"),
+        (SubjectSubscribe(pattern, dice.choice(["", "q", "a/b"])), b""),
+        (SubjectUnsubscribe(dice.randrange(50)), b""),
+        (SwitchboardDescribe(), b""),
+        (RequestSend(subject, dice.choice([-1, 0, 1, 50, 1 << 50])), b"value"),
+        (ServeOpen(pattern, dice.choice([-1, 0, 1, 5, 1 << 40])), b""),
+        (ServeClose(dice.randrange(50)), b""),
+        (ReplySend(dice.randrange(200), error=error), b"reply"),
+    ]
 
 
 def mutated(data: bytes, dice: Random) -> bytes:
@@ -195,6 +225,7 @@ def mutated_header(header: bytearray, dice: Random) -> bytearray:
 def nonsense_head(dice: Random) -> bytes:
     """MessagePack that is fine, and means nothing."""
     names = ["topic", "partition", "offset", "group", "member", "places", "settings", "stream", "bytes", "features"]
+    names += ["subject", "pattern", "queue", "responder", "request", "concurrency", "timeout_ms", "headers", "error"]
     contents = [None, -1, 1 << 63, "", "x" * 1000, [], {}, [{}], True, 1.5, b"b", {"a": [[[]]]}, TOPIC, 0]
     head = {dice.choice(names): dice.choice(contents) for _ in range(dice.randrange(6))}
     data = msgspec.msgpack.encode(head if dice.randrange(4) else dice.choice(contents))
@@ -274,6 +305,13 @@ ATTACKS: dict[str, Callable[[Random], bytes]] = {
     "good frames cut short": lambda dice: HELLO + valid(dice)[: -dice.randrange(1, 17)],
     "batches that are none": lambda dice: HELLO + request(Publish(TOPIC, 0), 1, mutated(batch(5), dice)),
     "batches that lie about what is in them": lambda dice: HELLO + b"".join(lying(dice) for _ in range(5)),
+    "subjects and requests": lambda dice: (
+        HELLO
+        + b"".join(
+            request(head, dice.randrange(1, 9), body)
+            for head, body in (dice.choice(subject_requests(dice)) for _ in range(dice.randrange(1, 40)))
+        )
+    ),
     "every kind with an empty head": lambda dice: HELLO + bytes(frame(dice.randrange(256), 1, {})),
 }
 
@@ -286,7 +324,7 @@ def test_server_survives(attack: str, fortress: Fortress) -> None:
             send(sock, ATTACKS[attack](dice))
             if dice.randrange(3):
                 said = read_to_the_end(sock)
-                assert set(kinds_of(said)) <= {128, 129, 130, 131, 132}
+                assert set(kinds_of(said)) <= {128, 129, 130, 131, 132, 136, 137}
     fortress.check()
 
 
@@ -395,6 +433,20 @@ def test_client_with_endless_credit_that_never_listens(fortress: Fortress) -> No
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(HELLO + b"".join(request(StreamOpen(TOPIC, 0, 0, 1 << 62), at) for at in range(1, 200)))
         time.sleep(0.5)
+        fortress.check()
+
+
+def test_subscriber_that_never_listens_loses_messages_and_costs_little(fortress: Fortress) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            sock = stack.enter_context(fortress.connect())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(HELLO + b"".join(request(SubjectSubscribe("flood.#"), at) for at in range(1, 50)))
+        client = stack.enter_context(fortress.good())
+        large = batch(100, b"y" * 1000)
+        while client.ask(SubjectPublish("flood.a"), large).receivers:
+            pass
+        assert client.ask(SwitchboardDescribe()).dropped > 0
         fortress.check()
 
 

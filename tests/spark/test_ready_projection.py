@@ -15,6 +15,8 @@ from tests.spark import ready
 from tests.spark.conftest import SparkBroker
 from tests.spark.ready import Body, halves, made, publish, readable, run
 
+import headrace
+
 NAMES = ("order_id", "version", "status", "customer", "amount", "carrier")
 TIMES = ("placed_at", "paid_at", "shipped_at", "cancelled_at")
 Table = dict[str, tuple[Any, ...]]
@@ -57,6 +59,17 @@ def test_projection(
     if not database:
         pytest.skip("all but PostgreSQL is tested: it needs postgres and psycopg")
     assert _in_postgres(database) == expected
+    with headrace.PostgresStore(database) as store:
+        stored = {place: position.next_offset for place, position in store.positions("orders_projection").items()}
+    ends = bus.offsets("order-events")
+    assert stored.keys() == {("order-events", 0), ("order-events", 1)}
+    assert all(0 < offset <= ends[partition] for (_, partition), offset in stored.items())
+    applied: list[int] = []
+    with headrace.PostgresStore(database) as store:
+        rest = headrace.Projection(
+            bus, "order-events", "orders_projection", lambda _, message: applied.append(message.offset), store
+        )
+        assert rest.catch_up() == len(applied) == sum(ends.values()) - sum(stored.values())
 
 
 def _folded(messages: list[ready.samples.Message]) -> Table:

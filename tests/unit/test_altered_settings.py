@@ -14,9 +14,11 @@ from headrace.model.codec import Codec
 from headrace.model.errors import (
     InvalidArgument,
     MessageTooLarge,
+    MiddlewareTimeout,
     PartitionNotFound,
     SubscriptionFull,
     SubscriptionNotFound,
+    UnexpectedVersion,
 )
 from headrace.model.leasing import (
     Ack,
@@ -157,6 +159,18 @@ def storage(data: str) -> None:
     topic = Open(data)
     with pytest.raises(InvalidArgument, match="storage cannot be changed"):
         topic.alter(storage="memory")
+
+
+def view_of(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_of="others", view_query={"regex": "a"})
+
+
+def view_query(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_query={"regex": "a"})
 
 
 def validity(data: str) -> None:
@@ -310,6 +324,44 @@ def memory_bytes(data: str) -> None:
     assert topic.first_offset() == 0
     topic.alter(memory_bytes=64 << 20)
     assert topic.first_offset() > 0
+
+
+def key_versions(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a", b"b", keys=[b"k", b"k"])
+    topic.alter(key_versions=True)
+    batch = topic.bench.batch([b"c"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), UnexpectedVersion)
+    topic.bench.ask(Publish("jobs", 0, expected_version=2), batch.data)
+    topic.alter(key_versions=False)
+    batch = topic.bench.batch([b"d"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), InvalidArgument)
+    topic.publish(b"d", keys=[b"k"])
+    assert topic.bench.batches("jobs")[-1].columns().headers is None
+
+
+def middleware(data: str) -> None:
+    topic = Open(data)
+    hide = {"name": "redact", "fields": ["$.a"], "replacement": 0}
+    topic.alter(middleware=[hide, {**hide, "fields": ["$.b"], "when": "deliver"}])
+    topic.publish(b'{"a":1,"b":1}')
+    assert topic.streamed() == [b'{"a":0,"b":0}']
+    assert values(topic.lease()) == [b'{"a":0,"b":0}']
+    topic.alter(middleware=[])
+    assert topic.bench.values("jobs")[-1] == b'{"a":0,"b":1}'
+
+
+def middleware_seconds(data: str) -> None:
+    topic = Open(data, middleware=[{"name": "compress"}])
+    topic.alter(middleware_seconds=2)
+    topic.bench.holding_workers = True
+    large = encode(Columns([b"x" * 100_000]), topic.bench.now_us).data
+    published = topic.bench.begin(Publish("jobs", 0), large)
+    topic.bench.run()
+    topic.bench.tick(1.9)
+    assert not published.resolved
+    topic.bench.tick(0.2)
+    assert isinstance(published.outcome, MiddlewareTimeout)
 
 
 # Subscriptions.

@@ -21,14 +21,16 @@ from headrace.server import EmbeddedServer
 BUS = """
 alter_subscription alter_topic clock close commit create_subscription create_topic cron_add cron_next cron_pause
 cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group describe_subscription
-describe_topic fetch groups info lease name offsets producer publish publish_many queue reset_subscription schedule
-scheduled seek_group subscribe subscriptions tenant topics transaction trim_topic
+describe_topic events fetch groups history info job_result lease logging name offsets producer publish publish_many
+queue request reset_subscription routes schedule scheduled seek_group services subjects subscribe subscriptions tenant
+topics transaction trim_topic
 """
 PUBLIC = {
-    "App": "every on run stop",
+    "App": "deliver every on run serves stop",
     "Bus": BUS,
     "Cursor": "close commit committed lag messages name offset seek tail",
     "Jobs": "close stop",
+    "LiveSubscription": "begin close dropped pattern queue stop",
     "Log": """
         append append_many batches close compact consume cursor cursors find_time first_offset flush info messages
         next_offset path read readonly recovery tail trim truncate_before verify wait
@@ -41,6 +43,7 @@ PUBLIC = {
     "Scheduled": "cancel id look move offset owner partition topic topic_id update version",
     "Sent": "done result",
     "SentMany": "done result",
+    "Subjects": "info publish publish_many subscribe",
     "Subscription": "assigned batches begin close commit group lag run seek skipped stop topics",
     "Transaction": """
         abort adopt_stages already_committed begin commit commit_positions epoch join metadata name outcome publish
@@ -74,6 +77,8 @@ def objects(bus: headrace.Bus, tmp_path: Path) -> list[Any]:
         bus.schedule("t", b"later", in_=3600),
         log,
         log.cursor("c"),
+        bus.subjects,
+        bus.subjects.subscribe("t"),
     ]
 
 
@@ -88,8 +93,14 @@ def test_only_what_is_meant_for_users_is_public(address: str, tmp_path: Path) ->
     assert seen == {name: set(names.split()) for name, names in PUBLIC.items()}
 
 
-INHERITS = {"Sent": "PendingResult", "SentMany": "PendingResult", "Queue": "QueueInspection"}
+INHERITS = {
+    "Bus": "BusObservation BusParts ABC",
+    "Queue": "QueueInspection",
+    "Sent": "PendingResult",
+    "SentMany": "PendingResult",
+}
 ATTRIBUTES = {
+    "LiveSubscription": "pattern queue",
     "Queue": "subscription topic",
     "Scheduled": "offset owner partition topic topic_id version",
     "Subscription": "group topics",
@@ -165,9 +176,11 @@ def test_everything_says_in_one_line_what_it_is(address: str, tmp_path: Path) ->
         assert said[9].startswith("<Scheduled t/0/")
         assert re.fullmatch(r"<Log '.*/log'>", said[10])
         assert said[11] == "<Cursor 'c' offset=0 committed=0>"
-        assert "sequence=7" in said[12]
-        assert len(said[12]) < 120
-        assert said[13] == "<LeasedBlock t subscription='default' messages=0>"
+        assert said[12] == f"<Subjects {said[0]}>"
+        assert said[13] == "<LiveSubscription t dropped=0 not begun>"
+        assert "sequence=7" in said[14]
+        assert len(said[14]) < 120
+        assert said[15] == "<LeasedBlock t subscription='default' messages=0>"
         assert not any("\n" in line or " at 0x" in line for line in said)
         for thing in things[1:]:
             if hasattr(thing, "close"):

@@ -16,8 +16,10 @@ from headrace.model.errors import (
     IdempotencyTableFull,
     InvalidArgument,
     LimitExceeded,
+    MessageRefused,
     MessageTooLarge,
     PartitionNotFound,
+    TopicIsView,
 )
 from headrace.model.idempotency import OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce, PublishReceipt
 from headrace.model.requests import TopicCreate, TopicDelete, TopicTrim
@@ -195,3 +197,48 @@ def test_keys_of_tenants_are_apart() -> None:
     assert not bench.ask(asked, body, acme).repeated
     assert bench.ask(asked, body, acme).repeated
     assert bench.values("acme/orders") == [b"a"]
+
+
+SCHEMA = {"name": "schema", "schema": {"type": "object", "required": ["id"]}}
+
+
+def test_middleware_sees_what_is_published_with_a_key_and_only_once() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"middleware": [SCHEMA], "partitions": 2}))
+    with pytest.raises(MessageRefused):
+        publish(bench, b"k", (0, [b'{"no":1}']))
+    assert not publish(bench, b"k", (0, [b'{"id":1}'])).repeated  # what was refused used no key
+    assert publish(bench, b"k", (0, [b'{"id":1}'])) == PublishedOnce([PublishReceipt(0, 0, 1)], 0, repeated=True)
+    with pytest.raises(InvalidArgument, match="middleware"):
+        publish(bench, b"l", (0, [b'{"id":1}']), (1, [b'{"id":2}']))
+    assert bench.values("orders") == [b'{"id":1}']
+
+
+def test_dead_letters_of_middleware_are_written_once() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"middleware": [{**SCHEMA, "on_invalid": "dead_letter"}]}))
+    for repeated in (False, True):
+        answer = publish(bench, b"k", (0, [b'{"id":1}', b'{"no":1}', b'{"id":2}']))
+        assert answer == PublishedOnce([PublishReceipt(0, 0, 2)], 0, repeated=repeated)
+        assert publish(bench, b"l", (0, [b'{"no":2}'])) == PublishedOnce([], 0, repeated=repeated)
+    assert bench.values("orders") == [b'{"id":1}', b'{"id":2}']
+    assert bench.values("orders.dead") == [b'{"no":1}', b'{"no":2}']
+
+
+def test_a_view_takes_nothing() -> None:
+    bench = Workbench()
+    bench.publish("orders", [b"a"])
+    bench.ask(TopicCreate("seen", {"view_of": "orders", "view_query": {"regex": "a"}}))
+    with pytest.raises(TopicIsView):
+        publish(bench, b"k", (0, [b"a"]), topic="seen")
+
+
+def test_versions_of_keys_are_counted() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"key_versions": True}))
+    asked = bench.batch([b"a", b"b"], keys=[b"k", b"k"])
+    parts = [PartitionBatch(0, asked.length)]
+    for repeated in (False, True):
+        assert bench.ask(PublishOnce("orders", b"k" * 16, b"r" * 16, parts), asked.data).repeated == repeated
+    headers = [one.headers for batch in bench.batches("orders") for one in batch.messages()]
+    assert [each and next(iter(each.values())) for each in headers] == [b"0", b"1"]

@@ -66,7 +66,13 @@ class Stage:
         self.bench = Workbench(data, disk=disk, now_us=now_us, settings=settings)
         broker = self.bench.broker
         self.crons = ScheduleRunner(
-            broker._topics, broker._transactions, broker._ledger, self.bench, self.unsettled, now_us
+            broker._topics,
+            broker._transactions,
+            broker._ledger,
+            self.bench,
+            self.unsettled,
+            broker._pipeline.process,
+            now_us,
         )
 
     def unsettled(self, topic: Topic, partition: int, offset: int, now_us: int) -> bool:  # noqa: ARG002

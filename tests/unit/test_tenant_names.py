@@ -30,6 +30,7 @@ NOT_NAMES = {
     ("Groups", "groups"),
     ("BrokerInfo", "topics"),  # numbers
     ("BrokerInfo", "groups"),
+    ("LogLevelReset", "pattern"),  # kept with the tenant that set it
 }
 
 

@@ -8,10 +8,12 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.sync_waiters import SyncWaiters
+from headrace.broker.version_gate import VersionGate
 from headrace.engines.api import Appended, Partition, Slice, log_settings
 from headrace.model.batch import Batch, check_messages
+from headrace.model.codec import Codec
 from headrace.model.durability import Durability
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.model.errors import Busy, HeadraceError, InternalError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model.requests import PartitionInfo, Publish, Published
 from headrace.model.topic import TopicSettings, Validity
 
@@ -48,8 +50,12 @@ class ActivePartition:
         self.topic_id = topic_id
         self.number = number
         self.partition = partition
+        self.delivered: Partition = partition
+        """The partition as consumers see it: after the middleware that changes deliveries, if there is any."""
         self.settings = settings
         self._ports = ports
+        self.gate: VersionGate | None = None
+        """In a topic with key_versions: holds publishes back until their versions can be checked."""
         self._syncing = SyncWaiters(partition, ports, held=held)
         self._reservation = reservation
         self._reserve_at = self._next_reserve()
@@ -61,15 +67,20 @@ class ActivePartition:
         self._gathered_bytes = 0
         self._now_us = 0
         self._sleepers: dict[Callable[[], None], None] = {}
+        self.codec: Codec | None = None
+        """How gathered batches are compressed, if the topic's middleware says so."""
         self.compacted_bytes = 0
         """The size after the last compaction."""
         self.gone: HeadraceError | None = None
         """Why the partition cannot be used any more."""
+        if settings.key_versions:
+            self.gate = VersionGate(partition, ports, self.publish)
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for an answer."""
-        return self._syncing.idle and not self._gathered and not self._unreserved
+        waits = bool(self._gathered or self._unreserved) or (self.gate is not None and not self.gate.idle)
+        return self._syncing.idle and not waits
 
     @property
     def end_offset(self) -> int:
@@ -88,12 +99,22 @@ class ActivePartition:
 
     def alter(self, settings: TopicSettings, now_us: int) -> None:
         """Apply other settings."""
+        self._alter_versions(settings)
         shown, self.settings = self.end_offset, settings
         self._reserve_at = self._next_reserve()
         self._reserve(shown)
         self.partition.alter(log_settings(settings), now_us)
         self.when_synced(lambda _: None)  # readers may have to wait for that from now on
         self.wake()
+
+    def _alter_versions(self, settings: TopicSettings) -> None:
+        self.flush()
+        if settings.key_versions and self.gate is None:
+            self.gate = VersionGate(self.partition, self._ports, self.publish)
+        elif not settings.key_versions and self.gate is not None:
+            self.gate.fail_waiting(InvalidArgument(f"key_versions was turned off for {self.topic}; publish again"))
+            self.partition.forget_key_index()
+            self.gate = None
 
     def release(self, outcome: object) -> None:
         """End the hold: the topic's creation is durable, or failed, and then so does everything in it."""
@@ -104,8 +125,18 @@ class ActivePartition:
             self._syncing.release()
         self.wake()
 
-    def publish(self, request: Publish, batch: Batch, now_us: int) -> Published | Answer:
-        """Append a batch, and answer when it has reached the requested durability."""
+    def check_publish(self, request: Publish) -> int:
+        """Raise if a request cannot be carried out; returns the durability that it needs."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if not 0 <= request.durability <= _SYNCED:
+            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
+        needed = max(request.durability, self.settings.durability)
+        self.partition.check_durability(needed)
+        return needed
+
+    def publish(self, request: Publish, batch: Batch, now_us: int, *, alone: bool = False) -> Published | Answer:
+        """Append a batch, and answer when it has reached the requested durability; `alone` it is never gathered."""
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
         settings = self.settings
@@ -115,15 +146,32 @@ class ActivePartition:
         self.partition.check_durability(needed)
         if batch.raw_bytes > settings.message_bytes_max:
             check_messages(batch.columns(), settings.message_bytes_max, request.topic)
+        if self.gate is not None or request.expected_version is not None:
+            waiting = self._pass_gate(request, batch, now_us)
+            if waiting is not None:
+                return waiting
         small = batch.length <= _SMALL_BYTES and batch.count <= _SMALL_COUNT and not batch.codec
-        if small and request.expected_offset is None:
+        plain = request.expected_offset is None and request.expected_version is None and not alone
+        if small and plain:
             return self._gather(batch, needed, now_us)
         if self._gathered:
             self.flush()
-        appended = self.partition.append(batch, now_us, request.expected_offset)
+        appended = self.partition.append(batch, now_us, request.expected_offset, request.expected_version)
         if appended.next_offset > self._reserve_at and not appended.duplicate:
             self._reserve(appended.base_offset)
         return self.answer(appended, needed)
+
+    def _pass_gate(self, request: Publish, batch: Batch, now_us: int) -> Answer | None:
+        """Check a batch of a topic with key_versions; returns an answer to come if the batch has to wait."""
+        gate = self.gate
+        if gate is None:
+            raise InvalidArgument(
+                f"{self.topic} does not count versions: expected_version needs the setting key_versions"
+            )
+        gate.note_time(now_us)
+        expected = request.expected_version
+        gate.check_batch(batch, self.topic, self.number, self.settings.partitions, expected)
+        return None if gate.is_open else gate.enqueue(request, batch, now_us)
 
     def flush(self) -> None:
         """Append the gathered batches."""
@@ -184,12 +232,28 @@ class ActivePartition:
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""
         self.flush()
+        if self.gate is not None:
+            self.gate.note_time(now_us)
         appended = self.partition.append_committed(batch, mark, now_us)
         if appended.next_offset > self._reserve_at:
             self._reserve(appended.base_offset)
         if self.settings.durability is not _SYNCED:
             self.wake()
         return appended
+
+    def forwarded(self, batch: Batch, now_us: int) -> None:
+        """Append a batch that a route has forwarded; nobody else may use its bytes."""
+        if self.gone is not None:
+            raise type(self.gone)(str(self.gone))
+        if self.gate is not None and not self.gate.is_open:
+            raise Busy(f"the versions of the keys of {self.topic} partition {self.number} are not known yet")
+        if self._gathered:
+            self.flush()
+        appended = self.partition.append_forwarded(batch, now_us)
+        if appended.next_offset > self._reserve_at:
+            self._reserve(appended.base_offset)
+        if self.settings.durability is not _SYNCED:
+            self.wake()
 
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything appended so far is synced; at once for a partition in memory."""
@@ -219,7 +283,7 @@ class ActivePartition:
         found = None
         if offset < end_offset:
             try:
-                found = self.partition.read(offset, bytes_max, end_offset, expired_us)
+                found = self.delivered.read(offset, bytes_max, end_offset, expired_us)
             except OffsetOutOfRange:
                 self.check_offset(offset)
                 raise
@@ -256,6 +320,8 @@ class ActivePartition:
         """Refuse all reading and publishing: the topic was deleted."""
         self.flush()
         self.gone = TopicNotFound(f"the topic {self.topic} was deleted")
+        if self.gate is not None:
+            self.gate.fail_waiting(self.gone)
         self.wake()
 
     def _next_reserve(self) -> int:
@@ -314,5 +380,5 @@ class ActivePartition:
     def _append(self, batches: list[Batch]) -> list[Appended | HeadraceError]:
         """One batch as it is; several as one."""
         if len(batches) > 1:
-            return self.partition.append_gathered(batches, self.settings.compression.codec, self._now_us)
+            return self.partition.append_gathered(batches, self.codec or self.settings.compression.codec, self._now_us)
         return [self.partition.append(batches[0], self._now_us)]

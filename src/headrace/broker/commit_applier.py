@@ -11,6 +11,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
 from headrace.broker.staging import StagingLog
 from headrace.broker.topics import TopicRegistry
+from headrace.broker.version_gate import VersionHold
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptBatch, HeadraceError, OffsetOutOfRange
 from headrace.model.requests import Done, PartitionOffset
@@ -43,6 +44,8 @@ class _PendingCommit:
     targets: frozenset[tuple[int, int]] = frozenset()
     """The partitions that it writes to, as topic ids and numbers."""
     unsynced_bytes: int = 0
+    holds: list[VersionHold] = field(default_factory=list)
+    """In partitions with key versions: what keeps publishes from coming between."""
 
     def __post_init__(self) -> None:
         self.targets = frozenset((topic_id, number) for _, topic_id, number in self.fact.stages)
@@ -64,9 +67,13 @@ class CommitApplier:
         """Commits whose append failed, and later commits to the same partitions; they are retried with a delay."""
         self._stuck_targets: set[tuple[int, int]] = set()
         self._retry_us = 0
+        self._waiting: list[tuple[tuple[int, int], Callable[[], None]]] = []
+        """Callbacks that wait until nothing is left to be applied to a partition."""
         self._applied: deque[Committed] = deque()
         self._now_us = now_us
         self._turn_scheduled = False
+        for commit in self._pending.values():
+            self._hold(commit)
         self._append_pending()
 
     @property
@@ -74,12 +81,21 @@ class CommitApplier:
         """Whether all commits are applied."""
         return not self._pending and not self._stuck
 
-    def follow(self, fact: Committed, tell: AppliedCallback, now_us: int, batches: list[Batch] | None = None) -> None:
-        """Apply a commit as soon as its fact is synced."""
-        commit = _PendingCommit(fact, tell, batches or [])
+    def follow(
+        self,
+        fact: Committed,
+        tell: AppliedCallback,
+        now_us: int,
+        batches: list[Batch] | None = None,
+        holds: list[VersionHold] | None = None,
+    ) -> None:
+        """Apply a commit as soon as its fact is synced; then its holds end."""
+        commit = _PendingCommit(fact, tell, batches or [], holds=holds or [])
 
         def durable(outcome: object) -> None:
             if isinstance(outcome, HeadraceError):
+                for hold in commit.holds:
+                    hold.fail(outcome)
                 tell(outcome)
             else:
                 self._pending[fact.number] = commit
@@ -87,6 +103,24 @@ class CommitApplier:
                 self._append_pending()
 
         self._ledger.durably(Done()).then(durable)
+
+    def when_applied(self, target: tuple[int, int], tell: Callable[[], None]) -> None:
+        """Call back when no commit is left to be applied to a partition; at once if there is none."""
+        if self.is_pending(target):
+            self._waiting.append((target, tell))
+        else:
+            tell()
+
+    def is_pending(self, target: tuple[int, int]) -> bool:
+        """Whether a commit is left to be applied to a partition."""
+        if not self._pending and not self._stuck:
+            return False
+        return any(target in commit.targets for commits in (self._pending, self._stuck) for commit in commits.values())
+
+    def _tell_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for target, tell in waiting:
+            self.when_applied(target, tell)
 
     def tick(self, now_us: int) -> None:
         """Retry what failed, and continue with the rest."""
@@ -105,7 +139,8 @@ class CommitApplier:
         for number, commit in list(self._pending.items()):
             key = ("apply", number)
             try:
-                if self._stuck_targets.isdisjoint(commit.targets) and waiting.isdisjoint(commit.targets):
+                free = self._stuck_targets.isdisjoint(commit.targets) and waiting.isdisjoint(commit.targets)
+                if free and self._has_versions(commit):
                     self._append_some(commit, share)
             except (HeadraceError, OSError) as error:
                 text = "committed transaction not published; trying again  transaction=%s"
@@ -114,6 +149,8 @@ class CommitApplier:
             if commit.next == len(commit.fact.stages):
                 del self._pending[number]
                 self._ledger.failures.worked(key)
+                for hold in commit.holds:
+                    hold.release()
                 self._finish(commit)
             elif self._stuck_targets.isdisjoint(commit.targets):
                 waiting |= commit.targets
@@ -123,6 +160,8 @@ class CommitApplier:
                 self._stuck_targets |= commit.targets
                 commit.tell([])  # it is committed, though its messages become readable later
                 commit.tell, commit.batches = _ignore, []
+        if self._waiting:
+            self._tell_waiting()
         if waiting and not self._turn_scheduled:
             self._turn_scheduled = True
             self._ports.call_at_turn_end(self._another_turn)  # call_soon could run several times in one loop turn
@@ -130,6 +169,31 @@ class CommitApplier:
     def _another_turn(self) -> None:
         self._turn_scheduled = False
         self._append_pending()
+
+    def _hold(self, commit: _PendingCommit) -> None:
+        """After a restart: keep publishes to partitions with key versions back until the commit is applied."""
+        for topic_id, number in commit.targets:
+            topic = self._topics.by_id.get(topic_id)
+            if topic is None or not topic.settings.key_versions or topic.failure:
+                continue
+            try:
+                gate = self._topics.active(topic, number).gate
+            except (HeadraceError, OSError) as error:  # nobody can publish to it either
+                logger.warning("partition not opened  topic=%s partition=%s reason=%s", topic, number, error)
+                continue
+            if gate is not None:
+                commit.holds.append(gate.hold(None))
+
+    def _has_versions(self, commit: _PendingCommit) -> bool:
+        """Whether the versions of all keys are known that the commit needs; if not, they are being read."""
+        for topic_id, number in commit.targets:
+            topic = self._topics.by_id.get(topic_id)
+            if topic is not None and topic.settings.key_versions:
+                gate = self._topics.active(topic, number).gate
+                if gate is not None and not gate.is_loaded:
+                    gate.load()
+                    return False
+        return True
 
     def _append_some(self, commit: _PendingCommit, bytes_max: int) -> None:
         """Append batches of about this many bytes, and at least one."""

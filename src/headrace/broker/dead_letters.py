@@ -10,16 +10,20 @@ import msgspec
 from headrace.broker.failure_log import FailureLog
 from headrace.broker.leased_facts import MessagesSettled
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.result_topics import JobFailure, ResultTopics
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
 from headrace.model.headers import Headers, header_text, replaced_headers, without_headers
+from headrace.model.job_requests import REPLY_HEADER
 from headrace.model.leasing import SUBSCRIPTION_HEADER, Redriven
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.names import derived_topic
@@ -41,6 +45,19 @@ _LEARNT_TOGETHER = 200
 _LOOKED_AT_TOGETHER = 1000
 
 
+class BuriedMessages(NamedTuple):
+    """Messages of a partition that have become dead letters together."""
+
+    subscription: Subscription
+    partition: int
+    offsets: Sequence[int]
+    reason: str
+    """Why the first of them did."""
+    holder: str
+    """The client that had the first of them last; empty if none had."""
+    time_us: int
+
+
 class DeadLetters:
     """Sends messages to dead letter topics, and back. Each is in exactly one place, whatever happens."""
 
@@ -49,14 +66,22 @@ class DeadLetters:
         topics: TopicRegistry,
         registry: SubscriptionRegistry,
         transactions: Transactions,
+        results: ResultTopics,
         failures: FailureLog,
         turns: Turns,
     ) -> None:
         self._topics = topics
         self._registry = registry
         self._transactions = transactions
+        self._results = results
         self._failures = failures
         self._turns = turns
+        self.buried: Signal[BuriedMessages] = Signal()
+        """Messages have become dead letters."""
+        self.refused: Signal[Topic, int, str, Sequence[str], int] = Signal()
+        """Middleware has refused messages of a topic and partition, which are dead letters: its name, reasons, time."""
+        self.redriven: Signal[Subscription, int] = Signal()
+        """So many dead letters were put back."""
         self._origins: dict[tuple[int, int], _Origins] = {}
         """Whose the dead messages are, by the subscription that has them and partition."""
 
@@ -126,16 +151,18 @@ class DeadLetters:
         reason: str,
         now_us: int,
         *,
+        code: str,
         counted: bool,
     ) -> PendingAnswer[Done]:
         """Send messages to the dead letter topic; resolves when they are there and nowhere else.
 
+        `code`: the error that those are told who wait for the results of jobs among them.
         `counted`: their last delivery is among those in vain already.
         """
         index = subscription.indexes[partition]
         holders = index.last_holders(offsets)
         index.leave(offsets)
-        about = {offset: _About(reason, holder, counted) for offset, holder in zip(offsets, holders, strict=True)}
+        about = {offset: _About(reason, holder, counted, code) for offset, holder in zip(offsets, holders, strict=True)}
         burial = _Burial(subscription, partition, index, about, now_us, PendingAnswer())
         self._bury(burial, offsets)
         return burial.pending_answer
@@ -157,7 +184,13 @@ class DeadLetters:
         """The first of these have been sent, or not: send the rest."""
         if isinstance(outcome, HeadraceError):
             self._stay(burial, offsets, outcome)
-        elif rest and self._is_there(burial.subscription):
+            return
+        left = set(rest[:_BURIED_TOGETHER])
+        sent = [offset for offset in offsets[:_BURIED_TOGETHER] if offset not in left]
+        if sent:
+            reason, holder, *_ = burial.about[sent[0]]
+            self.buried(BuriedMessages(burial.subscription, burial.partition, sent, reason, holder, burial.now_us))
+        if rest and self._is_there(burial.subscription):
             self._turns.call_at_turn_end(lambda _: self._bury(burial, rest))
         else:
             self._bury(burial, ())
@@ -170,15 +203,46 @@ class DeadLetters:
         topic = self._dead_topic(subscription, now_us)
         offsets, pending_answer = offsets[:_BURIED_TOGETHER], offsets[_BURIED_TOGETHER:]
         columns, there, rest = index.read_some(offsets, _BURIED_BYTES)
-        batches = self._letters(subscription, partition, index, columns, there, about, now_us)
+        batches, failed = self._letters(subscription, partition, index, columns, there, about, now_us)
         for damaged in index.damaged_among([one for one in offsets if one not in {*there, *rest}]):
             batches.append(self._lost_letter(subscription, partition, damaged, now_us))
         target, left = partition % topic.settings.partitions, set(rest)
         finished = MessagesSettled(subscription.id, partition, packed([one for one in offsets if one not in left]))
+        told = self._results.failures(subscription, partition, failed, now_us)
         committed = self._transactions.commit_internal(
-            [(topic, target, batch) for batch in batches], [finished], now_us
+            [*((topic, target, batch) for batch in batches), *told], [finished], now_us
         )
         return committed, [*rest, *pending_answer]
+
+    def drop(
+        self, subscription: Subscription, partition: int, offsets: Sequence[int], code: str, reason: str, now_us: int
+    ) -> PendingAnswer[Done] | None:
+        """Settle messages without a dead letter, and tell those who wait for their results.
+
+        Returns None if nobody waits: nothing was done.
+        """
+        if not self._results.exists(subscription.topic.name.tenant):
+            return None
+        index = subscription.indexes[partition]
+        failed = []
+        for columns, there in index.parts(offsets):
+            deliveries = index.failures(there)
+            for offset, headers, count in zip(there, columns.headers or (), deliveries, strict=False):
+                failed.append(JobFailure(headers, offset, code, reason, count))
+        told = self._results.failures(subscription, partition, failed, now_us)
+        if not told:
+            return None
+        index.leave(offsets)
+        burial = _Burial(subscription, partition, index, {}, now_us, PendingAnswer())
+        finished = MessagesSettled(subscription.id, partition, packed(offsets))
+        self._transactions.commit_internal(told, [finished], now_us).then(partial(self._dropped, burial, offsets))
+        return burial.pending_answer
+
+    def _dropped(self, burial: "_Burial", offsets: Sequence[int], outcome: object) -> None:
+        if isinstance(outcome, HeadraceError):
+            self._stay(burial, offsets, outcome)
+        else:
+            self._bury(burial, ())
 
     def bury_lost(self, subscription: Subscription, partition: int, damaged: range, now_us: int) -> None:
         """Send a dead letter that stands for messages which are damaged in the log; tried again if that fails."""
@@ -189,6 +253,9 @@ class DeadLetters:
                 text = "dead letter of damaged messages not written; trying again  subscription=%s"
                 self._failures.note(("lost", subscription.id, damaged.start), outcome, text, subscription)
                 index.lose_later(damaged, now_us + _LOST_AGAIN_US)
+            if not isinstance(outcome, HeadraceError):
+                reason = f"lost: {offsets_text(damaged)} are damaged in the log"
+                self.buried(BuriedMessages(subscription, partition, damaged, reason, "", now_us))
             self._registry.ready(subscription, now_us)  # others of their keys can be had, or the next try is planned
 
         try:
@@ -246,7 +313,9 @@ class DeadLetters:
                 self._stay_dead(indexes, found, now_us)
                 pending_answer.resolve(outcome)
             else:
-                pending_answer.resolve(Redriven(sum(map(len, found.values()))))
+                count = sum(map(len, found.values()))
+                self.redriven(subscription, count)
+                pending_answer.resolve(Redriven(count))
 
         facts = [MessagesSettled(dead.id, partition, packed(offsets)) for partition, offsets in found.items()]
         self._transactions.commit_internal(batches, list(facts), now_us).then(done)
@@ -259,13 +328,14 @@ class DeadLetters:
 
     def _revived(self, subscription: Subscription, columns: Columns, now_us: int) -> list[tuple[Topic, int, Batch]]:
         """The messages as they were before they died, by the partition where that was."""
+        topic = self._topics.source_of(subscription.topic)
         by_partition: dict[int, list[int]] = {}
         headers: list[Headers | None] = []
         last = subscription.topic.settings.partitions - 1
         for index, each in enumerate(columns.headers or ()):
             given = each or {}
             own = without_headers(given, lambda name: name.startswith(PREFIX))
-            headers.append(replaced_headers(own, {SUBSCRIPTION_HEADER: subscription.name.encode()}))
+            headers.append(replaced_headers(own, {SUBSCRIPTION_HEADER: subscription.address.encode()}))
             text = header_text(given, f"{PREFIX}partition")  # anybody can publish there
             partition = min(int(text), last) if text.isdigit() and len(text) < 10 else 0
             by_partition.setdefault(partition, []).append(index)
@@ -276,14 +346,18 @@ class DeadLetters:
         for partition, indices in by_partition.items():
             chosen = revived.picked(indices, indices)
             chosen.places = None
-            batches += [(subscription.topic, partition, batch) for batch in _batches(chosen, now_us)]
+            batches += [(topic, partition, batch) for batch in divided_batches(chosen, now_us)]
         return batches
 
     def _dead_topic(self, subscription: Subscription, now_us: int) -> Topic:
+        """The dead letter topic of a subscription."""
+        return self.open_topic(dead_topic(subscription), subscription.topic.settings.partitions, now_us)
+
+    def open_topic(self, name: str, partitions: int, now_us: int) -> Topic:
         """The dead letter topic, made if there is none, with the subscription that counts what is in it."""
-        name = dead_topic(subscription)
-        settings = {"partitions": subscription.topic.settings.partitions}
+        settings = {"partitions": partitions}
         topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
+        check_stores(str(topic), topic.settings, "put dead letters into")
         if self._registry.find(topic, REDRIVE) is None:
             self._registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
         return topic
@@ -297,22 +371,28 @@ class DeadLetters:
         offsets: Sequence[int],
         about: "dict[int, _About]",
         now_us: int,
-    ) -> list[Batch]:
-        """The messages with headers that tell what happened to them."""
+    ) -> tuple[list[Batch], list[JobFailure]]:
+        """The messages with headers that tell what happened to them, and the jobs among them that are answered."""
         if not offsets:
-            return []
+            return [], []
         failures = index.failures(offsets)
         headers: list[Headers | None] = []
+        failed: list[JobFailure] = []
         for place, offset in enumerate(offsets):
             own = columns.headers[place] if columns.headers is not None else None
             if own and SUBSCRIPTION_HEADER in own:  # it was redriven before
                 own = without_headers(own, lambda name: name == SUBSCRIPTION_HEADER)
-            reason, holder, counted = about[offset]
+            reason, holder, counted, code = about[offset]
             notes = [*index.release_notes(offset), ReleaseNote(now_us, holder, reason)]
             deliveries = failures[place] + (bool(holder) and not counted)
             told = _about(subscription, partition, offset, reason, deliveries, notes, now_us)
+            if own and REPLY_HEADER in own:
+                failed.append(JobFailure(own, offset, code, reason, deliveries))
+                told[f"{PREFIX}reply"] = header_text(own, REPLY_HEADER)  # a job that is put back is not answered again
+                own = without_headers(own, lambda name: name == REPLY_HEADER)
             headers.append(replaced_headers(own, told))
-        return _batches(msgspec.structs.replace(columns, headers=headers, dues=None, expires=None), now_us)
+        changed = msgspec.structs.replace(columns, headers=headers, dues=None, expires=None)
+        return divided_batches(changed, now_us), failed
 
 
 class _Origins:
@@ -330,6 +410,7 @@ class _About(NamedTuple):
     reason: str
     holder: str
     counted: bool
+    code: str
 
 
 class _Burial(NamedTuple):
@@ -381,7 +462,7 @@ def _history(notes: list[ReleaseNote]) -> bytes:
     )
 
 
-def _batches(columns: Columns, now_us: int) -> list[Batch]:
+def divided_batches(columns: Columns, now_us: int) -> list[Batch]:
     """Messages in batches that are not too large."""
     batches: list[Batch] = []
     begin = size = 0

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedSubscriptionsState
+from headrace.broker.route_facts import RouteFact, RoutesState
 from headrace.model.errors import UnsupportedFormat
 from headrace.model.limits import PARTITIONS_MAX
 from headrace.model.schedule_requests import ScheduleDefinition
@@ -179,6 +180,22 @@ class OffsetsReserved(Fact, tag=70):
     """Of the machine: in another boot, messages before the end that were not synced may be lost."""
 
 
+class ServicePolicySet(Fact, tag=105):
+    """A tenant's policy about services was changed."""
+
+    tenant: str
+    require_registration: bool
+
+
+class LogLevelStored(Fact, tag=106):
+    """A logging level was set; an empty level says that it was reset."""
+
+    tenant: str
+    scope: str
+    pattern: str
+    level: str
+
+
 AnyFact = (
     BrokerStarted
     | TopicSet
@@ -198,6 +215,9 @@ AnyFact = (
     | OffsetsReserved
     | IdempotencyKeyUsed
     | IdempotencyReceiptStored
+    | ServicePolicySet
+    | LogLevelStored
+    | RouteFact
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -259,6 +279,11 @@ class BrokerState:
         """By topic id and partition, of partitions that may lose messages which a reader has seen."""
         self.idempotency: dict[int, dict[bytes, IdempotencyKeyUsed]] = {}
         """By topic id, then by the hash of a key: in the order of time."""
+        self.service_policies: dict[str, ServicePolicySet] = {}
+        """By tenant, of those that require registration."""
+        self.log_levels: dict[tuple[str, str, str], LogLevelStored] = {}
+        """By tenant, scope and pattern."""
+        self.routes = RoutesState()
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -269,6 +294,9 @@ class BrokerState:
         """Apply a fact."""
         if isinstance(fact, LeasedFact):
             self.leased.apply(fact)
+            return
+        if isinstance(fact, RouteFact):
+            self.routes.apply(fact)
             return
         match fact:
             case BrokerStarted():
@@ -316,6 +344,10 @@ class BrokerState:
                 used = self.idempotency.get(fact.topic_id, {}).get(fact.key_hash)
                 if used is not None:
                     self.idempotency[fact.topic_id][fact.key_hash] = msgspec.structs.replace(used, offsets=fact.offsets)
+            case ServicePolicySet():
+                self._set_policy(fact)
+            case LogLevelStored():
+                self._set_log_level(fact)
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget transactions without a commit since a time; the very last commit stays, for its number."""
@@ -355,6 +387,9 @@ class BrokerState:
         yield from self.reserved.values()
         for used in self.idempotency.values():
             yield from used.values()
+        yield from self.service_policies.values()
+        yield from self.log_levels.values()
+        yield from self.routes.facts()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """Return the groups with a committed offset in a topic, sorted by name."""
@@ -373,7 +408,8 @@ class BrokerState:
     def known_end(self, topic_id: int, partition: int) -> int:
         """Return the offset behind the highest one of a partition that the state refers to."""
         positions = self.positions(topic_id, partition).values()
-        return max(self.leased.known_end(topic_id, partition), max(positions, default=0))
+        routed = self.routes.known_end(topic_id, partition)
+        return max(self.leased.known_end(topic_id, partition), routed, max(positions, default=0))
 
     def forget_topic(self, topic_id: int) -> None:
         """Forget a topic and all state that belongs to it."""
@@ -387,6 +423,7 @@ class BrokerState:
             for number in numbers:
                 self.groups[group].pop((topic_id, number), None)
         self.leased.forget_topic(topic_id, numbers)
+        self.routes.forget_topic(topic_id)
 
     def forget_keys(self, topic_id: int, before_us: int, most: int) -> int:
         """Forget up to so many idempotency keys of a topic that were used before a time; returns how many."""
@@ -429,6 +466,19 @@ class BrokerState:
         shared = self.shared.get(transaction)
         if shared is not None and shared.epoch == epoch:
             del self.shared[transaction]
+
+    def _set_policy(self, fact: ServicePolicySet) -> None:
+        if fact.require_registration:
+            self.service_policies[fact.tenant] = fact
+        else:
+            self.service_policies.pop(fact.tenant, None)
+
+    def _set_log_level(self, fact: LogLevelStored) -> None:
+        key = fact.tenant, fact.scope, fact.pattern
+        if fact.level:
+            self.log_levels[key] = fact
+        else:
+            self.log_levels.pop(key, None)
 
     def _ran(self, fact: ScheduleAdvanced) -> None:
         kept = self.schedules.get(fact.name)

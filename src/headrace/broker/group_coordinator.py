@@ -12,6 +12,7 @@ from headrace.broker.groups import AssignedPartition, Changes, Group
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.signal import Signal
 from headrace.broker.topic_interests import TopicInterests
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.model.durability import Durability
@@ -71,6 +72,10 @@ class GroupCoordinator:
         """When each group is due for a tick, or earlier: heartbeats do not move it."""
         self._epoch = ledger.state.session << 32
         """At least the generation of every group that has lost all of its members; new groups begin behind it."""
+        self.group_changed: Signal[str, str, int] = Signal()
+        """A group was `created`, `altered` or `deleted`, with the time."""
+        self.member_changed: Signal[str, str, str, str, int] = Signal()
+        """A member has `joined` or `left`, or `expired`: the group, the member, its client and the time."""
         topics.changed.connect(self.topic_changed)
 
     def __len__(self) -> int:
@@ -97,6 +102,10 @@ class GroupCoordinator:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(name, self._epoch)
+            if name not in self._ledger.state.groups:
+                self.group_changed(name, "created", now_us)
+        if request.member not in group.members:
+            self.member_changed(name, "joined", request.member, session.client, now_us)
         self._starts.setdefault(name, _Start(request.start, request.start_us))
         self._attach(session, name, request.member)
         self._interests.set(name, request.member, topics, request.patterns)
@@ -133,14 +142,22 @@ class GroupCoordinator:
         """Remove a member from its group."""
         group = self._member_of(session, request.group, request.member)
         self._detach(group.name, request.member)
+        self.member_changed(group.name, "left", request.member, session.client, now_us)
         self._push(group, group.leave(request.member, now_us), now_us)
         return Done()
 
     def commit(self, _session: Session, request: Commit, now_us: int) -> PendingAnswer[Answer]:
         """Commit offsets of a group."""
         moved = self.checked_move(request.group, request.member, request.places)
+        is_new = self.is_new(moved.group)
         self._ledger.record(now_us, moved)
+        if is_new:
+            self.group_changed(moved.group, "created", now_us)
         return self._ledger.durably(Done())
+
+    def is_new(self, name: str) -> bool:
+        """Whether there is no group of that name yet."""
+        return name not in self._ledger.state.groups and name not in self._groups
 
     def checked_move(self, name: str, member: str, places: list[PartitionOffset]) -> OffsetsCommitted:
         """The fact that a commit records; raises if the commit is not allowed."""
@@ -197,6 +214,7 @@ class GroupCoordinator:
             active.check_offset(offset)
             places.append((topic.id, number, offset))
         self._ledger.record(now_us, OffsetsCommitted(name, places))
+        self.group_changed(name, "altered", now_us)
         group = self._groups.get(name)
         if group is not None:
             self._push(group, group.restart(str(topic), numbers, now_us), now_us)
@@ -211,6 +229,7 @@ class GroupCoordinator:
         self._deadlines.remove(name)
         self._groups.pop(name, None)
         self._starts.pop(name, None)
+        self.group_changed(name, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def touch(self, session: Session, now_us: int) -> None:
@@ -252,8 +271,9 @@ class GroupCoordinator:
                 self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
-        """The lowest offset that any group has committed; None when no group reads the topic."""
-        return min(self._ledger.state.positions(topic.id, partition).values(), default=None)
+        """The lowest offset that any group has committed; None when no group reads the topic or a view of it."""
+        state, topics = self._ledger.state, self._topics.with_views(topic)
+        return min((offset for each in topics for offset in state.positions(each.id, partition).values()), default=None)
 
     def _attach(self, session: Session, name: str, member: str) -> None:
         key = name, member
@@ -279,7 +299,7 @@ class GroupCoordinator:
         """Push assignment changes to the members, after the current answer."""
         for member, change in changes.items():
             if member not in group.members:
-                self._push_lost(group, member, change.lost)
+                self._push_lost(group, member, change.lost, now_us)
                 continue
             session = self._sessions.get((group.name, member))
             if session is None or not (change.assigned or change.revoked or change.lost):
@@ -299,12 +319,14 @@ class GroupCoordinator:
         if not group.members:
             self._epoch = max(self._epoch, group.generation)
             self._deadlines.remove(group.name)
-            self._groups.pop(group.name, None)
             self._starts.pop(group.name, None)
+            if self._groups.pop(group.name, None) is not None and group.name not in self._ledger.state.groups:
+                self.group_changed(group.name, "deleted", now_us)  # it has committed nothing
 
-    def _push_lost(self, group: Group, member: str, lost: Iterable[AssignedPartition]) -> None:
+    def _push_lost(self, group: Group, member: str, lost: Iterable[AssignedPartition], now_us: int) -> None:
         """Notify an expired member, if it is still connected."""
         session = self._sessions.get((group.name, member))
+        self.member_changed(group.name, "expired", member, "" if session is None else session.client, now_us)
         self._detach(group.name, member)
         if session is not None:
             assignment = Assignment(group.name, member, group.generation, lost=_without_offsets(lost))

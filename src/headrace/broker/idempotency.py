@@ -12,9 +12,11 @@ from headrace.broker.facts import IdempotencyKeyUsed, IdempotencyReceiptStored
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.publish_pipeline import LocatedBatch, PublishPipeline
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
+from headrace.broker.views import check_stores
 from headrace.engines.api import marked
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, check_messages, received
@@ -58,7 +60,10 @@ class _InFlight(NamedTuple):
 class IdempotentPublisher:
     """The table of idempotency keys per topic. It is apart from the producers' tables of partitions."""
 
-    def __init__(self, topics: TopicRegistry, transactions: Transactions, ledger: Ledger, ports: Ports) -> None:
+    def __init__(
+        self, topics: TopicRegistry, transactions: Transactions, pipeline: PublishPipeline, ledger: Ledger, ports: Ports
+    ) -> None:
+        self._pipeline = pipeline
         self._topics = topics
         self._transactions = transactions
         self._ledger = ledger
@@ -67,9 +72,12 @@ class IdempotentPublisher:
         self._total = sum(map(len, ledger.state.idempotency.values()))
         self._ticked_us = 0
 
-    def publish(self, request: PublishOnce, topic: Topic, body: memoryview, now_us: int) -> Answer | PublishedOnce:
+    def publish(
+        self, request: PublishOnce, topic: Topic, body: memoryview, now_us: int, client: str = ""
+    ) -> Answer | PublishedOnce:
         """Commit the batches, or answer what was answered before."""
         _check_hashes(request)
+        check_stores(str(topic), topic.settings, "publish to")
         state, key = self._ledger.state, (topic.id, request.key_hash)
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
@@ -81,16 +89,44 @@ class IdempotentPublisher:
             return self._repeated(topic, used, now_us)
         batches = self._checked_batches(request, topic, body)
         self._make_room(topic, now_us)
-        parts = [
-            (number, batch.count, self._topics.active(topic, number).partition.next_offset) for number, batch in batches
-        ]
-        fact = IdempotencyKeyUsed(topic.id, request.key_hash, request.request_hash, now_us, parts)
         answer: Answer = PendingAnswer()
         self._in_flight[key] = _InFlight(request.request_hash, answer)
-        committed = self._transactions.commit_internal(
-            [(topic, number, batch) for number, batch in batches], [fact], now_us
-        )
-        committed.then(partial(self._committed, topic, fact, used is None, answer, now_us))
+        answer.then(partial(self._answered, key))
+        located = [(topic, number, batch) for number, batch in batches]
+        if topic.middleware is None:
+            self._commit(request, topic, located, used is None, answer, now_us)
+            return answer
+        [(number, batch)] = batches
+
+        def store(processed: list[LocatedBatch], now_us: int) -> Answer:
+            return self._commit(request, topic, processed, used is None, answer, now_us)
+
+        # An error of the middleware comes here, all else to `answer` itself.
+        self._pipeline.process(topic, number, batch, now_us, store, client).then(partial(_pass_error, answer))
+        return answer
+
+    def _answered(self, key: tuple[int, bytes], _: object) -> None:
+        self._in_flight.pop(key, None)
+
+    def _commit(
+        self,
+        request: PublishOnce,
+        topic: Topic,
+        located: list[LocatedBatch],
+        is_new: bool,
+        answer: Answer,
+        now_us: int,
+    ) -> Answer:
+        """Commit the batches of a topic, and the dead letters that follow them, with the fact of the key."""
+        batches = [one for one in located if one[2].count]
+        parts = [
+            (number, batch.count, self._topics.active(topic, number).partition.next_offset)
+            for of, number, batch in batches
+            if of is topic
+        ]
+        fact = IdempotencyKeyUsed(topic.id, request.key_hash, request.request_hash, now_us, parts)
+        committed = self._transactions.commit_internal(batches, [fact], now_us)
+        committed.then(partial(self._committed, topic, fact, is_new, len(batches), answer, now_us))
         return answer
 
     def tick(self, now_us: int) -> None:
@@ -116,6 +152,11 @@ class IdempotentPublisher:
             raise InvalidArgument(
                 f"the body has {len(body)} bytes: not those of the batches, or more than {BATCH_BYTES_MAX}"
             )
+        if topic.middleware is not None and len(request.batches) > 1:
+            raise InvalidArgument(
+                f"{topic} has middleware, and takes one batch of one partition with an idempotency key; name the "
+                "partition, and publish fewer messages at once"
+            )
         found, position = [], 0
         for one in request.batches:
             batch = received(bytearray(body[position : position + one.size_bytes]))
@@ -123,6 +164,8 @@ class IdempotentPublisher:
             if batch.producer_id:
                 raise InvalidArgument("a batch that is published with an idempotency key must not have a producer id")
             active = self._topics.active(topic, one.partition)
+            if active.gate is not None:
+                active.gate.check_batch(batch, active.topic, one.partition, active.settings.partitions, None)
             if batch.raw_bytes > active.settings.message_bytes_max:
                 check_messages(batch.columns(), active.settings.message_bytes_max, request.topic)
             found.append((one.partition, batch))
@@ -146,22 +189,22 @@ class IdempotentPublisher:
         topic: Topic,
         fact: IdempotencyKeyUsed,
         is_new: bool,
+        stages: int,
         answer: Answer,
         now_us: int,
         outcome: list[PartitionOffset] | HeadraceError,
     ) -> None:
         """Record the offsets, and answer all who asked."""
-        self._in_flight.pop((topic.id, fact.key_hash), None)
         if isinstance(outcome, HeadraceError):
             answer.resolve(outcome)
             return
         self._total += is_new
-        if len(outcome) != len(fact.parts):  # the batches wait for disk space, and have no offsets yet
+        if len(outcome) != stages:  # the batches wait for disk space, and have no offsets yet
             answer.resolve(
                 Busy("the messages are committed, and become readable later; repeat the request for their offsets")
             )
             return
-        offsets = [place.offset for place in outcome]
+        offsets = [place.offset for place in outcome[: len(fact.parts)]]
         try:
             stored = IdempotencyReceiptStored(topic.id, fact.key_hash, offsets)
             self._ledger.record(now_us, stored)
@@ -176,9 +219,9 @@ class IdempotentPublisher:
         return answer
 
     def _repeated(self, topic: Topic, used: IdempotencyKeyUsed, now_us: int) -> PublishedOnce | Answer:
-        if used.number in self._ledger.state.unsettled and not used.offsets:
+        if used.number in self._ledger.state.unsettled and used.parts and not used.offsets:
             raise Busy(f"the messages published to {topic} under this idempotency key are not readable yet")
-        if used.offsets:
+        if used.offsets or not used.parts:
             return self._ledger.durably(_as_repeated(_receipt(topic, used, used.offsets)))
         found: Answer = in_slices(self._ports, self._search(topic, used, now_us))
         return found
@@ -214,6 +257,11 @@ def _as_repeated(outcome: PublishedOnce | HeadraceError) -> PublishedOnce:
     if isinstance(outcome, HeadraceError):
         return outcome  # type: ignore[return-value]  # a listener takes both
     return PublishedOnce(outcome.receipts, outcome.durability, repeated=True)
+
+
+def _pass_error(answer: Answer, outcome: object) -> None:
+    if isinstance(outcome, HeadraceError):
+        answer.resolve(outcome)
 
 
 def _check_hashes(request: PublishOnce) -> None:

@@ -10,7 +10,8 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.engines.api import LeasedPartition, packed
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, LeaseExpired
+from headrace.model.job_requests import MESSAGE_EXPIRED
 from headrace.model.subscription import Expired
 
 logger = logging.getLogger("headrace.broker")
@@ -63,13 +64,22 @@ class LeaseExpiry:
             self._dead_letters.bury_lost(subscription, partition, damaged, now_us)
         expired = index.expired(now_us, most)
         if expired and subscription.settings.expired is Expired.DEAD:
-            self._dead_letters.bury(subscription, partition, expired, "expired", now_us, counted=True)
+            self._dead_letters.bury(
+                subscription, partition, expired, "expired", now_us, code=MESSAGE_EXPIRED, counted=True
+            )
+        elif expired and self._tell_dropped(subscription, partition, expired, now_us):
+            pass  # they are dropped when those who wait for their results have been told
         elif expired:
             facts = [MessagesSettled(subscription.id, partition, packed(expired))]
             self._ledger.gather(now_us, facts, partial(self._dropped, index, expired, now_us))
         if expired and subscription.settings.ordered_by_key:
             self._registry.serve_soon(subscription)  # the next messages of their keys are available now
         return len(ended) + len(expired) + 1
+
+    def _tell_dropped(self, subscription: Subscription, partition: int, expired: list[int], now_us: int) -> bool:
+        """Drop messages of which some have publishers that wait for results; returns whether there are any."""
+        reason = "the message expired before it was handled"
+        return self._dead_letters.drop(subscription, partition, expired, MESSAGE_EXPIRED, reason, now_us) is not None
 
     def _dropped(self, index: LeasedPartition, offsets: list[int], now_us: int, error: HeadraceError | None) -> None:
         if error is not None:
@@ -87,4 +97,4 @@ class LeaseExpiry:
         index.stay([offset for offset in ended if offset not in gone], now_us)
         if dead:
             reason = "lease expired without acknowledgement"
-            self._dead_letters.bury(subscription, partition, dead, reason, now_us, counted=True)
+            self._dead_letters.bury(subscription, partition, dead, reason, now_us, code=LeaseExpired.code, counted=True)

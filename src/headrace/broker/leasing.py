@@ -4,6 +4,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 from headrace.broker.dead_letters import DeadLetters
@@ -22,6 +23,7 @@ from headrace.broker.turns import Turns
 from headrace.broker.waiters import PendingLease, PendingLeased
 from headrace.engines.api import SESSION_BOUND_US, LeasedPartition, as_headrace_error, packed
 from headrace.model.errors import HeadraceError, MessageGone, NotLeaseHolder
+from headrace.model.job_requests import DELIVERIES_EXHAUSTED, JOB_REJECTED
 from headrace.model.leasing import (
     Ack,
     Extend,
@@ -70,6 +72,8 @@ class LeaseDispatcher:
         self._turns = turns
         self._number = ledger.state.session << 32
         """The last lease token given out."""
+        self.trace: Callable[[Subscription, str, list[MessagesLeased]], None] | None = None
+        """Logs leased messages, if any are to be: the subscription, the client and the leases."""
         self._now_us = 0
         self._expiry = LeaseExpiry(registry, dead_letters, ledger, self.serve_soon)
         self._deadlines: Deadlines[int] = Deadlines()
@@ -195,6 +199,8 @@ class LeaseDispatcher:
             if taken.columns.values:
                 bodies.append(encode_detached_batch(taken.columns, now_us))
             subscription.delivered += len(taken.offsets)
+        if self.trace is not None:
+            self.trace(subscription, holder, facts)
         pending_lease.taken_bytes = sum(taken.size_bytes for _, taken in portions)
         answer = AnswerWithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
 
@@ -218,7 +224,7 @@ class LeaseDispatcher:
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us, late=late):
+        for index, holding, accepted in self.accepted(subscription, request.holdings, refused, now_us, late=late):
             facts.append(MessagesSettled(subscription.id, holding.partition, packed(accepted)))
             undo.append(partial(index.restore, index.reserve(accepted), now_us))
             subscription.acked += len(accepted) if late else 0
@@ -238,7 +244,7 @@ class LeaseDispatcher:
         facts: list[SettlementFact] = []
         refused: list[Refusal] = []
         undo: list[Undo] = []
-        for index, holding, accepted in self._accepted(subscription, request.holdings, refused, now_us):
+        for index, holding, accepted in self.accepted(subscription, request.holdings, refused, now_us):
             extended = index.extend(accepted, until_us)
             if not extended:
                 continue  # they last as long as the connection
@@ -257,12 +263,16 @@ class LeaseDispatcher:
         buried: list[PendingAnswer[Done]] = []
         undo: list[Undo] = []
         counted, reason = not request.undelivered, cut_reason(request.reason)
-        for index, holding, named in self._accepted(subscription, request.holdings, refused, now_us):
+        for index, holding, named in self.accepted(subscription, request.holdings, refused, now_us):
             accepted = list(dict.fromkeys(named))  # a message named twice is released once
             back, out = divided(subscription.settings, index, accepted) if counted else (accepted, [])
             if out:
                 why = reason or "given up after too many deliveries"
-                buried.append(self._dead_letters.bury(subscription, holding.partition, out, why, now_us, counted=False))
+                buried.append(
+                    self._dead_letters.bury(
+                        subscription, holding.partition, out, why, now_us, code=DELIVERIES_EXHAUSTED, counted=False
+                    )
+                )
             if back:
                 wanted = rest_until(subscription.settings, index, back, request, now_us)
                 ready_us = index.ready_times(back, wanted)
@@ -283,16 +293,41 @@ class LeaseDispatcher:
         refused: list[Refusal] = []
         reason = cut_reason(request.reason) or "rejected"
         if subscription.settings.rejected is Rejected.DROP:
-            return self.ack(Ack(request.topic, request.holdings, request.subscription), now_us, late=False)
+            return self._drop(subscription, request, reason, now_us)
         buried = [
             self._dead_letters.bury(
-                subscription, holding.partition, list(dict.fromkeys(named)), reason, now_us, counted=False
+                subscription,
+                holding.partition,
+                list(dict.fromkeys(named)),
+                reason,
+                now_us,
+                code=JOB_REJECTED,
+                counted=False,
             )
-            for _, holding, named in self._accepted(subscription, request.holdings, refused, now_us)
+            for _, holding, named in self.accepted(subscription, request.holdings, refused, now_us)
         ]
         return all_of(Settlement(refused), buried)
 
-    def _accepted(
+    def _drop(
+        self, subscription: Subscription, request: Reject, reason: str, now_us: int
+    ) -> Settlement | PendingAnswer[Settlement]:
+        """Settle rejected messages without a dead letter; those who wait for their results are told."""
+        refused: list[Refusal] = []
+        dropped: list[PendingAnswer[Any]] = []
+        others: list[Holding] = []
+        for _, holding, named in self.accepted(subscription, request.holdings, refused, now_us):
+            offsets = list(dict.fromkeys(named))
+            told = self._dead_letters.drop(subscription, holding.partition, offsets, JOB_REJECTED, reason, now_us)
+            if told is None:
+                others.append(Holding(holding.partition, holding.lease, offsets))
+            else:
+                dropped.append(told)
+        if others:
+            acked = self.ack(Ack(request.topic, others, request.subscription), now_us, late=False)
+            dropped += [acked] if isinstance(acked, PendingAnswer) else []
+        return all_of(Settlement(refused), dropped)
+
+    def accepted(
         self,
         subscription: Subscription,
         holdings: list[Holding],

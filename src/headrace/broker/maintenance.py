@@ -10,6 +10,7 @@ from headrace.broker.compaction_cleanup import forget_compacted
 from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.ledger import Ledger
 from headrace.broker.ports import Ports
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.subscriptions import SubscriptionRegistry
@@ -21,7 +22,8 @@ from headrace.model.topic import Storage, TopicSettings, Validity
 logger = logging.getLogger("headrace.broker")
 
 _OPENED_EACH_TIME = 20
-"""Partitions opened per round that nobody has used since the start, so that retention reaches them."""
+"""Partitions opened per round that nobody has used since the start, so that retention reaches them, and the keys of
+topics with key_versions are read before somebody waits for that."""
 _EDITS_TOGETHER = 500
 _SLICE_COST = 64
 """The cost of one slice, in idle partitions: less than a millisecond."""
@@ -38,6 +40,7 @@ class Maintenance:
         topics: TopicRegistry,
         membership: GroupCoordinator,
         subscriptions: SubscriptionRegistry,
+        routes: RouteRegistry,
         ledger: Ledger,
         ports: Ports,
         settings: BrokerSettings,
@@ -47,6 +50,7 @@ class Maintenance:
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
+        self._routes = routes
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
@@ -60,7 +64,7 @@ class Maintenance:
         self._unopened = deque(
             (topic.id, number)
             for topic in topics
-            if topic.settings.storage is Storage.DISK
+            if topic.settings.storage is Storage.DISK and not topic.is_view
             for number in range(topic.settings.partitions)
         )
         """Partitions from before the start that are not open; later ones are opened when they are first written."""
@@ -80,6 +84,10 @@ class Maintenance:
         self._ledger.request_sync()
         self._begin("learning", self._learn)
         self._begin("round", lambda: self._round(now_us))
+
+    def is_removing(self, topic: Topic) -> bool:
+        """Whether messages of a topic are being removed."""
+        return any(id(active) in self._removing for active in topic.active_partitions.values())
 
     def close(self) -> None:
         """Stop: a round in progress ends with its current slice."""
@@ -102,6 +110,7 @@ class Maintenance:
     def _round(self, now_us: int) -> Steps:
         """Maintain all open partitions; topics may be created and deleted between slices."""
         self._ledger.failures.look_at_disk()
+        self._topics.log_view_failures(now_us)
         self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
         if compacting:
@@ -111,8 +120,10 @@ class Maintenance:
         left = _SLICE_COST
         for topic_id in list(self._topics.by_id):
             topic = self._topics.by_id.get(topic_id)
-            for active in list(topic.active_partitions.values()) if topic is not None else ():
-                if topic is not None and active.gone is None:
+            if topic is None or topic.is_view:
+                continue  # its source is maintained
+            for active in list(topic.active_partitions.values()):
+                if active.gone is None:
                     left -= self._maintain(topic, active, now_us, compacting)
                     yield from self._forget_edits(topic, active)
                 if left <= 0:
@@ -175,7 +186,9 @@ class Maintenance:
         for _ in range(min(_OPENED_EACH_TIME, len(self._unopened))):
             topic_id, number = self._unopened.popleft()
             topic = self._topics.by_id.get(topic_id)
-            if topic is None or number in topic.active_partitions or not (topic.failure or _is_trimmed(topic.settings)):
+            if topic is None or number in topic.active_partitions:
+                continue
+            if not (topic.failure or topic.settings.key_versions or _is_trimmed(topic.settings)):
                 continue  # if the topic is altered later, that opens it
             key = ("opening", topic_id, number)
             try:
@@ -196,15 +209,21 @@ class Maintenance:
         first_offset = 0
         if age_us is not None or settings.retain_bytes is not None:
             first_offset = partition.retention_offset(now_us, age_us, settings.retain_bytes)
+            unforwarded = self._routes.retained_from(topic, active.number)
+            first_offset = first_offset if unforwarded is None else min(first_offset, unforwarded)
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, active.number))
         if first_offset > partition.first_offset:
             jobs.append(partial(self._topics.ballast.use, partial(partition.truncate_before, first_offset)))
         if settings.compact_by_key and compacting and self._worth_compacting(active):
-            jobs.append(partial(self._compact, topic, active, partition.compact_by_key))
+            unforwarded = self._routes.consumed_offset(topic, active.number)
+            jobs.append(partial(self._compact, topic, active, partial(partition.compact_by_key, unforwarded)))
         if settings.validity is Validity.UNTIL_CONSUMED and compacting and self._worth_compacting(active):
             no_groups = self._groups.consumed_offset(topic, active.number) is None
             rules = self._subscriptions.settled_rules(topic, active.number) if no_groups else []
+            unforwarded = self._routes.consumed_offset(topic, active.number)
+            if rules and unforwarded is not None:
+                rules = [*rules, unforwarded.__gt__]
             if rules:
                 jobs.append(partial(self._compact, topic, active, partial(partition.compact_settled, rules)))
         if jobs and id(active) not in self._removing:
@@ -220,10 +239,11 @@ class Maintenance:
         return grown >= log_settings(active.settings).segment_bytes
 
     def _consumed_offset(self, topic: Topic, partition: int) -> int:
-        """The offset that all groups and leased subscriptions have consumed."""
+        """The offset that all groups, leased subscriptions and routes have consumed."""
         by_groups = self._groups.consumed_offset(topic, partition)
         by_leases = self._subscriptions.consumed_offset(topic, partition)
-        return min((offset for offset in (by_groups, by_leases) if offset is not None), default=0)
+        by_routes = self._routes.consumed_offset(topic, partition)
+        return min((offset for offset in (by_groups, by_leases, by_routes) if offset is not None), default=0)
 
     def _do(self, active: ActivePartition, jobs: list[Callable[[], object]], outcome: object) -> None:
         """Run removals in the background, unless the journal could not be written."""
@@ -256,6 +276,8 @@ class Maintenance:
             logger.info("partition compacted  topic=%s partition=%s freed_bytes=%s", active.topic, active.number, freed)
             steps = forget_compacted(topic, active, self._subscriptions, self._ledger.state.leased)
             self._ports.call_threadsafe(lambda: in_slices(self._ports, steps))  # type: ignore[arg-type]
+            if active.gate is not None:
+                self._ports.call_threadsafe(active.gate.load)  # it forgets the messages that are gone
 
 
 def _is_trimmed(settings: TopicSettings) -> bool:

@@ -23,8 +23,21 @@ class Ports(Protocol):
     def background(self, job: Callable[[], None]) -> None:
         """Run a job on the background thread, one after the other: work on files that takes long."""
 
+    def new_worker(self, name: str) -> "WorkerThread":
+        """A thread of its own for jobs that may take long, or never end."""
+
     def wake_at(self, time_us: int) -> None:
         """Call the broker's `tick` at this time, if it is not called before."""
+
+
+class WorkerThread(Protocol):
+    """A thread that runs jobs one after the other."""
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job, which handles its own errors."""
+
+    def dismiss(self) -> None:
+        """End the thread after its jobs."""
 
 
 class Session:
@@ -61,6 +74,8 @@ class Session:
         """Whether the client can see the broker's files: it is in the same process or on the Unix socket."""
         self.memberships: set[tuple[str, str]] = set()
         """Groups and members that are reached through this session."""
+        self.services: dict[tuple[str, str], Any] = {}
+        """Instances of services that are registered through this session, by name and instance."""
 
     def _push_translated(self, pushed: Any) -> None:
         assert self.names is not None

@@ -4,8 +4,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,7 @@ from headrace.broker.facts import ScheduleAdvanced, ScheduleDeleted, ScheduleRun
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.publish_pipeline import LocatedBatch, StoreProcessed
 from headrace.broker.schedule_entry import (
     DueRuns,
     ScheduleEntry,
@@ -20,19 +23,24 @@ from headrace.broker.schedule_entry import (
     runs_left,
     same_times,
 )
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
-from headrace.model.batch import Columns, check_messages, encode
+from headrace.broker.views import check_stores
+from headrace.model.batch import Batch, Columns, check_messages, encode
 from headrace.model.errors import (
     HeadraceError,
     InvalidArgument,
     InvalidBatch,
     LimitExceeded,
+    MessageRefused,
     MessageTooLarge,
+    MiddlewareFailed,
     PartitionNotFound,
     ScheduleExists,
     ScheduleNotFound,
+    TopicIsView,
     TopicNotFound,
 )
 from headrace.model.headers import header_bytes, replaced_headers
@@ -79,7 +87,7 @@ _OUTDATED_MAX = 1000
 _SEARCHED_BYTES = 16 << 20
 _NEXT_MAX = 1000
 
-_NEVER = (TopicNotFound, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
+_NEVER = (TopicNotFound, TopicIsView, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
 """Errors that a retry does not fix."""
 
 
@@ -93,11 +101,13 @@ class ScheduleRunner:
         ledger: Ledger,
         ports: Ports,
         unsettled: Callable[[Topic, int, int, int], bool],
+        process: Callable[[Topic, int, Batch, int, StoreProcessed], PendingAnswer[Any]],
         now_us: int,
     ) -> None:
         """Continue the schedules in the ledger; `unsettled` says whether a leased subscription has yet to settle a
-        message, given its topic, partition, offset and the time.
+        message, given its topic, partition, offset and the time; `process` passes a batch through middleware.
         """
+        self._process = process
         self._topics = topics
         self._transactions = transactions
         self._ledger = ledger
@@ -115,6 +125,8 @@ class ScheduleRunner:
         self._agenda: list[tuple[int, int, ScheduleEntry]] = []
         self._turns = count()
         self._id = max((kept.id for kept in ledger.state.schedules.values()), default=0)
+        self.changed: Signal[str, str, int] = Signal()
+        """A schedule was `created`, `altered`, `paused`, `resumed` or `deleted`, or `failed`, with the time of day."""
         self._failures: dict[str, str] = {}
         """Why schedules are stopped until they are set again, by name."""
         for name, kept in ledger.state.schedules.items():
@@ -144,11 +156,13 @@ class ScheduleRunner:
             rule = msgspec.structs.replace(rule, paused=True)
         kept, entry = self._replaced(rule, before, now_us)
         topic = self._topics.get_or_create(rule.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         columns = _columns(rule, [now_us])
         check_messages(columns, topic.settings.message_bytes_max, rule.topic)
         _partition(rule, topic)
         if kept != before:
             self._ledger.record(now_us, kept)
+            self.changed(rule.name, "created" if before is None else "altered", now_us)
         self._id = max(self._id, kept.id)
         self._disarm(rule.name)
         self._failures.pop(rule.name, None)
@@ -184,6 +198,7 @@ class ScheduleRunner:
         self._disarm(name)
         self._failures.pop(name, None)
         self._entries.pop(name, None)
+        self.changed(name, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def pause(self, request: SchedulePause, now_us: int) -> PendingAnswer[Answer]:
@@ -194,6 +209,7 @@ class ScheduleRunner:
             rule = msgspec.structs.replace(kept.definition, paused=request.paused)
             done_us = kept.done_us if request.paused else max(kept.done_us, now_us)
             self._ledger.record(now_us, msgspec.structs.replace(kept, definition=rule, done_us=done_us))
+            self.changed(name, "paused" if request.paused else "resumed", now_us)
             if name in self._entries:
                 self._arm(self._entries[name])
         return self._ledger.durably(self._info(name))
@@ -303,6 +319,7 @@ class ScheduleRunner:
         self._disarm(name)
         self._entries.pop(name, None)
         self._failures[name] = text
+        self.changed(name, "failed", self._now_us or self._started_us)
 
     def _go_back(self, entry: ScheduleEntry, back_us: int, now_us: int) -> None:
         """Adapt a schedule to a clock that was set back: intervals repeat, fixed times only after a large one."""
@@ -391,6 +408,7 @@ class ScheduleRunner:
     ) -> PendingAnswer[list[PartitionOffset]]:
         """Publish runs and record them, atomically; without `done_us` it is an additional run."""
         rule = kept.definition
+        check_stores(str(topic), topic.settings, "publish to")
         number = _partition(rule, topic)
         batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
         place = ScheduleRunLocation(topic.id, number, now_us)
@@ -407,8 +425,31 @@ class ScheduleRunner:
                 entry.offset = outcome[0].offset + len(times_us) - 1
             pending_answer.resolve(outcome)
 
-        self._transactions.commit_internal([(topic, number, batch)], [fact], now_us).then(settled)
+        def commit(batches: list[LocatedBatch], _: int) -> PendingAnswer[list[PartitionOffset]]:
+            return self._transactions.commit_internal(batches, [fact], now_us)
+
+        if topic.middleware is None:
+            commit([(topic, number, batch)], now_us).then(settled)
+        else:
+            refused = partial(self._skip_refused, kept, done_us, len(times_us), now_us)
+            self._process(topic, number, batch, now_us, commit).then(lambda outcome: settled(refused(outcome)))
         return pending_answer
+
+    def _skip_refused(
+        self, kept: ScheduleStored, done_us: int, runs: int, now_us: int, outcome: list[PartitionOffset] | HeadraceError
+    ) -> list[PartitionOffset] | HeadraceError:
+        """Skip regular runs that the topic's middleware refuses: it would do so again."""
+        if not isinstance(outcome, MessageRefused | MiddlewareFailed) or not done_us:
+            return outcome
+        name = kept.definition.name
+        try:
+            self._ledger.record(now_us, ScheduleAdvanced(name, kept.id, done_us, 0))
+        except HeadraceError as error:
+            return error
+        logger.warning("schedule run failed; skipped  schedule=%s reason=%s", name, outcome)
+        if name in self._entries:
+            self._entries[name].skipped += runs
+        return []
 
     def _retry_later(self, entry: ScheduleEntry, error: Exception, now_us: int) -> None:
         if not entry.failures:

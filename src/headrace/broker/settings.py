@@ -27,12 +27,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much all open transactions together may have staged, in files; 10 million messages of 100 bytes are 1 GB."""
     journal_bytes: int = 16 << 20
     """The journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
+    result_seconds: float = 86400.0
+    """How long results of jobs are kept: the retain_seconds of the topic headrace.results when it is created."""
+
+    record_events: bool = False
+    """Record events about the bus from the start, in the topic headrace.events; else when the first observer asks."""
 
     def __post_init__(self) -> None:
+        if self.topic.middleware:
+            raise InvalidArgument("middleware cannot be a default of new topics: give it to one topic")
+        if self.topic.view_of is not None:
+            raise InvalidArgument("view_of and view_query cannot be defaults of new topics: give them to one topic")
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")
-        for name in ("maintenance_seconds", "compact_seconds", "transaction_seconds_max"):
+        for name in ("maintenance_seconds", "compact_seconds", "transaction_seconds_max", "result_seconds"):
             if not 0 < getattr(self, name) < SECONDS_MAX:  # which NaN is not, either
                 raise InvalidArgument(
                     f"{name} must be more than 0 and less than {SECONDS_MAX:.0e} seconds, not {getattr(self, name)}"

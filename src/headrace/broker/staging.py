@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.ports import Ports
 from headrace.broker.sync_waiters import SyncWaiters
-from headrace.engines.api import FormerBatch, Partition
+from headrace.engines.api import FormerBatch, KeyCounts, Partition
 from headrace.model.batch import Batch, Columns, Producer, encode
 from headrace.model.errors import HeadraceError
 
@@ -31,6 +31,10 @@ class StageHeader(msgspec.Struct, array_like=True, frozen=True):
     partition: int
     crc: int
     """The batch's checksum: after a crash, another batch may follow the header."""
+    expected_version: int | None = None
+    """The version that the first message must get at the commit."""
+    companion_of: int = 0
+    """The number of the batch with which it is committed, if a commit does not name this one."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,6 +52,10 @@ class StagedBatch:
     offset: int
     next_offset: int
     bytes: int
+    keys: KeyCounts | None = None
+    """For a topic with key_versions: how many messages each key has; None after a restart."""
+    expected_version: int | None = None
+    """The version that the first message must get; its batch has one key."""
 
 
 def with_new_crc(batch: Batch, following: FormerBatch) -> Batch:
@@ -127,14 +135,16 @@ class StagingLog:
         found: list[tuple[StageHeader, StagedBatch]] = []
         header: StageHeader | None = None
         end = self._log.first_offset
-        for batch in self._log.batches(end, self._log.next_offset):
+        for batch in self._log.batches(end, self._log.next_offset, empty=True):
             if batch.producer_id == _HEADER_PRODUCER:
                 content = batch.columns().values[0]
                 header = _decode(content) if content else None
             else:
                 if header is not None and batch.crc == header.crc and batch.base_offset == end:
                     place = (end - 1, batch.base_offset, batch.next_offset)
-                    found.append((header, StagedBatch(header.topic_id, header.partition, *place, batch.length)))
+                    staged = StagedBatch(header.topic_id, header.partition, *place, batch.length)
+                    staged.expected_version = header.expected_version
+                    found.append((header, staged))
                 header = None
             end = batch.next_offset
         if found:
@@ -147,7 +157,7 @@ class StagingLog:
 
     def batch_at(self, offset: int) -> Batch:
         """The batch at an offset."""
-        return self._log.batch_at(offset)
+        return self._log.batch_at(offset, empty=True)
 
     def when_synced(self, offset: int, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything before an offset is synced; at once if it is, or if the log is in memory."""

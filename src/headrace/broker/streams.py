@@ -28,8 +28,17 @@ class Stream:
     The reader calls `read` when it has room for more; `on_ready` tells when there may be something again.
     """
 
-    def __init__(self, active: ActivePartition, request: StreamOpen, closed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        active: ActivePartition,
+        request: StreamOpen,
+        readers: "Readers",
+        client: str,
+        closed: Callable[[], object],
+    ) -> None:
         active.check_offset(request.offset)
+        self._readers = readers
+        self._client = client
         self.answer = StreamOpened(active.partition.first_offset, active.end_offset, active.topic_id)
         self._active = active
         self._offset = request.offset
@@ -54,9 +63,12 @@ class Stream:
         except OSError as error:
             raise as_headrace_error(error) from error
         if found is not None:
-            view, self._offset, end_offset = found
-            self._credit_bytes -= len(view)
-            self._starved = self._offset >= end_offset
+            if self._readers.trace is not None:
+                place = self._active.topic, self._active.number, self._client
+                self._readers.trace(*place, self._offset, found.next_offset, len(found.view))
+            self._offset = found.next_offset
+            self._credit_bytes -= len(found.view)
+            self._starved = self._offset >= found.end_offset
             if self._starved:
                 self._active.listen(self._wake)
         return found
@@ -135,6 +147,8 @@ class Readers:
         """The waiting fetches by number."""
         self._deadlines: Deadlines[int] = Deadlines()
         self._number = 0
+        self.trace: Callable[[str, int, str, int, int, int], None] | None = None
+        """Logs each delivery of a stream, if any is to be: topic, partition, client, first and next offset, bytes."""
 
     def fetch(self, request: Fetch, now_us: int) -> AnswerWithBody[Fetched] | WaitingFetch:
         """Read batches, now or when there are some."""
@@ -173,7 +187,7 @@ class Readers:
                 f"the connection has {STREAMS_MAX} streams, which is the maximum; close some, or connect once more"
             )
         active = self._topics.active(self._topics.get(request.topic), request.partition)
-        stream = Stream(active, request, lambda: streams.pop(request.stream, None))
+        stream = Stream(active, request, self, session.client, lambda: streams.pop(request.stream, None))
         streams[request.stream] = stream
         return stream
 

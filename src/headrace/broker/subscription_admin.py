@@ -91,7 +91,7 @@ class SubscriptionAdmin:
     def _alter(self, request: SubscriptionAlter, now_us: int) -> TimedSteps:
         found = yield from self._idle(request.topic, request.subscription)
         settings = subscription_settings(request.settings, found.settings)
-        check_dead_letters(found.topic, settings)
+        check_dead_letters(self._topics, found.topic, settings)
         before = found.fact
         fact = SubscriptionSet(
             before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts
@@ -99,6 +99,7 @@ class SubscriptionAdmin:
         self._ledger.record(now_us, fact)
         found.fact, found.settings = fact, settings
         self._registry.settings_changed(found)
+        self._registry.structure_changed(found, "altered")
         yield from self._registry.prepare(found, self._altering(found, settings, now_us))
         return (yield from self._answer(found, now_us))
 
@@ -145,6 +146,7 @@ class SubscriptionAdmin:
         self._registry.detach(found)
         why = SubscriptionReopened(f"the leased subscription {found} was reset: its leases are over")
         self._registry.ended(found, why)
+        self._registry.structure_changed(found, "reset")
         yield from self._registry.opening(found, now_us)
 
     def _idle(self, topic: str, name: str) -> Generator[None, None, Subscription]:

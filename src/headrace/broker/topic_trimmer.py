@@ -8,8 +8,10 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.views import check_stores
 from headrace.engines.api import as_headrace_error
 from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
 from headrace.model.request import Answer
@@ -20,11 +22,17 @@ class TopicTrimmer:
     """Trims topics; works on files in the background, and answers when the removal is durable."""
 
     def __init__(
-        self, topics: TopicRegistry, membership: GroupCoordinator, subscriptions: SubscriptionRegistry, ports: Ports
+        self,
+        topics: TopicRegistry,
+        membership: GroupCoordinator,
+        subscriptions: SubscriptionRegistry,
+        routes: RouteRegistry,
+        ports: Ports,
     ) -> None:
         self._topics = topics
         self._groups = membership
         self._subscriptions = subscriptions
+        self._routes = routes
         self._ports = ports
         self._open = 0
 
@@ -39,6 +47,12 @@ class TopicTrimmer:
         if request.topic_id not in (0, topic.id):
             raise TopicNotFound(
                 f"the topic {topic} was deleted and created again: its id is {topic.id}, not {request.topic_id}"
+            )
+        check_stores(str(topic), topic.settings, "trim")
+        if topic.settings.key_versions:
+            raise InvalidArgument(
+                f"{topic} cannot be trimmed: it has key_versions, which count all messages of a key; use "
+                "compact_by_key, or turn key_versions off"
             )
         active_partitions = [self._topics.active(topic, number) for number in sorted(request.offsets)]
         if wrong := [offset for offset in request.offsets.values() if offset < 0]:
@@ -60,10 +74,11 @@ class TopicTrimmer:
         return answer.pending_answer
 
     def unread_from(self, topic: Topic, active: ActivePartition) -> int:
-        """The first offset that a group or leased subscription has yet to consume; the end if there is none."""
+        """The first offset that a group, leased subscription or route has yet to consume; the end if there is none."""
         by_groups = self._groups.consumed_offset(topic, active.number)
         by_leases = self._subscriptions.consumed_offset(topic, active.number)
-        return min(offset for offset in (by_groups, by_leases, active.end_offset) if offset is not None)
+        by_routes = self._routes.consumed_offset(topic, active.number)
+        return min(offset for offset in (by_groups, by_leases, by_routes, active.end_offset) if offset is not None)
 
     def _remove(self, active: ActivePartition, bound: int, answer: "_TrimAnswer", outcome: object) -> None:
         """Truncate in the background, unless the journal could not be written."""

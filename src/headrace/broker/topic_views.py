@@ -38,6 +38,7 @@ class TopicView(Subscription):
                     self.settings,
                     ttl_us,
                     state.edits_of(self.topic.id, number),
+                    active.delivered,
                 )
                 self.indexes[number] = state.unsubscribed[self.topic.id, number] = index
                 yield from index.load(first_offset, now_us)
@@ -64,6 +65,7 @@ class TopicViews:
         self._topics = topics
         self._state = state
         self._views: dict[int, TopicView] = {}
+        topics.altered.connect(self._topic_altered)
 
     def of(self, topic: Topic, name: str, now_us: int) -> TopicView:
         """The view of a topic, created if there is none."""
@@ -74,6 +76,12 @@ class TopicViews:
             view = self._views[topic.id] = TopicView(fact, topic, SubscriptionSettings())
         view.used_us = now_us
         return view
+
+    def _topic_altered(self, topic: Topic, _: int) -> None:
+        """Read from the partitions as consumers see them now."""
+        view = self._views.get(topic.id)
+        for number, index in view.indexes.items() if view is not None else ():
+            index.read_contents_from(self._topics.active(topic, number).delivered)
 
     def forget(self, now_us: int) -> None:
         """Drop unused views, and views of topics that were deleted or have a subscription now."""

@@ -1,7 +1,7 @@
 """Transactions: clients stage batches in a log, and one fact in the journal commits all of them."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,9 @@ from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
-from headrace.engines.api import Partition, as_headrace_error
+from headrace.broker.version_checks import VersionChecks
+from headrace.broker.views import check_stores
+from headrace.engines.api import Partition, as_headrace_error, key_counts
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
     Busy,
@@ -61,8 +63,18 @@ class _OpenTransaction:
     shared: bool = False
     """Whether several processes share it; a shared transaction survives a restart of the broker."""
     stages: dict[int, StagedBatch] = field(default_factory=dict)
+    companions: dict[int, list[StagedBatch]] = field(default_factory=dict)
+    """Dead letters of a staged batch, by its number: committed if it is."""
+    processed: int = 0
+    """Batches that are in the middleware of their topics."""
     bytes: int = 0
     committing: bool = False
+
+    def all_stages(self) -> Iterator[StagedBatch]:
+        """All staged batches, the dead letters included."""
+        yield from self.stages.values()
+        for companions in self.companions.values():
+            yield from companions
 
 
 class Transactions:
@@ -94,6 +106,7 @@ class Transactions:
         self._epoch = self._stage = ledger.state.session << 32
         self._staging.hold((at, at) for fact in ledger.state.unsettled.values() for at, _, _ in fact.stages)
         self._reopen(now_us)
+        self._versions = VersionChecks(self._staging, topics)
         self._commit_applier = CommitApplier(self._staging, topics, ledger, ports, now_us)
 
     def __len__(self) -> int:
@@ -131,34 +144,86 @@ class Transactions:
                 return TransactionBegun(before.epoch, sequence)
         return self._begin(request, sequence, before, now_us)
 
-    def stage(self, request: TransactionStage, batch: Batch, now_us: int) -> TransactionStaged:
-        """Stage a batch until the commit."""
+    def check_open(self, request: TransactionStage, now_us: int) -> None:
+        """Raise if the transaction is not open, or is another process's."""
+        self._find(request.transaction, request.epoch, now_us)
+
+    def expect_stage(self, request: TransactionStage, batch: Batch, now_us: int) -> Callable[[], None]:
+        """Refuse to commit a transaction while a batch for it is in middleware; returns what ends that, once."""
+        opened = self._find(request.transaction, request.epoch, now_us)
+        if batch.producer_id:
+            raise InvalidArgument("a staged batch must not have a producer id")
+        opened.processed += 1
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            opened.processed -= not ended
+            ended = True
+
+        return end
+
+    def stage(
+        self,
+        request: TransactionStage,
+        batch: Batch,
+        now_us: int,
+        companions: Sequence[tuple[Topic, int, Batch]] = (),
+    ) -> TransactionStaged:
+        """Stage a batch until the commit, and other batches that are committed with it."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         active = self._topics.active(topic, request.partition)
         if batch.producer_id:
             raise InvalidArgument("a staged batch must not have a producer id")
         if batch.raw_bytes > active.settings.message_bytes_max:
             check_messages(batch.columns(), active.settings.message_bytes_max, request.topic)
+        if active.gate is not None or request.expected_version is not None:
+            self._versions.check_batch(active, batch, request.expected_version)
         if len(opened.stages) == _STAGES_MAX:
             raise LimitExceeded(
                 f"the transaction has {_STAGES_MAX} batches, which is the maximum; commit it and begin another"
             )
-        if self._staged_bytes + batch.length > self._settings.staged_bytes_max:
+        size = batch.length + sum(one.length for _, _, one in companions)
+        if self._staged_bytes + size > self._settings.staged_bytes_max:
             raise LimitExceeded(
                 f"open transactions have staged {self._staged_bytes} bytes, and this batch would exceed "
                 "staged_bytes_max; commit or abort some, or raise the limit"
             )
+        # Companions first: a batch that is there has all of them.
+        number = self._stage = self._stage + 1
+        kept = [self._keep(opened, number, *companion, now_us, is_companion=True) for companion in companions]
+        staged = self._keep(opened, number, topic, request.partition, batch, now_us, request.expected_version)
+        if active.gate is not None:
+            staged.keys, staged.expected_version = key_counts(batch), request.expected_version
+        number = number if opened.shared else staged.offset
+        opened.stages[number] = staged
+        if kept:
+            opened.companions[number] = kept
+        return TransactionStaged(number)
+
+    def _keep(
+        self,
+        opened: _OpenTransaction,
+        number: int,
+        topic: Topic,
+        partition: int,
+        batch: Batch,
+        now_us: int,
+        expected_version: int | None = None,
+        *,
+        is_companion: bool = False,
+    ) -> StagedBatch:
+        """Append a batch to the staging log, with a header if the transaction is shared."""
         header = None
         if opened.shared:
-            self._stage += 1
-            header = StageHeader(opened.epoch, self._stage, topic.id, str(topic), request.partition, batch.crc)
-        staged = self._staging.keep(batch, topic.id, request.partition, now_us, header)
-        number = staged.offset if header is None else header.stage
-        opened.stages[number] = staged
+            where = topic.id, str(topic), partition, batch.crc, expected_version
+            header = StageHeader(opened.epoch, 0 if is_companion else number, *where, number if is_companion else 0)
+        staged = self._staging.keep(batch, topic.id, partition, now_us, header)
         opened.bytes += batch.length
         self._staged_bytes += batch.length
-        return TransactionStaged(number)
+        return staged
 
     def commit(self, request: TransactionCommit, now_us: int) -> Answer | PendingAnswer[Answer]:
         """Commit a transaction, or report that it was committed before."""
@@ -168,6 +233,8 @@ class Transactions:
         ):  # the broker's own commits have no name
             return self._ledger.durably(TransactionCommitted(last.sequence, repeated=True))
         opened = self._find(request.transaction, request.epoch, now_us)
+        if opened.processed:
+            raise Busy(f"{opened.processed} batches of the transaction {request.transaction} are being processed")
         chosen = self._select_stages(request, opened)
         self._checked_offsets(request)
         opened.committing = True
@@ -217,6 +284,14 @@ class Transactions:
         self._staging.when_synced(max((stage.next_offset for stage in stages), default=0), staged)
         return pending_answer
 
+    def is_applying(self, topic_id: int, partition: int) -> bool:
+        """Whether a commit is left to be applied to a partition."""
+        return self._commit_applier.is_pending((topic_id, partition))
+
+    def when_applied(self, topic_id: int, partition: int, tell: Callable[[], None]) -> None:
+        """Call back when no commit is left to be applied to a partition; at once if there is none."""
+        self._commit_applier.when_applied((topic_id, partition), tell)
+
     def tick(self, now_us: int) -> None:
         """Abort transactions that timed out, retry failed commits, and trim the staging log."""
         for name in self._deadlines.pop_due(now_us, _ABORTED_MAX):
@@ -252,10 +327,13 @@ class Transactions:
             of = by_epoch.get(header.epoch)
             topic = self._topics.by_id.get(header.topic_id)
             if of is not None and (topic is None or str(topic) == header.topic):
-                of.stages[header.stage] = staged
+                if header.companion_of:
+                    of.companions.setdefault(header.companion_of, []).append(staged)
+                else:
+                    of.stages[header.stage] = staged
                 of.bytes += staged.bytes
                 self._staged_bytes += staged.bytes
-        self._staging.hold((one.offset, one.first_offset) for of in by_epoch.values() for one in of.stages.values())
+        self._staging.hold((one.offset, one.first_offset) for of in by_epoch.values() for one in of.all_stages())
 
     def _check(self, request: TransactionBegin) -> None:
         name, sequence = request.transaction, request.sequence
@@ -282,7 +360,7 @@ class Transactions:
         if facts:
             self._ledger.record(now_us, *facts)
         if before is not None:
-            self._close(name, before, before.stages.values())
+            self._close(name, before, before.all_stages())
         self._open[name] = _OpenTransaction(self._epoch, sequence, timeout_us, request.join)
         self._deadlines.set(name, now_us + timeout_us)
         return TransactionBegun(self._epoch, sequence)
@@ -291,7 +369,7 @@ class Transactions:
         """Abort a transaction."""
         if opened.shared:
             self._ledger.record(now_us, TransactionUnshared(name, opened.epoch))
-        self._close(name, opened, opened.stages.values())
+        self._close(name, opened, opened.all_stages())
 
     def _close(self, name: str, opened: _OpenTransaction, unneeded: Iterable[StagedBatch]) -> None:
         """Remove a transaction from the open ones, and discard the batches that no commit needs."""
@@ -324,6 +402,7 @@ class Transactions:
         names = list(opened.stages) if request.stages is None else list(dict.fromkeys(request.stages))
         missing = sum(1 for name in names if name not in opened.stages)
         chosen = [opened.stages[name] for name in names if name in opened.stages]
+        chosen += [one for name in names for one in opened.companions.get(name, ())]
         missing += sum(1 for stage in chosen if stage.offset < self._staging.first_offset)
         if missing:
             raise InvalidArgument(
@@ -355,25 +434,49 @@ class Transactions:
         self._ledger.flush()  # may record other commits, whose numbers come before this one
         name, number = request.transaction, self._ledger.state.commits + 1
         try:
+            postponed = self._versions.check(chosen)
+            if postponed is not None:
+                postponed(partial(self._record_later, request, opened, chosen, now_us, pending_answer))
+                return
             moved = self._checked_offsets(
                 request
             )  # checked again: a rebalance may have moved partitions during the sync
             fact = Committed(number, name, opened.epoch, opened.sequence, now_us, stages, moved.group, moved.places)
+            is_new = bool(moved.group) and self._groups.is_new(moved.group)
             self._ledger.record(now_us, fact)
         except HeadraceError as error:
             self._not_committed(name, opened, now_us)
             pending_answer.resolve(error)
             return
+        own = len(opened.stages if request.stages is None else dict.fromkeys(request.stages))
+        if is_new:
+            self._groups.group_changed(moved.group, "created", now_us)
         needed = {stage.offset for stage in chosen}
-        self._close(name, opened, (stage for stage in opened.stages.values() if stage.offset not in needed))
+        self._close(name, opened, [stage for stage in opened.all_stages() if stage.offset not in needed])
 
         def told(outcome: list[PartitionOffset] | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
                 pending_answer.resolve(outcome)
             else:
-                pending_answer.resolve(TransactionCommitted(fact.sequence, places=outcome))
+                pending_answer.resolve(TransactionCommitted(fact.sequence, places=outcome[:own]))
 
-        self._commit_applier.follow(fact, told, now_us)
+        self._commit_applier.follow(fact, told, now_us, holds=self._versions.hold(chosen))
+
+    def _record_later(
+        self,
+        request: TransactionCommit,
+        opened: _OpenTransaction,
+        chosen: list[StagedBatch],
+        now_us: int,
+        pending_answer: PendingAnswer[Answer],
+        error: HeadraceError | None,
+    ) -> None:
+        """Record a commit that had to wait until the versions that it expects could be checked."""
+        if error is not None:
+            self._not_committed(request.transaction, opened, now_us)
+            pending_answer.resolve(error)
+        else:
+            self._record(request, opened, chosen, now_us, pending_answer)
 
     def _record_internal_commit(
         self,
@@ -394,7 +497,8 @@ class Transactions:
             pending_answer.resolve(_translated(error))
             return
         if stages:
-            self._commit_applier.follow(fact, pending_answer.resolve, now_us, batches)
+            holds = self._versions.hold(stages, batches)
+            self._commit_applier.follow(fact, pending_answer.resolve, now_us, batches, holds)
         else:
             self._ledger.durably(Done()).then(
                 lambda outcome: pending_answer.resolve(outcome if isinstance(outcome, HeadraceError) else [])

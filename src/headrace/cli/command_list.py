@@ -2,10 +2,13 @@
 
 import argparse
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.arguments import CommandParser, described
+
+if TYPE_CHECKING:
+    from headrace.plugins import Plugin
 
 COMMANDS = {
     "a broker": {
@@ -22,6 +25,14 @@ COMMANDS = {
         "queue": "manage work queues: inspect, drain and redrive their messages",
         "timeline": "list, add, move and cancel scheduled messages",
         "cron": "publish messages repeatedly, by a schedule",
+        "subject": "publish to subjects, and print what is published to them",
+        "request": "ask those who serve a subject, and print the reply",
+        "respond": "answer requests to a subject",
+        "sink": "deliver messages of a topic to a file, a web server or a plug-in",
+        "route": "carry messages from topics to other topics",
+        "service": "list registered services, their errors, and who may use the bus",
+        "events": "print what happens to topics, groups, services and the rest of the bus",
+        "logging": "set how much the broker logs about topics, producers and consumers",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",
@@ -41,6 +52,7 @@ COMMANDS = {
     "command line": {
         "context": "name brokers, and choose which one commands connect to",
         "completion": "print the completion script for your shell",
+        "plugins": "list plug-ins, and check that they load",
     },
 }
 """Commands with their summaries, by group. Module `headrace.cli.commands.NAME` defines `add_arguments(parser)`."""
@@ -80,11 +92,19 @@ off, $FORCE_COLOR turns them on everywhere.
 """
 
 
-def whole_parser() -> CommandParser:
-    """Return the top-level parser."""
-    width = max(len(name) for group in COMMANDS.values() for name in group)
+PLUG_INS = "plug-ins"
+"""The title of the commands that other packages add."""
+
+
+def whole_parser(words: Sequence[str] = ("serve",)) -> CommandParser:
+    """Return the top-level parser for a command line, by default without commands of plug-ins."""
+    groups = COMMANDS
+    if _needs_plugins(words):
+        others = {plugin.name: f"of {plugin.package}" for plugin in _command_plugins()}
+        groups = {**COMMANDS, PLUG_INS: others} if others else COMMANDS
+    width = max(len(name) for group in groups.values() for name in group)
     lines = ["Every topic is a durable log: run a broker, publish to topics and read them.", ""]
-    for title, group in COMMANDS.items():
+    for title, group in groups.items():
         lines += [f"{title}:", *(f"  {name:{width}}  {summary}" for name, summary in group.items()), ""]
     parser = CommandParser(
         prog="headrace",
@@ -96,11 +116,44 @@ def whole_parser() -> CommandParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="headrace")
-    for group in COMMANDS.values():
+    for title, group in groups.items():
         for name, summary in group.items():
             passes_on = name in PASSED_ON
-            commands.add_parser(name, fill=_filler(name), passes_on=passes_on, **described(summary, ""))
+            fill = _plugin_filler(name) if title == PLUG_INS else _filler(name)
+            commands.add_parser(name, fill=fill, passes_on=passes_on, **described(summary, ""))
     return parser
+
+
+def _needs_plugins(words: Sequence[str]) -> bool:
+    """Whether a command line asks for help, or names a command that is not built in: finding plug-ins takes time."""
+    first = words[0] if words else "--help"
+    return first in ("-h", "--help") or (
+        not first.startswith("-") and not any(first in group for group in COMMANDS.values())
+    )
+
+
+def _command_plugins() -> "list[Plugin]":
+    """The commands of other packages, but for those whose names Headrace itself uses."""
+    from headrace.plugins import COMMANDS as GROUP
+    from headrace.plugins import list_plugins
+
+    taken = {name for group in COMMANDS.values() for name in group}
+    return [plugin for plugin in list_plugins(GROUP) if plugin.name not in taken]
+
+
+def _plugin_filler(name: str) -> Callable[[CommandParser], None]:
+    def fill(parser: CommandParser) -> None:
+        from headrace.plugins import COMMANDS as GROUP
+        from headrace.plugins import find_plugin, load_plugin, plugin_failed
+
+        command, plugin = load_plugin(GROUP, name), find_plugin(GROUP, name)
+        assert plugin is not None
+        try:
+            command.add_arguments(parser)
+        except (Exception, SystemExit) as error:
+            raise plugin_failed(plugin, error, "cannot add its arguments") from error
+
+    return fill
 
 
 def _filler(name: str) -> Callable[[CommandParser], None]:

@@ -1,7 +1,9 @@
 """Error texts that name command-line options where the Python API's texts would not help."""
 
 import argparse
+import json
 import shlex
+from typing import Any
 
 from headrace.cli.near_names import near_names
 from headrace.model.errors import (
@@ -14,9 +16,12 @@ from headrace.model.errors import (
     LogNotFound,
     LogOwned,
     MessageLeased,
+    NoResponders,
     NotOwner,
+    RouteExists,
     ScheduleExists,
     ScheduleNotFound,
+    ServiceFailed,
     StaleVersion,
     SubscriptionExists,
     SubscriptionNotFound,
@@ -37,6 +42,14 @@ def explained(error: HeadraceError, given: argparse.Namespace) -> str:
     near = "" if _NEAREST in error.details else near_names(error, given)
     told = f"{error}; {near}" if near else str(error)
     return f"{told}{' ' if near else '; '}{advice}" if advice else told
+
+
+def service_error(error: HeadraceError) -> dict[str, Any]:
+    """Return code and details of the error of a handler, if it is one, as JSON can express them."""
+    if not isinstance(error, ServiceFailed):
+        return {}
+    details = json.loads(json.dumps(error.error_details, default=str))
+    return {"error_code": error.error_code, "error_details": details}
 
 
 def _about_log(error: HeadraceError, given: argparse.Namespace, directory: str) -> str:
@@ -92,6 +105,8 @@ _ADVICE: dict[type[HeadraceError], str] = {
     NotOwner: "--owner says in whose name",
     ScheduleNotFound: "headrace cron list shows those there are",
     ScheduleExists: "--replace puts the new one in its place",
+    RouteExists: "--replace puts the new one in its place",
+    NoResponders: "headrace respond starts one",
 }
 """What a user can do, by error code, where the error's text does not say it."""
 

@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.cli.arguments import UsageError
 from headrace.cli.command_list import PASSED_ON, whole_parser
-from headrace.cli.error_texts import explained
+from headrace.cli.error_texts import explained, service_error
 from headrace.cli.terminal import colours
 from headrace.cli.terminal.interrupts import Interrupted, Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, let_go_of_stdout, say
-from headrace.model.errors import HeadraceError, TooManyFiles
+from headrace.model.errors import HeadraceError, PluginUnavailable, TooManyFiles
 
 USAGE_CODE = "usage_error"
 """The error code of wrong usage."""
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _tell_usage(error, as_json="--json" in options)
         return EXIT_USAGE
+    except PluginUnavailable as error:
+        _tell_error(error.code, str(error), error.retryable, as_json="--json" in options)
+        return EXIT_ERROR
     except SystemExit as end:
         let_go_of_stdout()
         return int(end.code or 0)
@@ -49,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return 0  # the reader of our output has closed the pipe
         except HeadraceError as error:
-            _tell_error(error.code, explained(error, given), error.retryable, as_json=out.json)
+            details = service_error(error)
+            _tell_error(error.code, explained(error, given), error.retryable, as_json=out.json, details=details)
         except OSError as error:
             _tell_error(*_of_the_system(error), as_json=out.json)
     return EXIT_ERROR
@@ -64,7 +69,7 @@ def _options(words: Sequence[str]) -> set[str]:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = whole_parser()
+    parser = whole_parser(words)
     given = parser.parse_args(words)
     if "run" not in given:
         given.parser.print_help(sys.stderr)
@@ -100,8 +105,8 @@ def _tell_usage(error: UsageError, *, as_json: bool) -> None:
     say({"error": content}, f"{usage}{prog}: {mark} {error}", as_json=as_json)
 
 
-def _tell_error(code: str, text: str, retryable: bool, *, as_json: bool) -> None:
-    content = {"error": {"code": code, "message": text, "retryable": retryable}}
+def _tell_error(code: str, text: str, retryable: bool, *, as_json: bool, details: dict[str, Any] | None = None) -> None:
+    content = {"error": {"code": code, "message": text, "retryable": retryable, **(details or {})}}
     mark = colours.paint("headrace:", "bad", stream="stderr")
     say(content, f"{mark} {text} [{code}]", as_json=as_json)
 

@@ -1,10 +1,17 @@
-"""Suggestions for misspelt names of topics, groups, subscriptions and schedules."""
+"""Suggestions for misspelt names of topics, groups, subscriptions, schedules and routes."""
 
 import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.model.errors import GroupNotFound, HeadraceError, ScheduleNotFound, SubscriptionNotFound, TopicNotFound
+from headrace.model.errors import (
+    GroupNotFound,
+    HeadraceError,
+    RouteNotFound,
+    ScheduleNotFound,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from headrace.model.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -20,6 +27,7 @@ _KINDS: dict[type[HeadraceError], tuple[tuple[str, ...], Callable[["Bus", argpar
         lambda bus, given: [each.subscription for each in bus.subscriptions(given.topic)],
     ),
     ScheduleNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.crons()]),
+    RouteNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.routes.list()]),
 }
 """By error code: which argument holds the name, and how to list the existing names."""
 

@@ -30,6 +30,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """When the broker appended them, in microseconds since 1970."""
     topic_id: int = 0
     """Of the topic: one that is made again under the same name has another."""
+    stored: int | None = None
+    """How many messages, from `offset` on, the topic's middleware made of the batch, if it makes more or fewer of it;
+    0 if that is not known any more. The offset is then that of the first one made of the batch.
+    """
 
 
 def merged(receipts: list[Receipt]) -> list[Receipt]:
@@ -38,7 +42,8 @@ def merged(receipts: list[Receipt]) -> list[Receipt]:
     for receipt in sorted(receipts, key=lambda each: (each.topic, each.partition, each.offset)):
         last = whole[-1] if whole else None
         follows = last and (last.topic, last.partition) == (receipt.topic, receipt.partition)
-        if last and follows and last.offset + last.count == receipt.offset:
+        is_counted = receipt.stored is not None or (last is not None and last.stored is not None)
+        if last and follows and last.offset + last.count == receipt.offset and not is_counted:
             whole[-1] = msgspec.structs.replace(
                 last,
                 count=last.count + receipt.count,
@@ -55,6 +60,8 @@ def receipt_at(receipt: Receipt, place: int) -> Receipt:
     """The receipt of one message out of a batch's."""
     if receipt.count == 1 or not receipt.count:
         return receipt
+    if receipt.stored is not None:  # nobody knows which of those that were made are this one
+        return msgspec.structs.replace(receipt, count=1)
     return msgspec.structs.replace(receipt, offset=receipt.offset + place, count=1)
 
 

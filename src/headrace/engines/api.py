@@ -10,7 +10,11 @@ from typing import Protocol
 
 from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
+from headrace.engines.delivered_partition import DeliveredPartition
+from headrace.engines.derived_cache import DerivedCache
+from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
+from headrace.engines.key_index import KeyCounts, KeyEntry, KeyIndex, key_counts
 from headrace.engines.leased.contents import Contents
 from headrace.engines.leased.disciplines import RANK_BITS
 from headrace.engines.leased.edits import Content, EditRecord, PackedEdits, pack_edits, whole
@@ -22,8 +26,8 @@ from headrace.engines.leased.packing import packed, unpacked
 from headrace.engines.leased.release_notes import ReleaseNote
 from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
-from headrace.engines.partition import Appended, Partition, Slice
-from headrace.engines.producers import FORGOTTEN, PRODUCER_MIN, marked
+from headrace.engines.partition import Appended, Partition, Slice, check_version
+from headrace.engines.producers import FORGOTTEN, FORWARDER_MIN, PRODUCER_MIN, forwarded_by, forwarder_id, marked
 from headrace.engines.store import Store, as_headrace_error, log_settings
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
@@ -35,15 +39,21 @@ __all__ = [
     "FORGOTTEN",
     "FORMAT",
     "FORMER_FORMAT",
+    "FORWARDER_MIN",
     "PRODUCER_MIN",
     "RANK_BITS",
     "SESSION_BOUND_US",
     "UPGRADING",
     "Appended",
     "Ballast",
+    "BatchTransform",
     "Content",
     "DataDirectory",
     "DataFormat",
+    "DeliveredPartition",
+    "DerivedCache",
+    "DerivedPart",
+    "DerivedPartition",
     "EditRecord",
     "Findings",
     "ForecastCounter",
@@ -53,6 +63,9 @@ __all__ = [
     "Gap",
     "Journal",
     "JournaledPartition",
+    "KeyCounts",
+    "KeyEntry",
+    "KeyIndex",
     "LeasedPartition",
     "MessageCounts",
     "MessageState",
@@ -74,6 +87,10 @@ __all__ = [
     "UpgradeGap",
     "UpgradedLog",
     "as_headrace_error",
+    "check_version",
+    "forwarded_by",
+    "forwarder_id",
+    "key_counts",
     "log_settings",
     "marked",
     "new_replayed_partition",
@@ -160,6 +177,7 @@ class LeasedPartition(JournaledPartition, Protocol):
     def ready_times(self, offsets: Sequence[int], wanted_us: Sequence[int]) -> list[int]: ...
 
     # Read contents.
+    def read_contents_from(self, partition: Partition) -> None: ...
     def read(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]: ...
     def read_some(self, offsets: Sequence[int], bytes_max: int) -> tuple[Columns, list[int], Sequence[int]]: ...
     def read_stored(self, offsets: Sequence[int]) -> tuple[Columns, list[int]]: ...
@@ -217,10 +235,14 @@ def open_leased_partition(
     settings: SubscriptionSettings,
     ttl_us: int | None,
     edits: Mapping[int, EditRecord],
+    delivered: Partition | None = None,
 ) -> LeasedPartition:
-    """Take over what the journal said, which is not used any more; `load` reads the rest from the log."""
+    """Take over what the journal said, which is not used any more; `load` reads the rest from the log.
+
+    Contents are read from the partition as it is `delivered`, if that differs.
+    """
     assert isinstance(replayed, ReplayedIndex)
-    return LeasedIndex(replayed, partition, name, settings, ttl_us, edits)
+    return LeasedIndex(replayed, partition, name, settings, ttl_us, edits, delivered)
 
 
 def stored_messages(partition: Partition) -> StoredMessages:

@@ -81,7 +81,8 @@ class Store:
         self, name: str, settings: TopicSettings, floor: int, lost_floor: int, owner: PartitionOwner | None
     ) -> StoredLog:
         if self.data is None or settings.storage is Storage.MEMORY:
-            return MemoryLog(settings.memory_bytes, first_offset=floor)
+            drop_oldest = not settings.key_versions
+            return MemoryLog(settings.memory_bytes, first_offset=floor, drop_oldest=drop_oldest)
         root = f"{self.directory}/{TOPICS}"
         if owner is not None:
             owner = self.data.checked_owner(f"{root}/{name}", owner)
@@ -133,4 +134,5 @@ def log_settings(settings: TopicSettings) -> LogSettings:
         segment_bytes=segment_bytes,
         segment_age_us=None if seconds is None else max(round(seconds * _SECOND_US), 1),
         memory_bytes=settings.memory_bytes,
+        drop_oldest=not settings.key_versions,
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.model.errors import UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
+from headrace.plugins import AUTHENTICATORS, make_plugin
 
 ANONYMOUS_MECHANISM = "anonymous"
 """The mechanism of clients that give no credentials."""
@@ -24,6 +25,22 @@ class Peer(NamedTuple):
 
 Authenticate = Callable[[str, bytes, Peer], "Identity | PendingAnswer[Identity]"]
 """Takes the mechanism, the credentials and the peer; raises, or resolves with, an error for a client to refuse."""
+
+
+class AnonymousAuthenticator:
+    """The authenticator that is used when no other is named."""
+
+    api = 1
+
+    def __call__(self, mechanism: str, credentials: bytes, peer: Peer) -> Identity:
+        """Let everybody in who gives no credentials."""
+        return authenticate_anonymous(mechanism, credentials, peer)
+
+
+def load_authenticator(name: str) -> Authenticate:
+    """Make the authenticator of that name; raises PluginUnavailable if there is none, or it cannot be used."""
+    made: Authenticate = make_plugin(AUTHENTICATORS, name, ("__call__",))
+    return made
 
 
 def authenticate_anonymous(mechanism: str, credentials: bytes, peer: Peer) -> Identity:  # noqa: ARG001

@@ -1,17 +1,12 @@
 """Gateways of other packages, found by the scheme of an address and loaded only then."""
 
-import logging
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
 
 from headrace.gateways.addresses import ListenAddress
 from headrace.gateways.gateway import Gateway, GatewayContext, GatewayFactory
-from headrace.model.errors import GatewayUnavailable, HeadraceError
+from headrace.model.errors import GatewayUnavailable, HeadraceError, PluginUnavailable
+from headrace.plugins import GATEWAYS, find_plugin, load_plugin
 
-logger = logging.getLogger("headrace.gateways")
-
-GROUP = "headrace.gateways"
-"""The entry-point group: a plug-in's name there is the scheme of its addresses."""
 _MEMBERS = sorted(name for name in vars(Gateway) if not name.startswith("_"))
 
 
@@ -57,48 +52,23 @@ def gateway_failed(factory: GatewayFactory, addresses: Sequence[ListenAddress], 
 def _package(factory: GatewayFactory, addresses: Sequence[ListenAddress]) -> str:
     """The name of the package that has a gateway, or that of its module."""
     for address in addresses:
-        for entry in entry_points(group=GROUP, name=address.scheme):
-            if entry.dist is not None:
-                return entry.dist.name
+        plugin = find_plugin(GATEWAYS, address.scheme)
+        if plugin is not None:
+            return plugin.distribution
     return str(getattr(factory, "__module__", None) or type(factory).__name__)
 
 
 def _load(address: ListenAddress) -> GatewayFactory:
-    entry = _entry_point(address)
-    package = entry.dist.name if entry.dist is not None else entry.module
     try:
-        factory = entry.load()
-    except (Exception, SystemExit) as error:
-        raise GatewayUnavailable(
-            f"cannot listen on {address}: the gateway {entry.value} of {package} cannot be loaded: "
-            f"{type(error).__name__}: {error}; mend or reinstall {package}",
-            scheme=address.scheme,
-        ) from error
+        factory = load_plugin(GATEWAYS, address.scheme)
+    except PluginUnavailable as error:
+        raise GatewayUnavailable(f"cannot listen on {address}: {error}", scheme=address.scheme) from error
     if not callable(factory):
+        package = _package(factory, [address])
         raise GatewayUnavailable(
-            f"cannot listen on {address}: {entry.value} of {package} is a {type(factory).__name__} and makes no "
-            f"gateway; install another version of {package}",
+            f"cannot listen on {address}: {type(factory).__name__} {factory!r} of {package} makes no gateway; install "
+            f"another version of {package}",
             scheme=address.scheme,
         )
-    logger.info("gateway loaded  scheme=%s package=%s", address.scheme, package)
     made: GatewayFactory = factory
     return made
-
-
-def _entry_point(address: ListenAddress) -> EntryPoint:
-    found = {entry.value: entry for entry in entry_points(group=GROUP, name=address.scheme)}
-    if not found:
-        known = ", ".join(sorted({"headrace", "unix", *entry_points(group=GROUP).names}))
-        raise GatewayUnavailable(
-            f"cannot listen on {address}: there is no gateway for {address.scheme}://; there are {known}; install the "
-            "package that has it, where Headrace is installed",
-            scheme=address.scheme,
-        )
-    if len(found) > 1:
-        packages = sorted(entry.dist.name if entry.dist is not None else entry.value for entry in found.values())
-        raise GatewayUnavailable(
-            f"cannot listen on {address}: several packages have a gateway for {address.scheme}://: "
-            f"{', '.join(packages)}; uninstall all but one",
-            scheme=address.scheme,
-        )
-    return next(iter(found.values()))

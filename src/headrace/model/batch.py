@@ -61,6 +61,8 @@ FLAG_LOST = 2
 
 FLAG_GATHERED = 4
 """Made by a broker of several producers' batches: the column `origins` tells whose."""
+FLAG_VERSIONED = 16
+"""The broker wrote the version of each message with a key into its headers."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -509,6 +511,12 @@ def _decoded(decoder: Any, body: Bytes) -> Any:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBatch(f"the body is not columns of messages: {error}") from error
+
+
+def decode_origins(body: Bytes) -> Sequence[Origin]:
+    """The origins in the body of a batch without messages, which only says whose they were."""
+    columns: Columns = _decoded(_decoder, body)
+    return columns.origins or ()
 
 
 def _check_lengths(columns: Columns | Outline, count: int, span: int) -> None:

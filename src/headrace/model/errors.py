@@ -453,6 +453,182 @@ class InternalError(HeadraceError):
     code = "internal_error"
 
 
+class MessageRefused(HeadraceError):
+    """The topic's middleware refuses messages of the batch; nothing was stored."""
+
+    code = "message_refused"
+
+
+class MiddlewareFailed(HeadraceError):
+    """A middleware of the topic failed; nothing was stored."""
+
+    code = "middleware_failed"
+
+
+class MiddlewareTimeout(HeadraceError):
+    """A middleware of the topic does not return, or has not returned in time; nothing was stored."""
+
+    code = "middleware_timeout"
+    retryable = True
+
+
+class NoResponders(HeadraceError):
+    """Nobody serves the subject; nothing was sent."""
+
+    code = "no_responders"
+    retryable = True
+
+
+class ResponderLost(HeadraceError):
+    """The responder's connection ended before it answered; it may have handled the request."""
+
+    code = "responder_lost"
+    retryable = True
+
+
+class ServiceFailed(HeadraceError):
+    """The handler of a request has failed."""
+
+    code = "service_failed"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        error_code: str = "error",
+        retryable: bool = False,
+        error_details: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
+        super().__init__(text, **details, **more)
+        self.__dict__.update(details)
+
+    error_code: str
+    """The code of the handler's error."""
+    error_details: dict[str, Any]
+    """The details of the handler's error."""
+
+
+class ServiceNotFound(HeadraceError, LookupError):
+    """No instance of that service is registered."""
+
+    code = "service_not_found"
+
+
+class NotRegistered(HeadraceError):
+    """The tenant admits registered services only, and this client has registered none."""
+
+    code = "not_registered"
+
+
+class UnexpectedVersion(HeadraceError):
+    """The key has another number of messages than the publisher expected; nothing was appended."""
+
+    code = "unexpected_version"
+
+
+class EventsMissing(HeadraceError):
+    """Events of the aggregate are missing: compaction or damage removed them, and its state cannot be computed."""
+
+    code = "events_missing"
+
+
+class TopicChanged(HeadraceError):
+    """The topic was deleted and created again since a projection applied its messages; rebuild the projection."""
+
+    code = "topic_changed"
+
+
+class HandlerEndedTransaction(HeadraceError):
+    """A projection's handler has ended the database transaction, which belongs to the projection; remove the commit."""
+
+    code = "handler_ended_transaction"
+
+
+class InvalidContentQuery(InvalidArgument):
+    """The content query cannot be used: it is malformed, too large, or asks for what it may not."""
+
+    code = "invalid_content_query"
+
+
+class ContentSupportMissing(HeadraceError):
+    """Content queries need packages that are not installed here: run `pip install 'headrace[content]'`."""
+
+    code = "content_support_missing"
+
+
+class TopicIsView(HeadraceError):
+    """The topic is a virtual topic (view), which stores nothing itself: use its source topic."""
+
+    code = "topic_is_view"
+
+
+class TopicHasViews(HeadraceError):
+    """Virtual topics (views) read from the topic; delete them first."""
+
+    code = "topic_has_views"
+
+
+class RouteNotFound(HeadraceError, LookupError):
+    """There is no route of that name."""
+
+    code = "route_not_found"
+
+
+class RouteExists(HeadraceError):
+    """There is already a route of that name."""
+
+    code = "route_exists"
+
+
+class RouteLoop(InvalidArgument):
+    """The route would carry messages back to where they come from."""
+
+    code = "route_loop"
+
+
+class PluginUnavailable(HeadraceError):
+    """A plug-in that is asked for is not installed or cannot be used; the text says why, and what to do."""
+
+    code = "plugin_unavailable"
+
+
+class DeliveryRefused(HeadraceError):
+    """The receiver of a sink did not take a message."""
+
+    code = "delivery_refused"
+    retryable = True
+
+    def __init__(self, text: str | None = None, *, retryable: bool = True) -> None:
+        super().__init__(text, retryable=retryable)
+        self.__dict__["retryable"] = retryable
+
+
+class JobFailed(HeadraceError):
+    """The job failed for good: it was rejected, it expired, or it was delivered as often as it may be."""
+
+    code = "job_failed"
+
+    def __init__(
+        self,
+        text: str | None = None,
+        *,
+        error_code: str = "error",
+        retryable: bool = False,
+        error_details: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        details = {"error_code": error_code, "retryable": retryable, "error_details": error_details or {}}
+        super().__init__(text, **details, **more)
+        self.__dict__.update(details)
+
+    error_code: str
+    """Why: `job_rejected`, `deliveries_exhausted`, `lease_expired`, `message_expired`, or the code of another error."""
+    error_details: dict[str, Any]
+    """Topic, partition, offset, subscription and deliveries of the job."""
+
+
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)

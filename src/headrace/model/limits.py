@@ -28,6 +28,47 @@ TENANT_NAME_CHARS_MAX = 40
 GROUP_NAME_CHARS_MAX = 249
 PLAIN_NAME_CHARS_MAX = 120
 
+SUBJECT_CHARS_MAX = 249
+"""Characters of a subject, and of a pattern of subjects."""
+
+PATTERN_RUNS_MAX = 8
+"""How often `#` can stand in a pattern of subjects, after those beside each other are taken together."""
+
+LIVE_SUBSCRIPTIONS_MAX = 10_000
+"""Live subscriptions and responders of one connection, each."""
+
+LIVE_SUBSCRIPTIONS_IN_ALL_MAX = 1_000_000
+"""Live subscriptions and responders of a broker, each."""
+
+LIVE_BACKLOG_BYTES_MAX = 64 << 20
+"""Messages to subjects that wait because those before them go to many subscribers, in all."""
+
+REQUESTS_OPEN_MAX = 768
+"""Unanswered requests to subjects of one connection; fewer than a gateway takes requests before it stops reading."""
+
+REQUESTS_WAITING_MAX = 10_000
+"""Requests of one tenant that wait because all responders of their subject are busy."""
+
+REQUESTS_WAITING_BYTES_MAX = 64 << 20
+"""Values and headers of all requests that wait so."""
+
+REPLIES_UNSENT_BYTES_MAX = 64 << 20
+"""Values of replies to one connection that arrive while its client does not take what it is sent."""
+
+WAITING_SUBJECTS_MAX = 1_000
+"""Subjects of one tenant to which requests wait."""
+
+REQUEST_SECONDS_MAX = 86_400
+"""The longest time that a reply can be waited for."""
+
+RESPONDER_CONCURRENCY_MAX = 10_000
+"""Requests that one responder can have at once."""
+
+ERROR_CODE_CHARS_MAX = 120
+ERROR_TEXT_CHARS_MAX = 4_000
+ERROR_DETAILS_BYTES_MAX = 16 << 10
+"""Bounds of the error object with which a responder answers."""
+
 PARTITIONS_MAX = 1024
 """Partitions of one topic."""
 
@@ -63,6 +104,19 @@ PRIORITY_STORED_MAX = (1 << 31) - 1
 PRIORITY_STORED_MIN = -(1 << 31)
 """Bounds of priorities that a message can have."""
 
+MULTICAST_TOPICS_MAX = 1000
+"""Topics that one message can be published to at once."""
+
+VERSIONED_BATCH_MESSAGES_MAX = 4096
+"""Messages in one batch for a topic with key_versions: the broker writes a header into each."""
+
+HISTORY_MESSAGES_MAX = 1000
+HISTORY_BYTES_MAX = 8 << 20
+"""Bounds of one page of a key's history; a page has at least one message, however large."""
+
+WAITING_PUBLISH_BYTES_MAX = 32 << 20
+"""Batches that wait in one partition until the index of its keys is loaded, or a transaction is appended."""
+
 STATE_BYTES_MAX = 64 << 10
 """What one holder of a message can tell the next one when it gives the message back."""
 
@@ -71,6 +125,28 @@ REASON_CHARS_MAX = 8_000
 
 SCHEDULES_MAX = 10_000
 """Schedules of one broker."""
+
+SERVICE_INSTANCES_MAX = 10_000
+"""Registered instances of services of one broker."""
+
+SERVICE_BYTES_MAX = 64 << 10
+"""What one instance of a service says of itself, encoded: metadata, topics, subjects and schemas together."""
+
+SERVICE_TTL_MS_MIN = 100
+SERVICE_TTL_MS_MAX = 3_600_000
+"""Bounds of the time that an instance of a service stays without a sign of life."""
+
+ERRORS_REPORTED_MAX = 100
+"""Errors of a service in one report."""
+
+ERROR_BYTES_MAX = 64 << 10
+"""One reported error, encoded, its traceback and details included."""
+
+LOG_RULES_MAX = 1000
+"""Logging levels that are set in one broker."""
+
+EVENTS_PENDING_MAX = 100_000
+"""Events about the bus that wait to be recorded; what is more is counted and dropped."""
 
 SECONDS_MAX = 1e10
 """Settings in seconds are less: more than 300 years, and still exact in microseconds."""
@@ -86,3 +162,59 @@ IDEMPOTENCY_KEY_CHARS_MAX = 255
 
 IDEMPOTENCY_SECONDS = 86_400
 """How long an idempotency key is remembered."""
+
+MIDDLEWARE_MAX = 16
+"""Middleware that one topic can have."""
+
+MIDDLEWARE_BYTES_MAX = 64 << 10
+"""A topic's setting `middleware` as JSON."""
+
+MIDDLEWARE_THREADS_MAX = 4
+"""Threads on which middleware runs that is not inline, besides those that are stuck."""
+
+MIDDLEWARE_STUCK_MAX = 16
+"""Threads that middleware may hold beyond its deadline; then all middleware that needs a thread is refused."""
+
+MIDDLEWARE_QUEUED_BYTES_MAX = 64 << 20
+"""Batches of one topic that wait for its middleware."""
+
+INLINE_BYTES_MAX = 64 << 10
+INLINE_COUNT_MAX = 256
+"""The largest batch that inline middleware processes on the broker's event loop; larger ones go to a thread."""
+ROUTES_MAX = 10_000
+"""Routes of one broker."""
+
+ROUTE_TARGETS_MAX = 100
+"""Topics that one route carries messages to."""
+
+ROUTE_HEADERS_MAX = 32
+"""Headers in the condition of one route."""
+
+ROUTE_CONTENT_MAX = 100
+"""Routes from one topic that look into the content of messages: each of them looks at each message."""
+
+ROUTE_GRAPH_MAX = 10_000
+"""Steps between topics that are followed to find out whether a new route would close a loop."""
+
+CONTENT_QUERY_BYTES_MAX = 16 << 10
+"""A content query as JSON: what `exact` and `partial` compare with."""
+
+CONTENT_PATTERN_CHARS_MAX = 1_000
+"""A regular expression or a JSONPath of a content query."""
+
+CONTENT_QUERY_DEPTH_MAX = 32
+"""Nesting of a content query: of the objects and arrays that it compares with, and of the filters of a JSONPath."""
+
+CONTENT_PROGRAM_MAX = 1_000
+"""Instructions of a compiled regular expression."""
+
+CONTENT_BYTES_MAX = 1 << 20
+"""The largest value that a JSON query decodes; a larger one counts as failed."""
+
+CONTENT_DEPTH_MAX = 128
+"""The deepest nesting of a value that a JSON query looks into; a deeper one counts as failed."""
+
+CONTENT_STEPS_MAX = 32_768
+"""Steps that a content query may take for one message, about 0.2 microseconds each; with more it counts as failed."""
+RESULT_BYTES_MAX = 1 << 20
+"""The result of a job."""

@@ -4,6 +4,7 @@ import msgspec
 
 from headrace.model.errors import MessageTooLarge
 from headrace.model.headers import HeaderPair, Headers, header_bytes, header_pairs
+from headrace.model.key_versions import version_in
 from headrace.model.representation import described_fields
 
 
@@ -22,6 +23,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     priority: int | None = None
     expires: int | None = None
     """Not to be delivered after."""
+
+    @property
+    def version(self) -> int | None:
+        """How many messages of its key come before it, in a topic with key_versions; None elsewhere."""
+        return None if self.key is None else version_in(self.headers)
 
     @property
     def header_list(self) -> list[HeaderPair]:

@@ -56,7 +56,7 @@ class PartitionInfo(WireStruct):
 class TopicInfo(Answer):
     """A topic as it is now; the answer to TopicCreate, TopicAlter and TopicDescribe."""
 
-    tenant_fields = ("topic", "groups")
+    tenant_fields = ("topic", "groups", "settings.view_of", "views")
 
     topic: str
     id: int
@@ -67,6 +67,10 @@ class TopicInfo(Answer):
     groups: list[str] = []
     error: str = ""
     """Why it could not be opened; empty when it works."""
+    views: list[str] = []
+    """The virtual topics that read from it."""
+    view_failed: int = 0
+    """Of a virtual topic: messages that it leaves out because its query took too long for them, since the start."""
 
 
 # Topics.
@@ -75,6 +79,8 @@ class TopicInfo(Answer):
 @declare(Kind.TOPIC_CREATE, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicCreate(Request[TopicInfo]):
     """Create a topic."""
+
+    tenant_fields = ("settings.view_of",)
 
     topic: str
     settings: dict[str, Any] = {}
@@ -86,6 +92,8 @@ class TopicCreate(Request[TopicInfo]):
 @declare(Kind.TOPIC_ALTER, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
 class TopicAlter(Request[TopicInfo]):
     """Change settings of a topic while it is in use."""
+
+    tenant_fields = ("settings.view_of",)
 
     topic: str
     settings: dict[str, Any]
@@ -157,6 +165,8 @@ class Published(Answer):
     """The batch was appended before: this is its original offset."""
     topic_id: int = 0
     """Id of the topic; a later topic of the same name has another."""
+    stored: int | None = None
+    """How many messages the topic's middleware made of the batch, if it may make more or fewer; 0: not known."""
 
 
 # Publishing and reading.
@@ -172,6 +182,8 @@ class Publish(Request[Published]):
     """The durability to wait for, at least the topic's own."""
     expected_offset: int | None = None
     """Append only if this is the offset that the batch gets."""
+    expected_version: int | None = None
+    """Append only if the key, the same in all messages, has so many messages; of a topic with key_versions."""
 
 
 class OffsetsFound(Answer):
@@ -407,6 +419,8 @@ class TransactionStage(Request[TransactionStaged]):
     epoch: int
     topic: str
     partition: int
+    expected_version: int | None = None
+    """As for Publish; checked at the commit, and counted from the messages that the transaction staged before."""
 
 
 class TransactionCommitted(Answer):

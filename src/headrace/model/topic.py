@@ -8,12 +8,15 @@ import msgspec
 
 from headrace.model.arguments import shortened, shown
 from headrace.model.codec import Codec
+from headrace.model.content.query import ContentQuery
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import (
     BATCH_BYTES_MAX,
     GROUP_NAME_CHARS_MAX,
     MESSAGE_BYTES_MAX,
+    MIDDLEWARE_BYTES_MAX,
+    MIDDLEWARE_MAX,
     PARTITIONS_MAX,
     PLAIN_NAME_CHARS_MAX,
     SECONDS_MAX,
@@ -170,6 +173,16 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`producer`: as it comes; else what clients use for this topic: `none`, `lz4` or `zstd`."""
     memory_bytes: int = 256 << 20
     """With storage `memory` or `spill`: how much of a partition is in memory."""
+    key_versions: bool = False
+    """Number the messages of each key 0, 1, 2, …, for `expected_version` and `history`; retention is not possible."""
+    middleware: tuple[dict[str, Any], ...] = ()
+    """What messages pass through when they are published and delivered, in order: a `name` and its options each."""
+    middleware_seconds: float = 5.0
+    """How long middleware that runs on a thread may take for a batch; the batch is refused then."""
+    view_of: str | None = None
+    """Make a virtual topic (view) of this topic: it stores nothing, and has the messages that view_query selects."""
+    view_query: ContentQuery | None = None
+    """Of a virtual topic: one of `exact`, `partial`, `regex` and `jsonpath`, which a message's value has to match."""
 
     def __post_init__(self) -> None:
         _bounded("partitions", self.partitions, 1, PARTITIONS_MAX)
@@ -179,7 +192,9 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             _bounded("segment_bytes", self.segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
         if self.retain_bytes is not None:
             _bounded("retain_bytes", self.retain_bytes, 1, 1 << 60)
-        for name in ("retain_seconds", "ttl_seconds", "segment_seconds"):
+        if self.middleware:
+            _check_middleware(self.middleware)
+        for name in ("retain_seconds", "ttl_seconds", "segment_seconds", "middleware_seconds"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < SECONDS_MAX:
                 raise InvalidArgument(f"{name} must be more than 0 and less than {SECONDS_MAX:.0e}, not {seconds}")
@@ -189,11 +204,35 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidArgument("a topic in memory has durability memory: it cannot be written or synced")
         if self.compact_by_key and self.validity is not Validity.KEEP:
             raise InvalidArgument("compact_by_key needs validity keep")
+        if (self.view_of is None) != (self.view_query is None):
+            raise InvalidArgument("view_of and view_query go together: give both for a virtual topic, or neither")
+        if self.view_of is not None:
+            parse_topic(self.view_of)
+        if self.key_versions:
+            self._check_key_versions()
+
+    def _check_key_versions(self) -> None:
+        """Refuse settings under which the messages of a key could not be counted exactly."""
+        for name in ("retain_seconds", "retain_bytes"):
+            if getattr(self, name) is not None:
+                raise InvalidArgument(
+                    f"key_versions and {name} exclude each other: retention removes messages that versions count; "
+                    f"leave out {name}, or use compact_by_key, which keeps the last message of each key"
+                )
+        if self.validity is not Validity.KEEP:
+            raise InvalidArgument("key_versions needs validity keep: versions count all messages of a key")
+        if self.storage is Storage.DISK and self.durability is not Durability.SYNCED:
+            raise InvalidArgument(
+                "key_versions needs durability synced: else a power loss could give a version to two messages"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, in plain values."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         content["durability"] = self.durability.name.lower()
+        content["middleware"] = list(content["middleware"])
+        if self.view_of is None:  # so an earlier Headrace can read the settings of all other topics
+            del content["view_of"], content["view_query"]
         return content
 
 
@@ -221,3 +260,19 @@ def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> 
 def _bounded(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise InvalidArgument(f"{name} must be {least} to {most}, not {value}")
+
+
+def _check_middleware(entries: tuple[dict[str, Any], ...]) -> None:
+    """Refuse a list of middleware that is too long, or whose entries have no name."""
+    if len(entries) > MIDDLEWARE_MAX:
+        raise InvalidArgument(f"a topic has at most {MIDDLEWARE_MAX} middleware, not {len(entries)}")
+    for entry in entries:
+        name = entry.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= PLAIN_NAME_CHARS_MAX:
+            raise InvalidArgument(
+                'each entry of middleware is an object with a name and options, such as {"name": "compress", '
+                f'"codec": "zstd"}}, not {shown(entry)}'
+            )
+    size = len(msgspec.json.encode(entries))
+    if size > MIDDLEWARE_BYTES_MAX:
+        raise InvalidArgument(f"middleware has at most {MIDDLEWARE_BYTES_MAX} bytes as JSON, not {size}")

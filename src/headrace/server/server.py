@@ -7,11 +7,13 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.client.connection.fork_guard import detach
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.plugins import MIDDLEWARE, load_plugin
 from headrace.server.directory_lock import DirectoryLock
 from headrace.server.gateway_list import (
     any_busy,
@@ -56,6 +58,7 @@ class LoopPorts:
         self.call_at_turn_end = scheduler.call_at_turn_end
         self.call_threadsafe = scheduler.call_threadsafe
         self.background = worker.submit
+        self.new_worker = type(worker)
         self.wake_at = wake_at
 
 
@@ -91,11 +94,13 @@ class Server:
     async def start(self) -> None:
         """Open the data and start all gateways; clients are served when it returns."""
         # Imported here: whoever only wants to know the settings should not have to wait for the rest.
+        from headrace.gateways.authentication import load_authenticator
         from headrace.runtime.process_info import process_info
 
         settings = self.settings
         addresses = listen_addresses(settings)
         factories = load_gateways(addresses)  # before the data is opened: an unknown scheme changes nothing there
+        self._authenticate = self._authenticate or load_authenticator(settings.authenticator)
         try:
             broker = self._open()
             context = self._context(broker)
@@ -161,12 +166,13 @@ class Server:
             new_id=secrets.token_hex(8),
             version=version(),
             now_us=self._runtime.now_us(),
+            load_middleware=partial(load_plugin, MIDDLEWARE),
         )
         self._runtime.clock.go_on_from(self._broker.last_us)
         return self._broker
 
     def _context(self, broker: "Broker") -> "GatewayContext":
-        from headrace.gateways.authentication import authenticate_anonymous
+        assert self._authenticate is not None
         from headrace.gateways.connection_limit import ConnectionLimit
         from headrace.gateways.gateway import GatewayContext, GatewaySettings
 
@@ -184,7 +190,7 @@ class Server:
             http_stream_seconds=self.settings.http_stream_seconds,
         )
         limit = ConnectionLimit(self._connections_max)
-        return GatewayContext(broker, self._runtime, self._authenticate or authenticate_anonymous, limit, settings)
+        return GatewayContext(broker, self._runtime, self._authenticate, limit, settings)
 
     def _add_gateway(self, gateway: "Gateway") -> None:
         from headrace.gateways.native.gateway import NativeGateway

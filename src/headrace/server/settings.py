@@ -53,6 +53,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The longest time that a request of HTTP may wait for messages."""
     http_stream_seconds: float = 0.0
     """How long a stream of HTTP lasts before its client has to open it again; 0 for any time."""
+    authenticator: str = "anonymous"
+    """Who decides who a client is: anonymous, which lets everybody in, or the name of a plug-in."""
     connections_max: int = 10_000
     """The most connections of all gateways at once; further ones are refused with an error that says so."""
     heartbeat_ms: int = 5000
@@ -75,6 +77,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How much all open transactions together may have staged, in files; 10 million messages of 100 bytes are 1 GB."""
     journal_bytes: int = _BROKER_DEFAULTS.journal_bytes
     """The broker's journal is replaced by a snapshot when it is larger, and four times as large as the last one."""
+    record_events: bool = _BROKER_DEFAULTS.record_events
+    """Record events about the bus from the start, in the topic headrace.events; else once `headrace events` asks."""
+    result_seconds: float = _BROKER_DEFAULTS.result_seconds
+    """How long results of jobs are kept: the retain_seconds of the topic headrace.results when it is created."""
     drain_seconds: float = 10.0
     """How long a server that is asked to stop waits for its clients to finish."""
     log_level: str = "info"

@@ -6,7 +6,14 @@ from typing import ClassVar
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import BatchTooLarge, DurabilityUnavailable, InvalidArgument, LogClosed, OffsetOutOfRange
+from headrace.model.errors import (
+    BatchTooLarge,
+    DurabilityUnavailable,
+    InvalidArgument,
+    LimitExceeded,
+    LogClosed,
+    OffsetOutOfRange,
+)
 from headrace.storage.compaction import Keep, before, compacted
 from headrace.storage.disk import OpenFile
 from headrace.storage.index import Index
@@ -88,7 +95,9 @@ class MemoryLog(StoredLog):
     log_id = 0
     survived_offset = 0
 
-    def __init__(self, bytes_max: int, spill: StoredLog | None = None, first_offset: int = 0) -> None:
+    def __init__(
+        self, bytes_max: int, spill: StoredLog | None = None, first_offset: int = 0, *, drop_oldest: bool = True
+    ) -> None:
         if bytes_max < 2 * SEGMENT_BYTES:
             raise InvalidArgument(f"a log in memory needs {2 * SEGMENT_BYTES} bytes at least, not {bytes_max}")
         if spill is not None:
@@ -98,6 +107,7 @@ class MemoryLog(StoredLog):
         self.findings = Findings()
         self.owner = spill.owner if spill is not None else b""
         self._bytes_max = bytes_max
+        self._drop_oldest = drop_oldest
         self._spill = spill
         self._lock = threading.Lock()
         self._closed = False
@@ -187,7 +197,9 @@ class MemoryLog(StoredLog):
             if self._spill is not None:
                 self._spill.alter(settings, now_us)
             else:
-                self._evict_for(0, now_us)
+                self._drop_oldest = settings.drop_oldest
+                if settings.drop_oldest:
+                    self._evict_for(0, now_us)
 
     def set_owner(self, owner: bytes) -> None:
         """Keep another owner, also with the log that messages are spilled to."""
@@ -265,6 +277,11 @@ class MemoryLog(StoredLog):
 
     def _evict_for(self, capacity: int, now_us: int) -> None:
         while self._segments and sum(segment.capacity for segment in self._segments) + capacity > self._bytes_max:
+            if self._spill is None and not self._drop_oldest:
+                raise LimitExceeded(
+                    f"the log has no room for more within {self._bytes_max} bytes in memory, and keeps all of its "
+                    "messages; raise memory_bytes"
+                )
             self._evict(self._segments[0], now_us)
 
     def _evict(self, segment: MemorySegment, now_us: int) -> None:

@@ -77,10 +77,13 @@ class LogReader:
         """The segments now, oldest first; a new sequence whenever they change."""
         raise NotImplementedError
 
-    def batches(self, offset: int, *, until: int | None = None, skip_corrupt: bool = False) -> Iterator[Batch]:
+    def batches(
+        self, offset: int, *, until: int | None = None, skip_corrupt: bool = False, empty: bool = False
+    ) -> Iterator[Batch]:
         """The batches from the one with `offset` to the end as it is now, checked whole.
 
-        Damaged messages raise CorruptBatch, which holds the next offset to read, or are skipped.
+        Damaged messages raise CorruptBatch, which holds the next offset to read, or are skipped. Batches without
+        messages are left out unless those that are `empty` are wanted too.
         """
         self._check(offset)
         end = self.next_offset if until is None else min(until, self.next_offset)
@@ -88,7 +91,7 @@ class LogReader:
             if isinstance(item, Damage) or item.flags & FLAG_LOST:
                 if not skip_corrupt:
                     raise _corrupt(item, segment, position)
-            elif item.count:
+            elif item.count or empty:
                 yield item
 
     def byte_range(self, offset: int, bytes_max: int, until: int | None = None) -> ByteRange | None:

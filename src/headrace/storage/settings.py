@@ -19,6 +19,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How far ahead of the writer a synced log's file is filled with zeros."""
     memory_bytes: int = 256 << 20
     """How much a log in memory holds; a log in files has no use for it."""
+    drop_oldest: bool = True
+    """Whether a log in memory that is full drops its oldest messages; else it refuses more."""
 
     def __post_init__(self) -> None:
         if not SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX:

@@ -47,6 +47,10 @@ class Worker:
                 self._thread.join()
             self._thread = None
 
+    def dismiss(self) -> None:
+        """End the thread after the jobs that wait, without waiting for that."""
+        self._jobs.put(None)
+
     def _is_running(self) -> bool:
         # An interrupt may have come before the thread was started.
         return self._thread is not None and self._thread.is_alive()

@@ -1,6 +1,6 @@
 """A broker with the server's scheduler and a virtual clock, without threads and sockets: every run is the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,11 @@ from headrace.broker.streams import Stream
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
 from headrace.model.errors import HeadraceError
+from headrace.model.middleware import MiddlewareFactory
 from headrace.model.reading import StreamOpen
 from headrace.model.request import Request
 from headrace.model.requests import Publish
+from headrace.plugins import MIDDLEWARE, load_plugin
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
 from headrace.testing.inline import InlineWorker
@@ -43,7 +45,10 @@ class Workbench:
         disk: Disk | None = None,
         settings: BrokerSettings | None = None,
         now_us: int = START_US,
+        middleware: Mapping[str, MiddlewareFactory] | None = None,
     ) -> None:
+        """A broker on this disk; `middleware` by name is found besides that of installed packages."""
+        self._middleware = dict(middleware or {})
         self.now_us = now_us
         self.pushed: list[Any] = []
         """What the broker pushed to sessions."""
@@ -53,6 +58,11 @@ class Workbench:
         """The times at which the broker asked to be woken."""
         self.syncing_later = False
         """Whether the disk is slow: syncs run in steps of their own, else at once."""
+        self.holding_workers = False
+        """Whether the jobs of worker threads do not run before `release_workers`, as if they did not return."""
+        self.held_jobs: list[Callable[[], None]] = []
+        self.threads = 0
+        """Worker threads that the broker has started and not dismissed."""
         self._loop = VirtualLoop()
         scheduler = SteppedScheduler(self._loop, lambda: self.now_us / 1e6)
         self.call_soon = scheduler.call_soon
@@ -67,9 +77,14 @@ class Workbench:
             new_id="workbench",
             version="test",
             now_us=now_us,
+            load_middleware=self._load_middleware,
         )
         self.session = self.connect()
         self.run()
+
+    def _load_middleware(self, name: str) -> MiddlewareFactory:
+        found = self._middleware.get(name)
+        return load_plugin(MIDDLEWARE, name) if found is None else found
 
     def wake_at(self, time_us: int) -> None:
         """Note when the broker wants to be woken: here time passes only in `tick`."""
@@ -78,6 +93,17 @@ class Workbench:
     def background(self, job: Callable[[], None]) -> None:
         """Run a job of the background thread in a step of its own; its error is added to `failures`."""
         self.run_on_thread(partial(self._attempt, job))
+
+    def new_worker(self, name: str) -> "_StepWorker":  # noqa: ARG002
+        """A thread that runs each job in a step of its own, unless `holding_workers`."""
+        return _StepWorker(self)
+
+    def release_workers(self) -> None:
+        """Let the jobs run that `holding_workers` held, and those that come."""
+        self.holding_workers = False
+        held, self.held_jobs = self.held_jobs, []
+        for job in held:
+            self.run_on_thread(job)
 
     def run_on_thread(self, job: Callable[[], None]) -> None:
         """Run a job that the server would run on another thread in a step of its own, outside the scheduler's turns."""
@@ -189,3 +215,22 @@ class _Flusher(InlineWorker):
             self._bench.run_on_thread(job)
         else:
             job()
+
+
+class _StepWorker:
+    """A worker thread whose jobs run in steps of their own."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+        bench.threads += 1
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job in a step, or hold it."""
+        if self._bench.holding_workers:
+            self._bench.held_jobs.append(job)
+        else:
+            self._bench.run_on_thread(job)
+
+    def dismiss(self) -> None:
+        """Count a thread less."""
+        self._bench.threads -= 1

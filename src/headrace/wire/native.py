@@ -4,13 +4,25 @@ from typing import Any
 
 import msgspec
 
-from headrace.model import idempotency, leasing, partition_count, schedule_requests  # noqa: F401  they declare requests
+from headrace.model import (  # importing them declares their requests
+    bus_event,  # noqa: F401
+    idempotency,  # noqa: F401
+    job_requests,  # noqa: F401  importing them declares their requests
+    leasing,  # noqa: F401
+    log_level_requests,  # noqa: F401
+    partition_count,  # noqa: F401
+    route_requests,  # noqa: F401
+    schedule_requests,  # noqa: F401
+    service_requests,  # noqa: F401
+    subject_requests,  # noqa: F401
+)
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
 from headrace.model.kinds import Kind as Kind
 from headrace.model.reading import Delivery
 from headrace.model.request import REQUESTS, Answer, Request, declare
 from headrace.model.requests import Assignment, Done
 from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
+from headrace.model.subject_requests import RequestDelivery, SubjectDelivery
 
 DEFAULT_PORT = 7390
 PROTOCOL_VERSION = 1
@@ -75,6 +87,8 @@ PUSHES: dict[Kind, type[Answer]] = {
     Kind.DRAIN: Done,
     Kind.LEASE_DELIVERY: LeaseDelivery,
     Kind.LEASE_END: LeaseEnd,
+    Kind.SUBJECT_DELIVERY: SubjectDelivery,
+    Kind.REQUEST_DELIVERY: RequestDelivery,
 }
 """What the broker sends without a request."""
 

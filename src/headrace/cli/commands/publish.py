@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import repeat, takewhile
@@ -19,6 +20,7 @@ from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument, Timeout
 from headrace.model.headers import Headers, headers_from_pairs
+from headrace.model.route_requests import SUBJECT_HEADER
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -36,6 +38,9 @@ examples:
   tail -F access.log | headrace publish access
   printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
   headrace publish images --file *.png
+  headrace publish accounts --key ann --expected-version 0 opened
+  headrace publish jobs "resize cat.jpg" --reply --timeout 5m
+  headrace publish headrace.ingress --subject orders.eu.paid '{"item": 4}'
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
 The command ends when the broker has acknowledged every message, also after Ctrl-C
@@ -53,6 +58,10 @@ header_list replaces headers:
   {"value": "hello", "header_list": [{"name": "a", "value": "1"}, {"name": "a", "value": null}]}
 
 Topic, partition and offset are ignored.
+
+With --reply the command waits until a worker has handled each message, and prints
+what its handler returned; --timeout says for how long. A job that failed for good
+is an error with the code job_failed.
 
 TIME is ISO 8601 (UTC if it names no zone), microseconds since 1970, or like
 'in 2h'.
@@ -81,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=header,
         help="a header of the messages; may be repeated",
     )
+    add("--subject", help="the subject by which routes take the messages: the header headrace-subject")
     add("-p", "--partition", metavar="N", type=count, help="the partition (default: chosen by key)")
     add("--timestamp", metavar="TIME", type=relative_moment, help="the time of the messages, instead of now")
     add("--due", metavar="TIME", type=relative_moment, help="when the messages are due, for leased subscriptions")
@@ -93,10 +103,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="publish only if the first message gets this offset, the second the next, and so on",
     )
     add(
+        "--expected-version",
+        metavar="N",
+        type=count,
+        help="publish all messages together, or none if the key has another number of messages; needs --key",
+    )
+    add(
         "--durability",
         choices=[each.name.lower() for each in Durability],
         help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
     )
+    add("--reply", action="store_true", help="the messages are jobs: wait for their results, and print these")
     add("--compression", choices=("none", "lz4", "zstd"), help="compress messages on the wire and on the disk")
     add_connection(parser)
     parser.set_defaults(run=publish, check=_check)
@@ -111,11 +128,17 @@ def _check(given: argparse.Namespace) -> str | None:
         return "-0 applies to stdin: give no values and no --file"
     if given.json_lines and not from_stdin:
         return "--json-lines applies to stdin: give no values and no --file"
-    each = (given.key, given.key_separator, given.headers, given.timestamp, given.due, given.expires, given.priority)
+    fields = (given.key, given.key_separator, given.headers, given.subject)
+    each = (*fields, given.timestamp, given.due, given.expires, given.priority)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
+    expected = (given.expected_offset, given.expected_version)
+    if given.reply and (expected != (None, None) or given.compression is not None):
+        return "--reply publishes jobs one by one: give neither --expected-… nor --compression with it"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
         return "--key-separator splits values or lines: give neither --key nor --file with it"
+    if given.expected_version is not None and (given.key is None or given.expected_offset is not None):
+        return "--expected-version is about a key: give --key, and no --expected-offset"
     return None
 
 
@@ -186,11 +209,15 @@ class InputPortion(msgspec.Struct):
 
 def publish(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Publish messages and print their offsets, also when an error or a signal ends the command early."""
+    if given.reply:
+        return _publish_awaited(given, out, interrupts)
     outcome = PublishResult(given.topic)
     early_end: BaseException | None = None
     try:
         with connected(given, out) as bus, interrupts.held(once=True):  # a signal interrupts only the wait for input
             publishing = _publish_all if given.expected_offset is None else _publish_expected
+            if given.expected_version is not None:
+                publishing = _publish_version
             early_end = publishing(bus, given, out, interrupts, outcome)
     except (HeadraceError, OSError, Interrupted) as error:
         early_end = early_end or error
@@ -265,6 +292,67 @@ def _publish_expected(
     return None
 
 
+def _publish_version(
+    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish all messages in one batch, if their key has the expected version."""
+    columns: dict[str, Any] = {}
+    try:
+        for portion in _portions(given, interrupts):
+            for name, column in msgspec.structs.asdict(portion).items():
+                if column is not None:
+                    columns.setdefault(name, []).extend(column)
+        if columns:
+            receipts = bus.publish_many(
+                given.topic,
+                **columns,
+                partition=given.partition,
+                durability=given.durability,
+                expected_version=given.expected_version,
+            )
+            for receipt in receipts:
+                outcome.add(receipt)
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
+
+
+def _publish_awaited(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
+    """Publish jobs, and print the result of each when it is there."""
+    with connected(given, out) as bus:
+        for portion in _portions(given, interrupts):
+            columns = (column or repeat(None, len(portion.values)) for column in msgspec.structs.astuple(portion))
+            handles = [
+                bus.publish(
+                    given.topic,
+                    **msgspec.structs.asdict(GivenMessage(*row)),
+                    partition=given.partition,
+                    durability=given.durability,
+                    reply=True,
+                )
+                for row in zip(*columns, strict=True)
+            ]
+            for handle in handles:
+                result = handle.result(given.timeout)
+                content, text = result_content(result)
+                out.tell({"job": handle.id, **content}, text)
+    return 0
+
+
+def result_content(result: Any) -> tuple[dict[str, Any], str]:
+    """The result of a job for people and for programs.
+
+    >>> result_content({"width": 3})
+    ({'result': {'width': 3}}, '{"width":3}')
+    """
+    if isinstance(result, bytes):
+        try:
+            return {"result": result.decode()}, result.decode()
+        except UnicodeDecodeError:
+            return {"result_base64": b64encode(result).decode()}, printable(result)
+    return {"result": result}, result if isinstance(result, str) else msgspec.json.encode(result).decode()
+
+
 def _typed(given: argparse.Namespace) -> bool:
     """Return whether a person types the messages, whom progress output would disturb."""
     return not given.values and not given.files and sys.stdin is not None and sys.stdin.isatty()
@@ -278,7 +366,8 @@ def _portions(given: argparse.Namespace, interrupts: Interrupts) -> Iterator[Inp
             yield InputPortion(first, *(column if any(it is not None for it in column) else None for column in columns))
         return
     key = None if given.key is None else os.fsencode(given.key)
-    headers = headers_from_pairs(given.headers or ())
+    subject = () if given.subject is None else ((SUBJECT_HEADER, os.fsencode(given.subject)),)
+    headers = headers_from_pairs((*(given.headers or ()), *subject))
     common = (headers, given.timestamp, given.due, given.priority, given.expires)
     for values in plain_values(given, interrupts):
         keys = None if key is None else [key] * len(values)

@@ -1,23 +1,28 @@
-"""`headrace topic`: create, list, describe, alter, trim and delete topics."""
+"""`headrace topic`: create, list, describe, alter, trim and delete topics, and read the history of a key."""
 
 import argparse
+import json
+import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cli.arguments import command_maker, completes, count, relative_moment
+from headrace.cli.arguments import command_maker, completes, count, json_value, relative_moment
 from headrace.cli.connection import add_connection, add_yes, confirmed, connected
-from headrace.cli.message_formats import time_text
+from headrace.cli.message_formats import as_json, as_text, time_text
 from headrace.cli.setting_options import add_settings, duration_text, given_settings, setting_text, size_text
 from headrace.cli.terminal.colours import paint
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, Output, counted, offsets_text, table
 from headrace.cli.terminal.watch import add_watch
 from headrace.model.requests import TopicInfo
+from headrace.model.topic import SYSTEM_PREFIX, parse_topic
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
+    from headrace.client.results import Received
 
 _VALUES = """\
 SIZE is a number of bytes, or one with a unit: 10GB, 512MiB. TIME is a number of
@@ -31,8 +36,14 @@ examples:
   headrace topic create jobs --validity until_consumed
   headrace topic create prices --compact-by-key --exist-ok
   headrace topic create chat --storage memory --memory-bytes 64MiB
+  headrace topic create logs --middleware '[{{"name": "compress"}}]'
+  headrace topic create large-orders --view-of orders --where-jsonpath '$[?$.amount > 1000]'
+  headrace topic create swiss-orders --view-of orders --where-partial '{{"country": "CH"}}'
 
 {_VALUES}
+With --view-of the topic is a virtual topic (view): it stores nothing, and shows the
+messages of another topic whose values match one of --where-exact, --where-partial,
+--where-regex and --where-jsonpath. It has the settings of that topic.
 The defaults are in the brackets; the broker's configuration can change them. For
 another tenant's topics, give --tenant NAME.
 """
@@ -43,7 +54,8 @@ examples:
   headrace topic list 'orders.*' --json
   headrace topic list --names | xargs -n 1 headrace topic describe
 
-In PATTERN, * matches any characters and ? matches one.
+In PATTERN, * matches any characters and ? matches one. Topics of Headrace itself,
+such as headrace.events, are listed with --all, or if PATTERN begins like them.
 """
 
 _DESCRIBE = """\
@@ -55,6 +67,7 @@ _ALTER = f"""\
 examples:
   headrace topic alter orders --retain-seconds 30d
   headrace topic alter orders --retain-bytes none --partitions 8
+  headrace topic alter orders --middleware middleware.json
 
 {_VALUES}
 Works while the topic is in use. Settings that are not given do not change.
@@ -79,6 +92,18 @@ otherwise it needs --yes.
 """
 
 
+_HISTORY = """\
+examples:
+  headrace topic history accounts ann
+  headrace topic history accounts ann --start-version 100 --json
+  headrace topic history accounts ann -n 1 --values
+
+Prints the messages of one key in the order of their versions, without reading the
+rest of the topic: version, partition and offset, time, key, value and headers,
+separated by tabs. The topic has the setting key_versions.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands to the parser of `headrace topic`."""
     parser.epilog = "`headrace topic COMMAND --help` explains a command, with examples."
@@ -86,10 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     creating = make("create", create, "make a topic", _CREATE)
     _add_topic(creating)
     creating.add_argument("--exist-ok", action="store_true", help="succeed if the topic already exists")
+    _add_query(creating)
     add_settings(creating)
+    creating.set_defaults(check=_check_create)
     listing = make("list", list_topics, "list topics and their retention", _LIST)
     listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics whose names match")
     listing.add_argument("--names", action="store_true", help="print only the names")
+    listing.add_argument("--all", action="store_true", help="Headrace's own topics, too: headrace.*")
     describing = make("describe", describe, "describe a topic", _DESCRIBE)
     _add_topic(describing, "topic")
     altering = make("alter", alter, "change the settings of a topic", _ALTER)
@@ -99,16 +127,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trimming = make("trim", trim, "remove the oldest messages of a topic", _TRIM)
     _add_topic(trimming, "topic")
     _add_trim(trimming)
+    reading = make("history", history, "print the messages of one key by version", _HISTORY)
+    _add_topic(reading, "topic")
+    _add_history(reading)
     deleting = make("delete", delete, "delete a topic and its messages", _DELETE)
     _add_topic(deleting, "topic")
     add_yes(deleting)
     add_watch(listing, describing)
-    for each in (creating, listing, describing, altering, trimming, deleting):
+    for each in (creating, listing, describing, altering, trimming, reading, deleting):
         add_connection(each)
 
 
 def _add_topic(parser: argparse.ArgumentParser, kind: str = "") -> None:
     completes(parser.add_argument("topic", metavar="NAME", help="the topic's name"), kind)
+
+
+def _add_query(parser: argparse.ArgumentParser) -> None:
+    """Add the four kinds of content query."""
+    query = parser.add_argument_group("which messages a virtual topic shows").add_mutually_exclusive_group()
+    query.add_argument(
+        "--where-exact", metavar="JSON", type=json_value, default=argparse.SUPPRESS, help="values that equal this one"
+    )
+    query.add_argument(
+        "--where-partial",
+        metavar="JSON",
+        type=json_value,
+        default=argparse.SUPPRESS,
+        help="objects that contain the members of this one",
+    )
+    query.add_argument(
+        "--where-regex",
+        metavar="PATTERN",
+        default=argparse.SUPPRESS,
+        help="values in which this regular expression (RE2) is found",
+    )
+    query.add_argument(
+        "--where-jsonpath",
+        metavar="PATH",
+        default=argparse.SUPPRESS,
+        help="values of which this JSONPath (RFC 9535) selects something",
+    )
+
+
+def _view_query(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the content query that the user gave, if any."""
+    prefix = "where_"
+    return {name.removeprefix(prefix): query for name, query in vars(given).items() if name.startswith(prefix)}
+
+
+def _check_create(given: argparse.Namespace) -> str | None:
+    """Return why the arguments contradict each other, if they do."""
+    settings, query = given_settings(given), _view_query(given)
+    if query and "view_query" in settings:
+        return "give --view-query, or one of the options --where-..., not both"
+    if query and settings.get("view_of") is None:
+        return "--where-... needs --view-of: the topic whose messages are filtered"
+    if settings.get("view_of") is not None and not query and settings.get("view_query") is None:
+        return "--view-of needs one of --where-exact, --where-partial, --where-regex and --where-jsonpath"
+    return None
 
 
 def _add_trim(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +208,15 @@ def _add_trim(parser: argparse.ArgumentParser) -> None:
     add_yes(parser)
 
 
+def _add_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="the key, such as the id of an aggregate")
+    parser.add_argument("--start-version", metavar="N", type=count, default=0, help="begin with this version")
+    parser.add_argument("-n", "--limit", metavar="N", type=count, help="end after this many messages")
+    parser.add_argument(
+        "--values", action="store_true", help="print only the values, unchanged, each followed by a newline"
+    )
+
+
 def _check_alter(given: argparse.Namespace) -> str | None:
     """Return why the arguments are incomplete, if they are."""
     return None if given_settings(given) else "give at least one setting to change"
@@ -139,8 +224,11 @@ def _check_alter(given: argparse.Namespace) -> str | None:
 
 def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Make a topic."""
+    settings = given_settings(given)
+    if query := _view_query(given):
+        settings["view_query"] = query
     with connected(given, out) as bus:
-        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **given_settings(given))
+        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **settings)
     out.tell(topic_content(info), f"topic {info.topic}: {_summary(info)}")
     return 0
 
@@ -149,6 +237,8 @@ def list_topics(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Print topics, one per line."""
     with connected(given, out) as bus:
         topics = sorted(bus.topics(given.pattern), key=lambda info: info.topic)
+    if not given.all and SYSTEM_PREFIX not in given.pattern:
+        topics = [info for info in topics if not parse_topic(info.topic).topic.startswith(SYSTEM_PREFIX)]
     if out.json:
         for info in topics:
             content = topic_content(info)
@@ -218,6 +308,26 @@ def _end(info: TopicInfo, number: int) -> int:
     return info.partitions[number].next_offset
 
 
+def history(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
+    """Print the messages of one key."""
+    with connected(given, out) as bus:
+        events = bus.history(given.topic, os.fsencode(given.key), start_version=given.start_version)
+        for event in islice(events, given.limit):
+            if out.full:
+                out.flush()
+            out.add(_event_line(given, out, event))
+        out.flush()
+    return 0
+
+
+def _event_line(given: argparse.Namespace, out: Output, event: "Received") -> bytes:
+    if given.values:
+        return (event.value or b"") + b"\n"
+    if out.json:
+        return b'{"version":%d,"partition":%d,' % (event.version or 0, event.partition) + as_json(event)[1:]
+    return b"%d\t%d:" % (event.version or 0, event.partition) + as_text(event)
+
+
 def delete(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Delete a topic, if the user confirms."""
     with connected(given, out) as bus:
@@ -238,12 +348,16 @@ def topic_content(info: TopicInfo) -> dict[str, Any]:
 
 def _summary(info: TopicInfo) -> str:
     partitions, storage, kept, durability = _row(info)[1:]
+    if view_of := info.settings.get("view_of"):
+        return f"view of {view_of} where {query_text(info.settings)}, {counted(partitions, 'partition')}"
     where = {"disk": "on disk", "memory": "in memory"}.get(storage, f"({storage})")
     return f"{counted(partitions, 'partition')} {where}, kept {kept}, durability {durability}"
 
 
 def _row(info: TopicInfo) -> tuple[str, int, str, str, str]:
     chosen = info.settings
+    if view_of := chosen.get("view_of"):
+        return info.topic, chosen["partitions"], "view", f"as {view_of}", chosen["durability"]
     return info.topic, chosen["partitions"], chosen["storage"], _kept(chosen), chosen["durability"]
 
 
@@ -265,9 +379,27 @@ def _kept(chosen: dict[str, Any]) -> str:
     return ", ".join(words) or "for ever"
 
 
+def query_text(settings: dict[str, Any]) -> str:
+    """Format the content query of a virtual topic.
+
+    >>> query_text({"view_query": {"jsonpath": "$.a"}})
+    'jsonpath $.a'
+    """
+    [(kind, argument)] = settings["view_query"].items()
+    return f"{kind} {argument if kind in ('regex', 'jsonpath') else json.dumps(argument, ensure_ascii=False)}"
+
+
 def _description(info: TopicInfo) -> Iterator[str]:
     yield f"topic    {info.topic}"
     yield f"created  {time_text(info.created_us)}"
+    if view_of := info.settings.get("view_of"):
+        yield f"view of  {view_of}"
+        yield f"where    {query_text(info.settings)}"
+    if info.view_failed:
+        told = f"{counted(info.view_failed, 'message')}, for which the query takes too long"
+        yield f"left out {paint(told, 'bad')}"
+    if info.views:
+        yield f"views    {', '.join(info.views)}"
     yield f"kept     {_kept(info.settings)}"
     yield f"groups   {', '.join(info.groups) or 'none'}"
     if info.error:

@@ -1,19 +1,21 @@
 """The bus: what a program has of a broker."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from headrace.client._async.admin.groups import AsyncGroupAdmin
+from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
+from headrace.client._async.admin.service_registrations import AsyncServiceRegistrations
 from headrace.client._async.admin.subscriptions import AsyncSubscriptionAdmin
 from headrace.client._async.admin.topics import AsyncTopicAdmin
-from headrace.client._async.concurrency import Lock, Timers, now, run_blocking, run_detached
+from headrace.client._async.bus_observation import AsyncBusObservation
+from headrace.client._async.concurrency import Lock, Timers, now
 from headrace.client._async.connection.connection import receive_memory
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.consumer.batch_fetch import fetch_batches
+from headrace.client._async.consumer.key_history import read_history, versioned_message
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -25,35 +27,48 @@ from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.producer.transaction import AsyncTransaction
+from headrace.client._async.results.job_handle import AsyncJobHandle
+from headrace.client._async.results.job_publisher import AsyncJobPublisher
+from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
+from headrace.client._async.subjects.requester import AsyncRequester
+from headrace.client._async.subjects.subjects import AsyncSubjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
+from headrace.client.job_results import reply_headers
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.message_fields import (
+    MessageColumns,
+    MessageFields,
+    PublishOptions,
+    TopicList,
+    show_fields,
+)
 from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
-from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
-from headrace.client.results import Receipt
-from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
+from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
+from headrace.client.results import Receipt, Received
+from headrace.client.subjects.messages import Reply
+from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
+from headrace.client.times import Moment, Start, When, checked_seconds, listed, optional_microseconds
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import Closed, HeadraceError
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class AsyncBus:
+class AsyncBus(AsyncBusObservation):
     """A program's connection to a broker, made by `headrace.connect_async` or `open_async`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -86,17 +101,22 @@ class AsyncBus:
         self._broker = AsyncReconnectingConnection(
             target, self._hello, timeout, self._timers, self._memory, self._clock
         )
+        self._registrations = AsyncServiceRegistrations(
+            self._broker, self._timers
+        )  # first: registers before others ask
         self._metadata_cache = AsyncMetadataCache(self._broker)
         self._topics = AsyncTopicAdmin(self._broker, self._metadata_cache)
         self._groups = AsyncGroupAdmin(self._broker)
         self._subscriptions = AsyncSubscriptionAdmin(self._broker)
         self._schedules = AsyncScheduleAdmin(self._broker)
+        self._requester = AsyncRequester(self._broker)
+        self._jobs = AsyncJobPublisher(self._broker)
         self._producers: WeakRegistry[AsyncAccumulator] = WeakRegistry()
         self._own_producer: AsyncProducer | None = None
         self._on_close = on_close
         self._consuming: AsyncReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: WeakRegistry[AsyncSubscription | AsyncJobs] = WeakRegistry()
+        self._receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription] = WeakRegistry()
         self._leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]] = {}
         self._closed = False
         fork_guard.register(self)
@@ -118,21 +138,45 @@ class AsyncBus:
 
     # Publishing.
 
+    @overload
+    async def publish(
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+    ) -> AsyncJobHandle: ...
+
+    @overload
+    async def publish(
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt: ...
+
+    @overload
+    async def publish(
+        self, topic: TopicList, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+    ) -> list[Receipt]: ...
+
     @show_fields
     async def publish(
         self,
-        topic: str,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        expected_version: int | None = None,
+        reply: bool = False,
         **fields: Unpack[MessageFields],
-    ) -> Receipt:
+    ) -> Receipt | list[Receipt] | AsyncJobHandle:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
+                which get the message together or not at all. None: the ingress, from which routes carry the message
+                on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -143,9 +187,13 @@ class AsyncBus:
             partition: the partition, instead of by key.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
+                with `key_versions`.
+            reply: the message is a job whose result is awaited: return a handle for it instead of the receipt.
 
         Returns:
-            Where the message is stored, and the durability reached.
+            Where the message is stored, and the durability reached; for a list of topics a list, in their order; with
+            `reply` a JobHandle, which has the receipt.
 
         Raises:
             InvalidArgument: if an argument is wrong, such as a value that is not bytes.
@@ -153,6 +201,7 @@ class AsyncBus:
             TopicNotFound: if the topic does not exist and the broker does not create topics.
             PartitionNotFound: if the topic has no such partition.
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was appended.
             DiskFull: if the broker's disk is full; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
 
@@ -161,20 +210,60 @@ class AsyncBus:
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
+            expects = reply or expected_offset is not None or expected_version is not None
+            return await self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
-        return await producer.publish(
-            value, key, topic=topic, durability=durability, expected_offset=expected_offset, **fields
+        if reply:
+            handle = await self._jobs.new_handle(self)
+            fields["headers"] = reply_headers(fields.get("headers"), handle.id)
+        receipt = await producer.publish(
+            value,
+            key,
+            topic=name,
+            durability=durability,
+            expected_offset=expected_offset,
+            expected_version=expected_version,
+            **fields,
         )
+        if not reply:
+            return receipt
+        handle.receipt = receipt
+        return handle
+
+    def job_result(self, id: str) -> AsyncJobHandle:
+        """Create a handle for a job that was published with `reply=True` before; sends no request yet.
+
+        Results are kept for a day, as the broker's setting `result_seconds` says.
+
+        Parameters:
+            id: the id of its first handle, also one of another process.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidArgument: if the id is not one of a job.
+
+        Example:
+            >>> handle = await bus.publish("jobs", b"cat.jpg", reply=True)
+            >>> await bus.job_result(handle.id).done()
+            False
+        """
+        return self._jobs.handle(id, self)
 
     @show_fields
     async def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages in as few batches as possible, and wait for the receipts.
@@ -182,9 +271,10 @@ class AsyncBus:
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
+            key: one for all values, instead of `keys`.
             headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
@@ -192,6 +282,8 @@ class AsyncBus:
             expires: one for each value, or None.
             partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
+            expected_version: append all of them, or nothing if the key has not so many messages. Needs `key`, and a
+                topic with `key_versions`.
 
         Returns:
             A receipt for each partition that got messages; several for one if other producers' messages came between.
@@ -199,6 +291,7 @@ class AsyncBus:
         Raises:
             InvalidArgument: if an argument is wrong; nothing was published.
             MessageTooLarge: if a message is larger than the topic's `message_bytes_max`; nothing was published.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was published.
             Timeout: if the receipts do not arrive in time; the messages may still be published.
 
         Example:
@@ -206,10 +299,45 @@ class AsyncBus:
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
-            values, keys, topic=topic, partition=partition, durability=durability, **columns
+            values,
+            keys,
+            key=key,
+            topic=topic,
+            partition=partition,
+            durability=durability,
+            expected_version=expected_version,
+            **columns,
         )
+
+    async def history(self, topic: str, key: bytes | str, *, start_version: int = 0) -> AsyncIterator[Received]:
+        """Read the messages of one key in the order of their versions, without reading the topic.
+
+        Parameters:
+            topic: the topic, which has `key_versions`.
+            key: the key, such as the id of an aggregate.
+            start_version: the version of the first message to read.
+
+        Returns:
+            The messages that there are when they are read; `version` tells the version of each. Compaction may have
+            removed some.
+
+        Raises:
+            TopicNotFound: when reading starts, if the topic does not exist.
+            InvalidArgument: when reading starts, if the topic does not count versions.
+            EventsMissing: if a message is damaged.
+
+        Example:
+            >>> info = await bus.create_topic("accounts", key_versions=True)
+            >>> receipts = await bus.publish_many("accounts", [b"opened", b"paid in"], key="ann", expected_version=0)
+            >>> [(event.version, event.value) async for event in bus.history("accounts", "ann")]
+            [(0, b'opened'), (1, b'paid in')]
+        """
+        self._check_open()
+        async for found in read_history(self._broker, topic, key, start_version):
+            yield versioned_message(topic, *found)
 
     def producer(
         self,
@@ -386,6 +514,94 @@ class AsyncBus:
             >>> await bus.scheduled(reminder.id).cancel()
         """
         return AsyncScheduled(self._broker, self._clock, parse_id(id), version, owner, self)
+
+    # Subjects.
+
+    @property
+    def subjects(self) -> AsyncSubjects:
+        """Publishing to subjects and subscribing to them: live, without topics."""
+        return AsyncSubjects(self, self._broker)
+
+    @property
+    def routes(self) -> AsyncRoutes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return AsyncRoutes(self._broker)
+
+    @overload
+    async def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: None = ...,
+    ) -> Reply: ...
+
+    @overload
+    async def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: ReplyFunction | str,
+    ) -> None: ...
+
+    async def request(
+        self,
+        subject: str,
+        value: Any = b"",
+        *,
+        headers: GivenHeaders | None = None,
+        timeout: float = 5.0,
+        serializer: str | Serializer | None = None,
+        callback: ReplyFunction | str | None = None,
+    ) -> Reply | None:
+        """Ask one of those who serve a subject, and wait for the reply.
+
+        With a callback it returns None as soon as the request is sent, and the reply, or the error, goes there: a
+        function is called with the Reply or the error; to a topic, or to a URL, the reply is sent with its headers,
+        and an error as its JSON object with the header `headrace-error`. It is the bus that does so: a reply that
+        comes after the bus is closed is lost.
+
+        Parameters:
+            subject: the subject, such as `price.quote`.
+            value: bytes, or what the serializer takes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
+            timeout: for how many seconds to wait for the reply.
+            serializer: encodes the value: `bytes` (the default: no encoding), `str`, `json`, or a callable.
+            callback: a function, the name of a topic, or a URL; by default the reply is returned.
+
+        Returns:
+            The reply; None with a callback.
+
+        Raises:
+            NoResponders: if nobody serves the subject; this is told at once.
+            Timeout: if there is no reply in time; the request may still be handled.
+            ServiceFailed: if the handler raised; it has the `error_code`, the text and the `error_details` of the
+                handler's error.
+            ResponderLost: if the responder's connection ended; it may have handled the request.
+            Busy: if all responders were busy until the time was over, and too many requests wait.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> await bus.request("price.quote", b"plum")
+            Traceback (most recent call last):
+            ...
+            headrace.model.errors.NoResponders: nobody serves price.quote: start a responder for it, or check the name
+        """
+        body = serialized(serializer_of(serializer), value) or b""
+        told = checked_headers(headers)
+        timeout = checked_timeout(timeout, least=0.001)
+        if callback is None:
+            return await self._requester.request(subject, body, told, timeout)
+        target = reply_target(callback)
+        await self._requester.request_later(self, subject, body, told, timeout, target)
+        return None
 
     # Receiving.
 
@@ -590,7 +806,9 @@ class AsyncBus:
         Parameters:
             topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
+                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
+                content query selects, and stores none.
 
         Returns:
             The topic's id, settings and partitions.
@@ -598,12 +816,17 @@ class AsyncBus:
         Raises:
             TopicExists: if the topic exists and `exist_ok` is not set.
             InvalidArgument: if the name or a setting is wrong.
+            InvalidContentQuery: if `view_query` is wrong.
+            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
             LimitExceeded: if the broker has `topics_max` topics.
 
         Example:
             >>> info = await bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
             >>> info.settings["partitions"]
             4
+            >>> view = await bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
+            >>> view.settings["view_of"]
+            'clicks'
         """
         return await self._topics.create(topic, settings, exist_ok)
 
@@ -620,6 +843,7 @@ class AsyncBus:
         Raises:
             TopicNotFound: if the topic does not exist.
             InvalidArgument: if a setting is wrong or cannot be changed.
+            TopicIsView: if it is a virtual topic, whose settings are those of its source.
 
         Example:
             >>> info = await bus.create_topic("clicks")
@@ -637,6 +861,7 @@ class AsyncBus:
 
         Raises:
             TopicNotFound: if the topic does not exist.
+            TopicHasViews: if virtual topics read from it.
 
         Example:
             >>> info = await bus.create_topic("clicks")
@@ -1200,148 +1425,6 @@ class AsyncBus:
             await self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-    def _begin_producer(self) -> AsyncProducer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the bus is closed")
-
-    async def _connect(self, wait: float = 0.0) -> None:
-        """Make the first connection; `headrace.connect_async` has done it."""
-        try:
-            await self._broker.connect(checked_timeout(wait, "wait"))
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _consuming_line(self) -> AsyncReconnectingConnection:
-        """The connection for deliveries, made now if there is none."""
-        deadline = now() + self._timeout
-        async with self._consuming_lock:
-            self._check_open()
-            self._broker.check_open()
-            if self._consuming is None:
-                broker = AsyncReconnectingConnection(
-                    self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
-                )
-                await broker.connect(deadline - now())  # the broker may just be starting again
-                self._consuming = broker
-            return self._consuming
-
-    def _shared_leasing(self, topic: str, subscription: str) -> tuple[AsyncAcknowledger, AsyncLeaseRequester]:
-        """What all users of a leased subscription share."""
-        check_name(topic, "a topic")
-        check_name(subscription, "a subscription")
-        shared = self._leasing.get((topic, subscription))
-        if shared is None:
-            acknowledger = AsyncAcknowledger(self._broker, self._timers, self._clock, topic, subscription)
-            shared = self._leasing.setdefault(
-                (topic, subscription), (acknowledger, AsyncLeaseRequester(self, acknowledger))
-            )
-        return shared
-
-    def _keep(self, part: AsyncSubscription | AsyncJobs) -> None:
-        """Close this one with the bus."""
-        self._receiving.add(part)
-
-    def _forget(self, part: AsyncSubscription | AsyncJobs) -> None:
-        """This one is closed."""
-        self._receiving.discard(part)
-
-    def _disown(self) -> None:
-        """In a forked child: begin anew, and leave to the parent what is under way."""
-        self._hello.name = self._given_name or default_name()
-        self._timers.disown()
-        self._clock.in_use = False
-        self._broker.disown()
-        self._metadata_cache.disown()
-        if self._consuming is not None:
-            self._consuming.disown()
-        self._consuming, self._consuming_lock = None, Lock()
-        for part in self._receiving.alive():
-            part._disown()
-        for accumulator in self._producers.alive():
-            accumulator.disown()
-        for acknowledger, lease_requester in self._leasing.values():
-            acknowledger.disown()
-            lease_requester.disown()
-
-    async def _close_lines(self, lines: list[AsyncReconnectingConnection]) -> None:
-        for broker in lines:  # all of them before anything is waited for
-            broker.end()
-        try:
-            for broker in lines:
-                await broker.close()
-            self._timers.close()
-        finally:
-            if self._on_close is not None:
-                await run_blocking(self._on_close)
-
-    async def _close_parts(self, began: float) -> HeadraceError | None:
-        """Let all parts finish, at the same time; returns what the first has failed with."""
-        failed: HeadraceError | None = None
-        for accumulator in self._producers.alive():
-            accumulator.send_open_batches()
-        for part in self._receiving.alive():
-            try:
-                await part._close_by(began + self._timeout)
-            except HeadraceError as error:
-                failed = failed or error
-        for accumulator in self._producers.alive():
-            try:
-                await accumulator.close_since(began)
-            except HeadraceError as error:
-                failed = failed or error
-        for acknowledger, _ in self._leasing.values():
-            await acknowledger.answered(began + self._timeout - now())
-        return failed
-
-    def _abandon_parts(self) -> None:
-        for part in self._receiving.alive():
-            part._abandon()
-        for accumulator in self._producers.alive():
-            accumulator.abandon()
-        for acknowledger, _ in self._leasing.values():
-            acknowledger.close()
-
-    def _abandon(self) -> None:
-        """Close without waiting for the broker."""
-        self._abandon_parts()
-        for broker in (self._consuming, self._broker):
-            if broker is not None:
-                broker.end()
-        self._timers.close()
-        if self._on_close is not None:
-            run_detached(self._on_close)
-
-    def __repr__(self) -> str:
-        return described(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield place_of(self._target)
-        yield f"name={short(self._hello.name)}"
-        if self.tenant != DEFAULT_TENANT:
-            yield f"tenant={self.tenant}"
-        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
-
-    def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._timers.aside(self._abandon)
-            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
-
-    async def __aenter__(self) -> "AsyncBus":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 async def connect_async(

@@ -233,13 +233,13 @@ class HandlerExecutor:
         self._threads_max = threads_max
         self._threads: ThreadPoolExecutor | None = None
 
-    async def call(self, handler: Handler, message: Any) -> None:
-        """Call a handler and wait for its end; raises the handler's error."""
+    async def call(self, handler: Handler, message: Any) -> Any:
+        """Call a handler, and return its result; raises the handler's error."""
         returned = handler(message) if is_coroutine_function(handler) else await self._call_in_thread(handler, message)
         if isinstance(returned, Awaitable):
-            await returned
-        else:
-            check_returned(returned)
+            return await returned
+        check_returned(returned)
+        return returned
 
     def close(self) -> None:
         """Shut down the threads."""

@@ -1,19 +1,21 @@
 """The bus: what a program has of a broker."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.groups import GroupAdmin
+from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.concurrency import Lock, Timers, now, run_blocking, run_detached
+from headrace.client._sync.bus_observation import BusObservation
+from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.consumer.batch_fetch import fetch_batches
+from headrace.client._sync.consumer.key_history import read_history, versioned_message
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.acknowledger import Acknowledger
 from headrace.client._sync.leasing.jobs import Jobs
@@ -25,35 +27,48 @@ from headrace.client._sync.producer.accumulator import Accumulator
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.producer.transaction import Transaction
+from headrace.client._sync.results.job_handle import JobHandle
+from headrace.client._sync.results.job_publisher import JobPublisher
+from headrace.client._sync.subjects.live_subscription import LiveSubscription
+from headrace.client._sync.subjects.requester import Requester
+from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address, place_of
+from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
+from headrace.client.job_results import reply_headers
 from headrace.client.leasing.scheduled_times import MessageName, moment_of, parse_id
-from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
+from headrace.client.producer.message_fields import (
+    MessageColumns,
+    MessageFields,
+    PublishOptions,
+    TopicList,
+    show_fields,
+)
 from headrace.client.producer.partitioning import Partitioner
 from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
 from headrace.client.producer.producer_settings import producer_settings
-from headrace.client.producer.serializing import Deserializer, Serializer, to_bytes
-from headrace.client.results import Receipt
-from headrace.client.times import Moment, Start, When, check_name, checked_seconds, listed, optional_microseconds
+from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
+from headrace.client.results import Receipt, Received
+from headrace.client.subjects.messages import Reply
+from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
+from headrace.client.times import Moment, Start, When, checked_seconds, listed, optional_microseconds
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import Closed, HeadraceError
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
 from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.representation import described, short, state_of
 from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
+from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus:
+class Bus(BusObservation):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -84,17 +99,20 @@ class Bus:
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
         self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
         self._groups = GroupAdmin(self._broker)
         self._subscriptions = SubscriptionAdmin(self._broker)
         self._schedules = ScheduleAdmin(self._broker)
+        self._requester = Requester(self._broker)
+        self._jobs = JobPublisher(self._broker)
         self._producers: WeakRegistry[Accumulator] = WeakRegistry()
         self._own_producer: Producer | None = None
         self._on_close = on_close
         self._consuming: ReconnectingConnection | None = None
         self._consuming_lock = Lock()
-        self._receiving: WeakRegistry[Subscription | Jobs] = WeakRegistry()
+        self._receiving: WeakRegistry[Subscription | Jobs | LiveSubscription] = WeakRegistry()
         self._leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]] = {}
         self._closed = False
         fork_guard.register(self)
@@ -116,21 +134,45 @@ class Bus:
 
     # Publishing.
 
+    @overload
+    def publish(
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+    ) -> JobHandle: ...
+
+    @overload
+    def publish(
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt: ...
+
+    @overload
+    def publish(
+        self, topic: TopicList, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+    ) -> list[Receipt]: ...
+
     @show_fields
     def publish(
         self,
-        topic: str,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        expected_version: int | None = None,
+        reply: bool = False,
         **fields: Unpack[MessageFields],
-    ) -> Receipt:
+    ) -> Receipt | list[Receipt] | JobHandle:
         """Publish a message, and wait for the broker's receipt.
 
         Parameters:
-            topic: the topic; the broker creates it if it permits that (`auto_create_topics`).
+            topic: the topic; the broker creates it if it permits that (`auto_create_topics`). Or a list of topics,
+                which get the message together or not at all. None: the ingress, from which routes carry the message
+                on (`bus.routes`).
             value: bytes; None marks the key as deleted. A producer with a serializer takes other values.
             key: messages with the same key go to the same partition, in order.
             headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
@@ -141,9 +183,13 @@ class Bus:
             partition: the partition, instead of by key.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
+                with `key_versions`.
+            reply: the message is a job whose result is awaited: return a handle for it instead of the receipt.
 
         Returns:
-            Where the message is stored, and the durability reached.
+            Where the message is stored, and the durability reached; for a list of topics a list, in their order; with
+            `reply` a JobHandle, which has the receipt.
 
         Raises:
             InvalidArgument: if an argument is wrong, such as a value that is not bytes.
@@ -151,6 +197,7 @@ class Bus:
             TopicNotFound: if the topic does not exist and the broker does not create topics.
             PartitionNotFound: if the topic has no such partition.
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was appended.
             DiskFull: if the broker's disk is full; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
 
@@ -159,20 +206,60 @@ class Bus:
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
+            expects = reply or expected_offset is not None or expected_version is not None
+            return self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
-        return producer.publish(
-            value, key, topic=topic, durability=durability, expected_offset=expected_offset, **fields
+        if reply:
+            handle = self._jobs.new_handle(self)
+            fields["headers"] = reply_headers(fields.get("headers"), handle.id)
+        receipt = producer.publish(
+            value,
+            key,
+            topic=name,
+            durability=durability,
+            expected_offset=expected_offset,
+            expected_version=expected_version,
+            **fields,
         )
+        if not reply:
+            return receipt
+        handle.receipt = receipt
+        return handle
+
+    def job_result(self, id: str) -> JobHandle:
+        """Create a handle for a job that was published with `reply=True` before; sends no request yet.
+
+        Results are kept for a day, as the broker's setting `result_seconds` says.
+
+        Parameters:
+            id: the id of its first handle, also one of another process.
+
+        Returns:
+            The handle.
+
+        Raises:
+            InvalidArgument: if the id is not one of a job.
+
+        Example:
+            >>> handle = bus.publish("jobs", b"cat.jpg", reply=True)
+            >>> bus.job_result(handle.id).done()
+            False
+        """
+        return self._jobs.handle(id, self)
 
     @show_fields
     def publish_many(
         self,
-        topic: str,
+        topic: str | None,
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages in as few batches as possible, and wait for the receipts.
@@ -180,9 +267,10 @@ class Bus:
         Without keys all go to one partition, in order; those of the next call go to the next partition.
 
         Parameters:
-            topic: the topic.
+            topic: the topic; None: the ingress, as for `publish`.
             values: the messages' values.
             keys: one for each value, or None where there is none.
+            key: one for all values, instead of `keys`.
             headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
             dues: one for each value, or None.
@@ -190,6 +278,8 @@ class Bus:
             expires: one for each value, or None.
             partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
+            expected_version: append all of them, or nothing if the key has not so many messages. Needs `key`, and a
+                topic with `key_versions`.
 
         Returns:
             A receipt for each partition that got messages; several for one if other producers' messages came between.
@@ -197,6 +287,7 @@ class Bus:
         Raises:
             InvalidArgument: if an argument is wrong; nothing was published.
             MessageTooLarge: if a message is larger than the topic's `message_bytes_max`; nothing was published.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was published.
             Timeout: if the receipts do not arrive in time; the messages may still be published.
 
         Example:
@@ -204,8 +295,45 @@ class Bus:
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
-        return producer.publish_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
+        return producer.publish_many(
+            values,
+            keys,
+            key=key,
+            topic=topic,
+            partition=partition,
+            durability=durability,
+            expected_version=expected_version,
+            **columns,
+        )
+
+    def history(self, topic: str, key: bytes | str, *, start_version: int = 0) -> Iterator[Received]:
+        """Read the messages of one key in the order of their versions, without reading the topic.
+
+        Parameters:
+            topic: the topic, which has `key_versions`.
+            key: the key, such as the id of an aggregate.
+            start_version: the version of the first message to read.
+
+        Returns:
+            The messages that there are when they are read; `version` tells the version of each. Compaction may have
+            removed some.
+
+        Raises:
+            TopicNotFound: when reading starts, if the topic does not exist.
+            InvalidArgument: when reading starts, if the topic does not count versions.
+            EventsMissing: if a message is damaged.
+
+        Example:
+            >>> info = bus.create_topic("accounts", key_versions=True)
+            >>> receipts = bus.publish_many("accounts", [b"opened", b"paid in"], key="ann", expected_version=0)
+            >>> [(event.version, event.value) for event in bus.history("accounts", "ann")]
+            [(0, b'opened'), (1, b'paid in')]
+        """
+        self._check_open()
+        for found in read_history(self._broker, topic, key, start_version):
+            yield versioned_message(topic, *found)
 
     def producer(
         self,
@@ -382,6 +510,94 @@ class Bus:
             >>> bus.scheduled(reminder.id).cancel()
         """
         return Scheduled(self._broker, self._clock, parse_id(id), version, owner, self)
+
+    # Subjects.
+
+    @property
+    def subjects(self) -> Subjects:
+        """Publishing to subjects and subscribing to them: live, without topics."""
+        return Subjects(self, self._broker)
+
+    @property
+    def routes(self) -> Routes:
+        """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
+        return Routes(self._broker)
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: None = ...,
+    ) -> Reply: ...
+
+    @overload
+    def request(
+        self,
+        subject: str,
+        value: Any = ...,
+        *,
+        headers: GivenHeaders | None = ...,
+        timeout: float = ...,
+        serializer: str | Serializer | None = ...,
+        callback: ReplyFunction | str,
+    ) -> None: ...
+
+    def request(
+        self,
+        subject: str,
+        value: Any = b"",
+        *,
+        headers: GivenHeaders | None = None,
+        timeout: float = 5.0,
+        serializer: str | Serializer | None = None,
+        callback: ReplyFunction | str | None = None,
+    ) -> Reply | None:
+        """Ask one of those who serve a subject, and wait for the reply.
+
+        With a callback it returns None as soon as the request is sent, and the reply, or the error, goes there: a
+        function is called with the Reply or the error; to a topic, or to a URL, the reply is sent with its headers,
+        and an error as its JSON object with the header `headrace-error`. It is the bus that does so: a reply that
+        comes after the bus is closed is lost.
+
+        Parameters:
+            subject: the subject, such as `price.quote`.
+            value: bytes, or what the serializer takes.
+            headers: names to text, bytes or None, as a mapping; or a list of such pairs, where a name repeats.
+            timeout: for how many seconds to wait for the reply.
+            serializer: encodes the value: `bytes` (the default: no encoding), `str`, `json`, or a callable.
+            callback: a function, the name of a topic, or a URL; by default the reply is returned.
+
+        Returns:
+            The reply; None with a callback.
+
+        Raises:
+            NoResponders: if nobody serves the subject; this is told at once.
+            Timeout: if there is no reply in time; the request may still be handled.
+            ServiceFailed: if the handler raised; it has the `error_code`, the text and the `error_details` of the
+                handler's error.
+            ResponderLost: if the responder's connection ended; it may have handled the request.
+            Busy: if all responders were busy until the time was over, and too many requests wait.
+            InvalidArgument: if an argument is wrong.
+
+        Example:
+            >>> bus.request("price.quote", b"plum")
+            Traceback (most recent call last):
+            ...
+            headrace.model.errors.NoResponders: nobody serves price.quote: start a responder for it, or check the name
+        """
+        body = serialized(serializer_of(serializer), value) or b""
+        told = checked_headers(headers)
+        timeout = checked_timeout(timeout, least=0.001)
+        if callback is None:
+            return self._requester.request(subject, body, told, timeout)
+        target = reply_target(callback)
+        self._requester.request_later(self, subject, body, told, timeout, target)
+        return None
 
     # Receiving.
 
@@ -586,7 +802,9 @@ class Bus:
         Parameters:
             topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
+                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
+                content query selects, and stores none.
 
         Returns:
             The topic's id, settings and partitions.
@@ -594,12 +812,17 @@ class Bus:
         Raises:
             TopicExists: if the topic exists and `exist_ok` is not set.
             InvalidArgument: if the name or a setting is wrong.
+            InvalidContentQuery: if `view_query` is wrong.
+            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
             LimitExceeded: if the broker has `topics_max` topics.
 
         Example:
             >>> info = bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
             >>> info.settings["partitions"]
             4
+            >>> view = bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
+            >>> view.settings["view_of"]
+            'clicks'
         """
         return self._topics.create(topic, settings, exist_ok)
 
@@ -616,6 +839,7 @@ class Bus:
         Raises:
             TopicNotFound: if the topic does not exist.
             InvalidArgument: if a setting is wrong or cannot be changed.
+            TopicIsView: if it is a virtual topic, whose settings are those of its source.
 
         Example:
             >>> info = bus.create_topic("clicks")
@@ -633,6 +857,7 @@ class Bus:
 
         Raises:
             TopicNotFound: if the topic does not exist.
+            TopicHasViews: if virtual topics read from it.
 
         Example:
             >>> info = bus.create_topic("clicks")
@@ -1192,146 +1417,6 @@ class Bus:
             self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-    def _begin_producer(self) -> Producer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("the bus is closed")
-
-    def _connect(self, wait: float = 0.0) -> None:
-        """Make the first connection; `headrace.connect` has done it."""
-        try:
-            self._broker.connect(checked_timeout(wait, "wait"))
-        except BaseException:
-            self.close()
-            raise
-
-    def _consuming_line(self) -> ReconnectingConnection:
-        """The connection for deliveries, made now if there is none."""
-        deadline = now() + self._timeout
-        with self._consuming_lock:
-            self._check_open()
-            self._broker.check_open()
-            if self._consuming is None:
-                broker = ReconnectingConnection(
-                    self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
-                )
-                broker.connect(deadline - now())  # the broker may just be starting again
-                self._consuming = broker
-            return self._consuming
-
-    def _shared_leasing(self, topic: str, subscription: str) -> tuple[Acknowledger, LeaseRequester]:
-        """What all users of a leased subscription share."""
-        check_name(topic, "a topic")
-        check_name(subscription, "a subscription")
-        shared = self._leasing.get((topic, subscription))
-        if shared is None:
-            acknowledger = Acknowledger(self._broker, self._timers, self._clock, topic, subscription)
-            shared = self._leasing.setdefault((topic, subscription), (acknowledger, LeaseRequester(self, acknowledger)))
-        return shared
-
-    def _keep(self, part: Subscription | Jobs) -> None:
-        """Close this one with the bus."""
-        self._receiving.add(part)
-
-    def _forget(self, part: Subscription | Jobs) -> None:
-        """This one is closed."""
-        self._receiving.discard(part)
-
-    def _disown(self) -> None:
-        """In a forked child: begin anew, and leave to the parent what is under way."""
-        self._hello.name = self._given_name or default_name()
-        self._timers.disown()
-        self._clock.in_use = False
-        self._broker.disown()
-        self._metadata_cache.disown()
-        if self._consuming is not None:
-            self._consuming.disown()
-        self._consuming, self._consuming_lock = None, Lock()
-        for part in self._receiving.alive():
-            part._disown()
-        for accumulator in self._producers.alive():
-            accumulator.disown()
-        for acknowledger, lease_requester in self._leasing.values():
-            acknowledger.disown()
-            lease_requester.disown()
-
-    def _close_lines(self, lines: list[ReconnectingConnection]) -> None:
-        for broker in lines:  # all of them before anything is waited for
-            broker.end()
-        try:
-            for broker in lines:
-                broker.close()
-            self._timers.close()
-        finally:
-            if self._on_close is not None:
-                run_blocking(self._on_close)
-
-    def _close_parts(self, began: float) -> HeadraceError | None:
-        """Let all parts finish, at the same time; returns what the first has failed with."""
-        failed: HeadraceError | None = None
-        for accumulator in self._producers.alive():
-            accumulator.send_open_batches()
-        for part in self._receiving.alive():
-            try:
-                part._close_by(began + self._timeout)
-            except HeadraceError as error:
-                failed = failed or error
-        for accumulator in self._producers.alive():
-            try:
-                accumulator.close_since(began)
-            except HeadraceError as error:
-                failed = failed or error
-        for acknowledger, _ in self._leasing.values():
-            acknowledger.answered(began + self._timeout - now())
-        return failed
-
-    def _abandon_parts(self) -> None:
-        for part in self._receiving.alive():
-            part._abandon()
-        for accumulator in self._producers.alive():
-            accumulator.abandon()
-        for acknowledger, _ in self._leasing.values():
-            acknowledger.close()
-
-    def _abandon(self) -> None:
-        """Close without waiting for the broker."""
-        self._abandon_parts()
-        for broker in (self._consuming, self._broker):
-            if broker is not None:
-                broker.end()
-        self._timers.close()
-        if self._on_close is not None:
-            run_detached(self._on_close)
-
-    def __repr__(self) -> str:
-        return described(self, self._facts)
-
-    def _facts(self) -> Iterator[str]:
-        yield place_of(self._target)
-        yield f"name={short(self._hello.name)}"
-        if self.tenant != DEFAULT_TENANT:
-            yield f"tenant={self.tenant}"
-        yield state_of(closed=self._closed, connected=self._broker.connected, not_connected=True)
-
-    def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True):
-            self._closed = True
-            self._timers.aside(self._abandon)
-            warnings.warn(f"a bus was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
-
-    def __enter__(self) -> "Bus":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def connect(

@@ -269,13 +269,13 @@ class HandlerExecutor:
         self._guard = threading.Lock()
         self._loop: _LoopThread | None = None
 
-    def call(self, handler: Handler, message: Any) -> None:
-        """Call a handler and wait for its end; raises the handler's error."""
+    def call(self, handler: Handler, message: Any) -> Any:
+        """Call a handler, and return its result; raises the handler's error."""
         returned = handler(message)
         if isinstance(returned, Awaitable):
-            self._started_loop().wait_for(returned)
-        else:
-            check_returned(returned)
+            return self._started_loop().wait_for(returned)
+        check_returned(returned)
+        return returned
 
     def close(self) -> None:
         """Stop the event loop, and cancel the tasks that handlers have left running on it."""
@@ -298,13 +298,14 @@ class _LoopThread:
         self._thread.start()
         self._started.wait()
 
-    def wait_for(self, awaitable: Awaitable[Any]) -> None:
-        """Run a coroutine on the loop, and wait for its end; raises its error."""
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """Run a coroutine on the loop, and return its result; raises its error."""
         import asyncio
 
-        error = asyncio.run_coroutine_threadsafe(_await_and_catch(awaitable), self._loop).result()
+        returned, error = asyncio.run_coroutine_threadsafe(_await_and_catch(awaitable), self._loop).result()
         if error is not None:
             raise error
+        return returned
 
     def close(self) -> None:
         """Cancel the loop's tasks, and stop it."""
@@ -324,13 +325,12 @@ class _LoopThread:
         await self._closing.wait()
 
 
-async def _await_and_catch(awaitable: Awaitable[Any]) -> BaseException | None:
+async def _await_and_catch(awaitable: Awaitable[Any]) -> tuple[Any, BaseException | None]:
     """Await a handler; returns its error, because some errors would end the loop."""
     try:
-        await awaitable
+        return await awaitable, None
     except BaseException as error:  # noqa: BLE001  # raised again where the result is waited for
-        return error
-    return None
+        return None, error
 
 
 def survives(error: BaseException) -> bool:

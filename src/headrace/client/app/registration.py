@@ -1,6 +1,6 @@
 """The registration of an app's handlers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -10,7 +10,9 @@ from headrace.client.producer.serializing import Deserializer, deserializer_of
 from headrace.client.times import check_name
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.limits import RESPONDER_CONCURRENCY_MAX
 from headrace.model.schedule_requests import ScheduleDefinition
+from headrace.model.subject import checked_pattern
 from headrace.model.subscription import (
     DEFAULT_SUBSCRIPTION,
     SubscriptionSettings,
@@ -41,6 +43,39 @@ class Registered(NamedTuple):
     settings: dict[str, Any]
     deserializer: Deserializer | None
     definition: ScheduleDefinition | None
+
+
+def handled_topics(topic: str | Sequence[str]) -> list[str]:
+    """The topics that a handler is registered for: one, or those of a list."""
+    if not isinstance(topic, list | tuple):
+        return [topic]  # type: ignore[list-item]  # `registered` refuses what is no name
+    if not topic:
+        raise InvalidArgument("a handler needs a topic: the list is empty")
+    return list(topic)
+
+
+class ServedSubject(NamedTuple):
+    """A handler that answers requests, and its settings."""
+
+    subject: str
+    handler: Handler
+    concurrency: int
+    deserializer: Deserializer | None
+
+
+def served_subject(
+    handler: Callable[..., Any], subject: str, *, concurrency: int, deserializer: str | Deserializer | None
+) -> ServedSubject:
+    """Create the registration of a handler of requests; raises InvalidArgument if an argument is wrong."""
+    if not isinstance(subject, str):
+        raise InvalidArgument(
+            f'a handler needs a subject: write @app.serves("price.quote"), not @app.serves with {shown(subject)}'
+        )
+    checked_pattern(subject.rpartition("/")[2])
+    _check_count("concurrency", concurrency)
+    if concurrency > RESPONDER_CONCURRENCY_MAX:
+        raise InvalidArgument(f"concurrency must be {RESPONDER_CONCURRENCY_MAX} at most, not {concurrency}")
+    return ServedSubject(subject, checked_handler(handler), concurrency, deserializer_of(deserializer))
 
 
 def registered(

@@ -15,6 +15,7 @@ from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpe
 from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
 from headrace.model.standing_lease import LeaseCredit, LeaseDelivery, LeaseEnd
+from headrace.model.subject_requests import ReplySend, RequestDelivery, RequestSend, SubjectDelivery, SubjectPublish
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
 from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
@@ -32,11 +33,26 @@ _SILENT_HEARTBEATS = 3
 _CLOCK_AGE_S = 2.0
 """Maximum age of the clock's synchronization while somebody uses the clock."""
 _CORRELATIONS = 1 << 32
-_HOT = frozenset({Publish, Lease, Ack, Extend, TransactionStage, StreamCredit, LeaseCredit, Ping})
+_HOT = frozenset(
+    {
+        Publish,
+        Lease,
+        Ack,
+        Extend,
+        TransactionStage,
+        StreamCredit,
+        LeaseCredit,
+        Ping,
+        SubjectPublish,
+        RequestSend,
+        ReplySend,
+    }
+)
 """Requests that are frequent or large: their types are checked where their values come from."""
 # Every look at a member of an enumeration is a call, and these are compared with the kind of every frame.
 _ANSWER, _FAILURE, _DELIVERY = int(Kind.ANSWER), int(Kind.FAILURE), int(Kind.DELIVERY)
-_LEASE_DELIVERY = int(Kind.LEASE_DELIVERY)
+_LEASE_DELIVERY, _SUBJECT_DELIVERY = int(Kind.LEASE_DELIVERY), int(Kind.SUBJECT_DELIVERY)
+_REQUEST_DELIVERY = int(Kind.REQUEST_DELIVERY)
 
 
 class StreamReader(Protocol):
@@ -57,6 +73,20 @@ class LeaseReader(Protocol):
 
     def lease_ended(self, standing: int, error: HeadraceError) -> None:
         """Learn why the broker has ended the request."""
+
+
+class LiveReader(Protocol):
+    """Receives the deliveries of a live subscription."""
+
+    def live_delivered(self, delivery: SubjectDelivery, body: Bytes) -> None:
+        """Take messages; the body is valid until this returns."""
+
+
+class RequestReader(Protocol):
+    """Receives the requests that a responder is to answer."""
+
+    def request_delivered(self, router: "RequestRouter", delivery: RequestDelivery, value: bytes) -> None:
+        """Take a request, which is to be answered on the same connection."""
 
 
 class _PendingRequest(NamedTuple):
@@ -132,6 +162,10 @@ class RequestRouter:
         """Callbacks for assignments, by group and member."""
         self.leases: dict[int, LeaseReader] = {}
         """Receivers of standing lease requests, by the request's number."""
+        self.live: dict[int, LiveReader] = {}
+        """Live subscriptions, by number."""
+        self.responders: dict[int, RequestReader] = {}
+        """Responders, by number."""
         self._asked: dict[int, _PendingRequest] = {}
         self._streams: dict[int, StreamReader] = {}
         self._numbers = itertools.count(1)
@@ -193,16 +227,16 @@ class RequestRouter:
         """Ignore further deliveries of a stream."""
         self._streams.pop(number, None)
 
-    def tell(self, request: Request[Any]) -> None:
+    def tell(self, request: Request[Any], body: Bytes = b"") -> None:
         """Send a request that has no answer."""
-        self.queue_tell(request)
+        self.queue_tell(request, body)
         self.flush()
 
-    def queue_tell(self, request: Request[Any]) -> None:
+    def queue_tell(self, request: Request[Any], body: Bytes = b"") -> None:
         """Queue a request that has no answer for the next `flush`, for callers that hold a guard."""
         self._said = True
         if not self.closed:
-            self.write(frame(request.declared.kind, self._number(), request), b"")
+            self.write(frame(request.declared.kind, self._number(), request, len(body)), body)
 
     def arrived(self, come: Frame) -> None:
         """Dispatch a frame that was received."""
@@ -220,6 +254,16 @@ class RequestRouter:
             holder = self.leases.get(delivery.standing)
             if holder is not None:
                 holder.lease_delivered(delivery, come.body)
+        elif kind == _REQUEST_DELIVERY:
+            asked: RequestDelivery = decode(kind, come.head)
+            responder = self.responders.get(asked.responder)
+            if responder is not None:
+                responder.request_delivered(self, asked, bytes(come.body))
+        elif kind == _SUBJECT_DELIVERY:
+            published: SubjectDelivery = decode(kind, come.head)
+            listener = self.live.get(published.subscription)
+            if listener is not None:
+                listener.live_delivered(published, come.body)
         else:
             self._pushed(come)
 
@@ -228,6 +272,8 @@ class RequestRouter:
         self.closed = True
         self._streams.clear()
         self.leases.clear()
+        self.live.clear()
+        self.responders.clear()
         while self._asked:
             try:
                 _, asked = self._asked.popitem()

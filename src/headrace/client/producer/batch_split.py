@@ -1,22 +1,27 @@
 """Many messages at once: checked, and divided into batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from headrace.client.producer.partitioning import Partitioner, partition_places
 from headrace.client.producer.pending_batch import (
     OutgoingMessage,
+    checked_key,
     checked_keys,
     checked_priority,
 )
 from headrace.client.producer.serializing import Serializer, serialized, to_bytes
 from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
-from headrace.client.times import Moment, optional_microseconds
+from headrace.client.times import Moment, listed, optional_microseconds
 from headrace.model.arguments import shown
 from headrace.model.batch import Columns, message_sizes
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import GivenHeaders, checked_headers
+from headrace.model.limits import BATCH_BYTES_MAX, VERSIONED_BATCH_MESSAGES_MAX
 from headrace.model.message import check_message_bytes
+
+_ONE_BATCH_BYTES_MAX = BATCH_BYTES_MAX // 2
+"""Bytes of messages in one batch, so that it has room for their headers."""
 
 
 class GivenMessages(NamedTuple):
@@ -73,6 +78,18 @@ class GivenMessages(NamedTuple):
                 raise InvalidArgument(f"there are {len(column)} {name} for {len(self.values)} values")
 
 
+def given_messages(
+    values: Iterable[Any], keys: Sequence[bytes | str | None] | None, key: bytes | str | None, **columns: Any
+) -> GivenMessages:
+    """Take messages as a caller gives them, with one key for all or one for each."""
+    listed_values = values if isinstance(values, list | tuple) else listed(values, "values")
+    if key is not None:
+        if keys is not None:
+            raise InvalidArgument("give either `key`, for all messages, or `keys`, one for each")
+        keys = [checked_key(key)] * len(listed_values)
+    return GivenMessages(listed_values, keys, **columns)
+
+
 class CheckedColumns(NamedTuple):
     """Messages in columns, and how many bytes they have if that is known."""
 
@@ -115,6 +132,28 @@ def plan_batches(
         check_partition(topic, number, metadata)
     limits = (batch_bytes, batch_count, metadata.message_bytes_max, topic)
     return [(number, portion) for number, chosen in places.items() for portion in portions(checked, chosen, *limits)]
+
+
+def plan_one_batch(
+    topic: str,
+    checked: CheckedColumns,
+    partition: int | None,
+    keyless: int,
+    metadata: TopicMetadata,
+    partitioner: Partitioner,
+) -> BatchPlan:
+    """Put messages of one key into one batch, which is appended whole or not at all."""
+    keys = set(checked.columns.keys or (None,))
+    if len(keys) > 1 or None in keys:
+        raise InvalidArgument("expected_version is about one key: all messages must have the same; give `key`")
+    limits = _ONE_BATCH_BYTES_MAX, VERSIONED_BATCH_MESSAGES_MAX
+    plan = plan_batches(topic, checked, partition, keyless, metadata, partitioner, *limits)
+    if len(plan) > 1:
+        raise InvalidArgument(
+            f"with expected_version at most {VERSIONED_BATCH_MESSAGES_MAX} messages and {_ONE_BATCH_BYTES_MAX} bytes "
+            "can be published together"
+        )
+    return plan
 
 
 def portions(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, get_args
 
 from headrace.client.times import Moment
+from headrace.model.durability import Durability
 from headrace.model.headers import GivenHeaders
 
 
@@ -23,6 +24,19 @@ class MessageFields(TypedDict, total=False):
     """The message is not delivered after this time."""
     partition: int | None
     """The partition that gets the message, instead of the one that its key selects."""
+
+
+class PublishOptions(MessageFields, total=False):
+    """What publishing one message takes besides its topic and value."""
+
+    key: bytes | str | None
+    durability: Durability | str | None
+    expected_offset: int | None
+    expected_version: int | None
+
+
+TopicList = list[str] | tuple[str, ...]
+"""Topics that get a message together."""
 
 
 class MessageColumns(TypedDict, total=False):

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headrace.client.connection import fork_guard
+from headrace.client.producer.topic_metadata import ExpectedPlace
 from headrace.client.results import Receipt
 from headrace.client.times import Moment, microseconds
 from headrace.model.arguments import shown
@@ -74,7 +75,7 @@ class PendingBatch:
         "count",
         "deadline",
         "durability",
-        "expected_offset",
+        "expected",
         "forks",
         "last_error",
         "observed",
@@ -90,7 +91,7 @@ class PendingBatch:
         self.deadline = deadline
         """When the outcome becomes Timeout."""
         self.durability = durability
-        self.expected_offset: int | None = None
+        self.expected: ExpectedPlace | None = None
         self.values: list[bytes | None] = []
         self.plain = True
         """All messages have only a value so far."""

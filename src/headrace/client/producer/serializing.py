@@ -1,12 +1,14 @@
 """From a program's values to a message's bytes, and back."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 import msgspec
 
 from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.plugins import SERIALIZERS, find_plugin, make_plugin, plugin_names
 
 Serializer = Callable[[Any], bytes | None]
 Deserializer = Callable[[bytes], Any]
@@ -56,12 +58,53 @@ def _text_to_bytes(value: Any) -> bytes | None:
     return value.encode()
 
 
-def _json_to_bytes(value: Any) -> bytes:
-    return msgspec.json.encode(value)
+class NamedSerializer(Protocol):
+    """A serializer with a name: built in, or a plug-in of the group `headrace.serializers`."""
+
+    content_type: str
+    """What the bytes are, such as `application/json`."""
+
+    def encode(self, value: Any) -> bytes | None:
+        """Make a value into bytes; None stays None, which marks a key as deleted."""
+
+    def decode(self, data: bytes) -> Any:
+        """Make bytes into a value."""
 
 
-_SERIALIZERS: dict[str, Serializer] = {"bytes": to_bytes, "str": _text_to_bytes, "json": _json_to_bytes}
-_DESERIALIZERS: dict[str, Deserializer | None] = {"bytes": None, "str": bytes.decode, "json": msgspec.json.decode}
+class JsonSerializer:
+    """JSON, by msgspec."""
+
+    api = 1
+    content_type = "application/json"
+    encode = staticmethod(msgspec.json.encode)
+    decode = staticmethod(msgspec.json.decode)
+
+
+class MessagePackSerializer:
+    """MessagePack, by msgspec."""
+
+    api = 1
+    content_type = "application/vnd.msgpack"
+    encode = staticmethod(msgspec.msgpack.encode)
+    decode = staticmethod(msgspec.msgpack.decode)
+
+
+class TextSerializer:
+    """Text in UTF-8."""
+
+    api = 1
+    content_type = "text/plain; charset=utf-8"
+    encode = staticmethod(_text_to_bytes)
+    decode = staticmethod(bytes.decode)
+
+
+class BytesSerializer:
+    """Bytes as they are."""
+
+    api = 1
+    content_type = "application/octet-stream"
+    encode = staticmethod(to_bytes)
+    decode = staticmethod(bytes)
 
 
 def serializer_of(given: str | Serializer | None) -> Serializer:
@@ -74,10 +117,8 @@ def serializer_of(given: str | Serializer | None) -> Serializer:
         return to_bytes
     if callable(given):
         return given
-    name: object = given
-    if isinstance(name, str) and name in _SERIALIZERS:
-        return _SERIALIZERS[name]
-    raise InvalidArgument(f"there is no serializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
+    named = _named(given, "serializer")
+    return to_bytes if isinstance(named, BytesSerializer) else named.encode  # which producers know
 
 
 def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
@@ -88,10 +129,21 @@ def deserializer_of(given: str | Deserializer | None) -> Deserializer | None:
     """
     if given is None or callable(given):
         return given
-    name: object = given
-    if isinstance(name, str) and name in _DESERIALIZERS:
-        return _DESERIALIZERS[name]
-    raise InvalidArgument(f"there is no deserializer {shown(given)}; use 'bytes', 'str', 'json' or a callable")
+    named = _named(given, "deserializer")
+    return None if isinstance(named, BytesSerializer) else named.decode
+
+
+def _named(name: object, what: str) -> NamedSerializer:
+    if not isinstance(name, str) or find_plugin(SERIALIZERS, name) is None:
+        known = ", ".join(map(repr, plugin_names(SERIALIZERS)))
+        raise InvalidArgument(f"there is no {what} {shown(name)}; use {known} or a callable, or install a plug-in")
+    return _made(name)
+
+
+@cache
+def _made(name: str) -> NamedSerializer:
+    made: NamedSerializer = make_plugin(SERIALIZERS, name, ("content_type", "encode", "decode"))
+    return made
 
 
 def serialized(serializer: Serializer, value: Any) -> bytes | None:

@@ -152,6 +152,8 @@ class Contents:
                     size, measured = exact, len(there)
         if edits and not edits.keys().isdisjoint(there):
             _edit(found, there, edits)
+            if self._partition.is_derived:
+                self._deliver_edited(found, there, edits)
         return found, there, gone, offsets[place:]
 
     def stored(self, offsets: range, bytes_max: int) -> list[Batch]:
@@ -207,6 +209,24 @@ class Contents:
         self._bytes += known.bytes
         while self._bytes > _CACHED_BYTES and len(self._cache) > 1:
             self._forget(next(iter(self._cache)))
+
+    def _deliver_edited(self, columns: Columns, offsets: list[int], edits: Mapping[int, EditRecord]) -> None:
+        """Show edited contents as consumers see those of the partition."""
+        edited = [at for at, offset in enumerate(offsets) if offset in edits and edits[offset].content is not None]
+        if not edited:
+            return
+        given = columns.picked(edited, offsets)
+        given.places = None
+        made = self._partition.delivered(given)
+        values, headers = list(columns.values), list(columns.headers or [None] * len(offsets))
+        for index, at in enumerate(edited):
+            values[at], headers[at] = made.values[index], None if made.headers is None else made.headers[index]
+        columns.values, columns.headers = values, headers
+
+    def use(self, partition: Partition) -> None:
+        """Read from another view of the same partition."""
+        self._partition = partition
+        self.clear()
 
     def clear(self) -> None:
         """Keep nothing: there are no messages that could be wanted soon."""

@@ -8,6 +8,7 @@ from headrace.engines.leased.leases import SESSION_BOUND_US, LeaseRecord
 from headrace.engines.leased.pending import Entries
 from headrace.engines.leased.statuses import BLOCKED, LEASED, LEAVING, SETTLED, UNKNOWN
 from headrace.engines.leased.taken import TakenMessages, fitting, without
+from headrace.engines.partition import Partition
 from headrace.model.batch import Batch, Columns
 from headrace.model.errors import HeadraceError, LeaseExpired, MessageGone, NotLeaseHolder
 from headrace.model.offsets import ranges
@@ -36,6 +37,10 @@ class LeasedIndex(JournaledIndex):
             self._order.unblock_all()
             yield from self.pending.reorder(settings.discipline)
         self.pending.on_change()
+
+    def read_contents_from(self, partition: Partition) -> None:
+        """Read contents from the partition as consumers see it now."""
+        self.pending.contents.use(partition)
 
     # Handing out.
 

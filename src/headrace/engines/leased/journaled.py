@@ -32,9 +32,13 @@ class JournaledIndex(InspectedIndex):
         settings: SubscriptionSettings,
         ttl_us: int | None,
         edits: Mapping[int, EditRecord],
+        delivered: Partition | None = None,
     ) -> None:
+        """The contents are read from the partition as it is `delivered`, if that differs."""
         assert replayed.end <= partition.next_offset  # no offset is ever another message's
-        pending = PendingMessages(replayed.statuses, replayed.rests, Contents(partition), edits, settings.discipline)
+        pending = PendingMessages(
+            replayed.statuses, replayed.rests, Contents(delivered or partition), edits, settings.discipline
+        )
         super().__init__(pending, replayed.leases, replayed.notes, replayed.states)
         self._order = KeyOrder(pending)
         self._settings = settings

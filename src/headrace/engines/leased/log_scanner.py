@@ -51,7 +51,7 @@ class LogScanner:
                     gone.append(range(self._read_to, batch.base_offset))
                 self._read_to = batch.next_offset
                 self._take_in(batch, now_us)
-                count += batch.count
+                count += batch.span if self._partition.is_derived else batch.count
                 if count >= _READ_TOGETHER:
                     break
             else:
@@ -84,6 +84,8 @@ class LogScanner:
                 with suppress(InvalidBatch):  # it was passed over when it came
                     outline = batch.outline()
                     self._expect_expiry(batch, outline, _offsets(batch, outline))
+                if self._partition.is_derived:
+                    yield
             self._pending.on_change()
             yield
             if self._ttl_us != ttl_us:

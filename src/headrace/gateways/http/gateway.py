@@ -25,6 +25,8 @@ _SILENT_BEATS = 3
 class HttpGateway:
     """All connections of HTTP to one broker."""
 
+    api = 1
+
     def __init__(self, context: GatewayContext, addresses: Sequence[ListenAddress] = ()) -> None:
         runtime = context.runtime
         self.broker = context.broker

@@ -178,6 +178,7 @@ async def _publish_once(
         for one in published.receipts
     ]
     headers = ((b"idempotency-replayed", b"true"),) if published.repeated else ()
+    single = single and bool(receipts)  # middleware may have refused the message as a dead letter
     answer: Any = receipts[0] if single else MessageReceipts(sum(one.count for one in receipts), receipts)
     return json_reply(answer, 201 if published.durability else 202, headers)
 
@@ -251,7 +252,8 @@ def _expected_offset(headers: dict[bytes, bytes]) -> int | None:
 
 
 def _receipt(partition: int, published: Published, count: int) -> MessageReceipt:
-    return MessageReceipt(partition, published.base_offset, count, _NAMES[published.durability])
+    stored = count if published.stored is None else published.stored
+    return MessageReceipt(partition, published.base_offset, stored, _NAMES[published.durability])
 
 
 def _partly(error: HeadraceError, receipts: list[MessageReceipt]) -> HeadraceError:

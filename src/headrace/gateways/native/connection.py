@@ -26,7 +26,8 @@ from headrace.model.errors import (
 from headrace.model.identity import Identity
 from headrace.model.request import REQUESTS, Answer
 from headrace.model.requests import Assignment, Done
-from headrace.model.standing_lease import LeaseEnd
+from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
+from headrace.model.subject_requests import RequestDelivery, SubjectDelivery
 from headrace.wire import native
 from headrace.wire.frames import Frame, Frames
 from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
@@ -42,10 +43,16 @@ UNANSWERED_MAX = 1024
 FEATURES: frozenset[str] = frozenset()
 """Optional protocol features that this broker supports."""
 # Looking up enum members on every frame would be slow.
-_ANSWER, _STREAM_OPEN, _LEASE_DELIVERY = int(Kind.ANSWER), int(Kind.STREAM_OPEN), int(Kind.LEASE_DELIVERY)
-_UNANSWERED = frozenset({int(Kind.STREAM_CREDIT), int(Kind.LEASE_CREDIT)})
-_PUSHED: dict[type[Answer], int] = {Assignment: int(Kind.ASSIGNMENT), LeaseEnd: int(Kind.LEASE_END)}
-"""The frame kinds of pushed messages without a body."""
+_ANSWER, _STREAM_OPEN = int(Kind.ANSWER), int(Kind.STREAM_OPEN)
+_UNANSWERED = frozenset(kind for kind, request in REQUESTS.items() if request.declared.answer is None)
+_PUSHED: dict[type[Answer], int] = {
+    Assignment: int(Kind.ASSIGNMENT),
+    LeaseEnd: int(Kind.LEASE_END),
+    LeaseDelivery: int(Kind.LEASE_DELIVERY),
+    SubjectDelivery: int(Kind.SUBJECT_DELIVERY),
+    RequestDelivery: int(Kind.REQUEST_DELIVERY),
+}
+"""The frame kinds of pushed messages."""
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -314,7 +321,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _push(self, pushed: Answer | AnswerWithBody[Answer]) -> None:
         """Send a message that the broker pushes to the session."""
         if isinstance(pushed, AnswerWithBody):
-            self._out.send_batches(_LEASE_DELIVERY, 0, pushed.answer, memoryview(pushed.body))
+            self._out.send_batches(_PUSHED[type(pushed.answer)], 0, pushed.answer, memoryview(pushed.body))
         else:
             self._out.send(_PUSHED[type(pushed)], 0, pushed)
 

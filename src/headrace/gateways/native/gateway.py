@@ -27,6 +27,8 @@ _SILENT_BEATS = 3
 class NativeGateway:
     """All connections of the native protocol to one broker."""
 
+    api = 1
+
     def __init__(self, context: GatewayContext, addresses: Sequence[ListenAddress] = ()) -> None:
         runtime = context.runtime
         self.broker = context.broker

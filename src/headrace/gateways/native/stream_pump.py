@@ -34,11 +34,11 @@ class StreamPump(FrameSource):
         found = self._stream.read(DELIVERY_BYTES, now_us)
         if found is None:
             return 0
-        view, next_offset, end_offset = found
+        view, next_offset, end_offset, cost_bytes = found
         self._out.send_batches(_DELIVERY, self.correlation, Delivery(next_offset, end_offset), view)
         if self._stream.has_more():
             self.want_turn()
-        return len(view)
+        return max(len(view), cost_bytes)
 
     def close(self) -> None:
         """Close the stream."""

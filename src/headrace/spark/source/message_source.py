@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from headrace.client._sync.bus import Bus, connect
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptBatch, InvalidArgument, LogNotFound, OffsetOutOfRange, TopicNotFound
+from headrace.model.middleware import may_deliver
 from headrace.model.topic import parse_topic
 from headrace.spark.archive.archived_source import ArchivedSource
 from headrace.spark.source.options import SourceOptions
@@ -106,6 +107,8 @@ class _TopicDirectories(NamedTuple):
 
     id: int
     directories: dict[int, str]
+    changed: set[int]
+    """Partitions whose files have other contents than the broker delivers."""
 
 
 class FileSource:
@@ -157,22 +160,32 @@ class FileSource:
     def _find_topic(self, name: str) -> _TopicDirectories:
         topic = self._topic_directories().get(str(parse_topic(name)))
         if topic is None:
-            raise TopicNotFound(f"there is no topic {name} in {self._path}")
+            raise TopicNotFound(
+                f"there is no topic {name} in {self._path}; a virtual topic (view) has no files: read it "
+                "through the broker"
+            )
+        if topic.changed:
+            raise InvalidArgument(
+                f"the topic {name} has middleware that may change what is delivered, so its files cannot be read "
+                "directly: leave the option path out, and give the broker's address"
+            )
         return topic
 
     def _topic_directories(self) -> dict[str, _TopicDirectories]:
         """Map topics to their partitions; of two topics of one name the newer wins, as the older is deleted."""
         if os.path.exists(f"{self._path}/meta"):
-            return {os.path.basename(self._path): _TopicDirectories(0, {0: self._path})}
+            return {os.path.basename(self._path): _TopicDirectories(0, {0: self._path}, set())}
         found: dict[str, _TopicDirectories] = {}
         for directory in self._directories():
             owner = read_owner(self._runtime, directory).owner
             if owner is None:
                 continue  # it is being created or removed, or belongs to no broker
             if owner.topic not in found or found[owner.topic].id < owner.topic_id:
-                found[owner.topic] = _TopicDirectories(owner.topic_id, {})
+                found[owner.topic] = _TopicDirectories(owner.topic_id, {}, set())
             if found[owner.topic].id == owner.topic_id:
                 found[owner.topic].directories[owner.partition] = directory
+                if may_deliver(owner.settings.get("middleware") or ()):
+                    found[owner.topic].changed.add(owner.partition)
         return found
 
     def _directories(self) -> list[str]:

@@ -13,7 +13,9 @@ from headrace.client.connection.clock import Clock
 from headrace.client.connection.request_router import Bytes
 from headrace.client.leasing.held_leases import NEVER_US, HeldLeases
 from headrace.client.leasing.jobs import Job, holding_of, holdings_of, in_requests
+from headrace.model.batch import Batch
 from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
+from headrace.model.job_requests import JobFinish
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Reject, Release, Settlement
 from headrace.model.request import Request
 
@@ -29,6 +31,7 @@ _DONE_BEFORE: dict[type, set[str]] = {
     Extend: set(),
     Release: {"message_gone", "not_lease_holder"},
     Reject: {"message_gone", "not_lease_holder"},
+    JobFinish: {"message_gone", "not_lease_holder"},
 }
 """The errors with which the broker answers a repeated request that it had already carried out."""
 
@@ -196,6 +199,15 @@ class AsyncAcknowledger:
         self.flush()
         return settled
 
+    def finish(self, job: Job, result: Batch) -> Settled:
+        """Acknowledge a job together with its result."""
+        head = JobFinish(self.topic, holding_of(job.partition, job.lease, [job.offset]), self.subscription)
+        with self._guard:
+            self.let_go([head.holding])
+            settled = self._post(head, watched=False, body=result.data)
+        self.flush()
+        return settled
+
     def let_go(self, holdings: Sequence[Holding]) -> None:
         """Stop extending these leases; with the guard held."""
         for holding in holdings:
@@ -229,7 +241,12 @@ class AsyncAcknowledger:
     # Requests and answers.
 
     def _post(
-        self, head: Request[Settlement], outcome: Settled | None = None, watched: bool = True, after: Any = None
+        self,
+        head: Request[Settlement],
+        outcome: Settled | None = None,
+        watched: bool = True,
+        after: Any = None,
+        body: Bytes = b"",
     ) -> Settled:
         """Send a request, with the guard held; `after` is called with the guard held when its answer arrives."""
         settled: Settled = ResultCell() if outcome is None else outcome
@@ -237,11 +254,11 @@ class AsyncAcknowledger:
         connection, timeout = self._broker.connection, self._broker.timeout
         deadline = now() + timeout
         if connection is None or connection.closed:
-            spawn("settle", self._repeat, head, settled, watched, after, deadline, False)
+            spawn("settle", self._repeat, head, body, settled, watched, after, deadline, False)
         else:
-            tell = partial(self._told, head, settled, watched, after, deadline)
+            tell = partial(self._told, head, body, settled, watched, after, deadline)
             try:
-                connection.queue_request(head, b"", tell, timeout)
+                connection.queue_request(head, body, tell, timeout)
             except InvalidArgument as error:  # nothing was sent, so no answer will arrive
                 self._over(head, settled, watched, after, error)
         return settled
@@ -249,6 +266,7 @@ class AsyncAcknowledger:
     def _told(
         self,
         head: Request[Settlement],
+        body: Bytes,
         settled: Settled,
         watched: bool,
         after: Any,
@@ -258,17 +276,24 @@ class AsyncAcknowledger:
     ) -> None:
         if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < deadline:
             lost = isinstance(answer, ConnectionFailed)
-            spawn("settle", self._repeat, head, settled, watched, after, deadline, lost)
+            spawn("settle", self._repeat, head, body, settled, watched, after, deadline, lost)
         else:
             self._over(head, settled, watched, after, answer)
 
     async def _repeat(
-        self, head: Request[Settlement], settled: Settled, watched: bool, after: Any, deadline: float, lost: bool
+        self,
+        head: Request[Settlement],
+        body: Bytes,
+        settled: Settled,
+        watched: bool,
+        after: Any,
+        deadline: float,
+        lost: bool,
     ) -> None:
         """Repeat a request over another connection; ignores refusals of messages that the first attempt settled."""
         answer: Settlement | HeadraceError
         try:
-            settlement = await self._broker.request(head, timeout=deadline - now())
+            settlement = await self._broker.request(head, body, timeout=deadline - now())
             if lost:
                 done = _DONE_BEFORE[type(head)]
                 settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]

@@ -16,7 +16,7 @@ from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX
 
 if TYPE_CHECKING:
-    from headrace.client._async.bus import AsyncBus
+    from headrace.client._async.bus_parts import AsyncBusParts
 
 _UNDER_WAY_MAX = 2
 """With this many non-waiting requests in flight, further ones are merged until an answer arrives."""
@@ -49,7 +49,7 @@ class AsyncLeaseWaiter:
 class AsyncLeaseRequester:
     """Leases messages of one subscription for all callers of `lease` on a bus."""
 
-    def __init__(self, bus: "AsyncBus", acknowledger: AsyncAcknowledger) -> None:
+    def __init__(self, bus: "AsyncBusParts", acknowledger: AsyncAcknowledger) -> None:
         self._bus = weakref.ref(bus)  # the bus holds a reference to this object
         self._timers = bus._timers
         self._acknowledger = acknowledger

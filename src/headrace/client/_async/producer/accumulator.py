@@ -8,13 +8,13 @@ from headrace.client._async.connection.reconnecting import AsyncReconnectingConn
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.sender import AsyncSender
 from headrace.client._async.producer.sent import AsyncSent
-from headrace.client.producer.batch_split import BatchPlan, GivenMessages, plan_batches
+from headrace.client.producer.batch_split import BatchPlan, GivenMessages, plan_batches, plan_one_batch
 from headrace.client.producer.partition_buffer import PartitionBuffer
 from headrace.client.producer.partition_sender import PartitionSender
 from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, WhenSent
 from headrace.client.producer.producer_settings import ProducerSettings
 from headrace.client.producer.serializing import serialized, to_bytes
-from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
+from headrace.client.producer.topic_metadata import ExpectedPlace, TopicMetadata, check_partition
 from headrace.client.results import Receipt
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
@@ -150,7 +150,7 @@ class AsyncAccumulator:
         message: OutgoingMessage,
         callback: WhenSent | None,
         durability: int,
-        expected_offset: int | None = None,
+        expected: ExpectedPlace | None = None,
         urgent: bool = False,
     ) -> tuple[PendingBatch, int]:
         """Add a message to a batch; returns the batch, and the place of the message in it."""
@@ -166,14 +166,12 @@ class AsyncAccumulator:
         if metadata is None:
             deadline = now() + self._timeout
             metadata = await self._metadata_cache.get(topic, deadline)
-        if expected_offset is not None and (type(expected_offset) is not int or not 0 <= expected_offset < 1 << 63):
-            raise InvalidArgument(f"expected_offset is an offset, not {shown(expected_offset)}")
         try:
-            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
+            return await self._place(message, value, metadata, callback, durability, expected, urgent, deadline)
         except (MessageTooLarge, PartitionNotFound) as refusal:
             deadline = deadline or now() + self._timeout
             metadata = await self._metadata_cache.refreshed(topic, refusal, deadline)
-            return await self._place(message, value, metadata, callback, durability, expected_offset, urgent, deadline)
+            return await self._place(message, value, metadata, callback, durability, expected, urgent, deadline)
 
     async def _place(
         self,
@@ -182,14 +180,14 @@ class AsyncAccumulator:
         metadata: TopicMetadata,
         callback: WhenSent | None,
         durability: int,
-        expected_offset: int | None,
+        expected: ExpectedPlace | None,
         urgent: bool,
         deadline: float | None,
     ) -> tuple[PendingBatch, int]:
         """Add a serialized message to the open batch of its partition; returns the batch and the place in it."""
         topic, number = message.topic, message.partition
         if number is None:
-            if expected_offset is not None and metadata.partitions > 1:
+            if expected is not None and expected.offset is not None and metadata.partitions > 1:
                 raise InvalidArgument("expected_offset needs a partition: the topic has several")
             key = message.key
             number = (
@@ -200,13 +198,13 @@ class AsyncAccumulator:
                 deadline = deadline or now() + self._timeout
                 await self._sender.wait_for_room(deadline)
             buffer = self._buffer(topic, number, metadata)
-            batch = self._open_batch(buffer, durability, deadline, alone=expected_offset is not None)
+            batch = self._open_batch(buffer, durability, deadline, alone=expected is not None)
             place = batch.add(message, value, metadata.message_bytes_max)
             if callback is not None:
                 batch.callbacks = [*(batch.callbacks or ()), (place, callback)]
             if urgent or callback is not None:
                 batch.observed += 1
-            batch.expected_offset = expected_offset
+            batch.expected = expected
             self._after_adding(buffer, batch, urgent)
         self._sender.flush()
         return batch, place
@@ -214,7 +212,7 @@ class AsyncAccumulator:
     def _after_adding(self, buffer: PartitionBuffer, batch: PendingBatch, urgent: bool) -> None:
         """Decide when the batch goes to which a message was added."""
         full = batch.bytes >= self._batch_bytes or len(batch.values) >= self._batch_count
-        if full or batch.expected_offset is not None:
+        if full or batch.expected is not None:
             self._seal(buffer)
         elif urgent or not self._linger:
             self._seal_soon(buffer)
@@ -228,9 +226,16 @@ class AsyncAccumulator:
             self._bare_batch = None
 
     async def add_many(
-        self, topic: str, given: GivenMessages, partition: int | None, durability: int
+        self,
+        topic: str,
+        given: GivenMessages,
+        partition: int | None,
+        durability: int,
+        expected: ExpectedPlace | None = None,
     ) -> list[PendingBatch]:
-        """Send messages in batches of their own, behind what was added before; returns the batches."""
+        """Send messages in batches of their own, in one if a version is expected, behind what was added before."""
+        if self._before_publish and expected is not None:
+            raise InvalidArgument("expected_version needs one batch, which before_publish hooks could divide")
         if self._before_publish:
             added = [await self.add(each, None, durability) for each in given.messages(topic, partition)]
             self.send_open_batches()
@@ -241,6 +246,8 @@ class AsyncAccumulator:
         def planned(metadata: TopicMetadata) -> BatchPlan:
             keyless = self._keyless_partition(topic, metadata)
             limits = (self._batch_bytes, self._batch_count)
+            if expected is not None:
+                return plan_one_batch(topic, checked, partition, keyless, metadata, self._partitioner)
             return plan_batches(topic, checked, partition, keyless, metadata, self._partitioner, *limits)
 
         try:
@@ -256,6 +263,7 @@ class AsyncAccumulator:
                 self._seal(buffer)  # messages that were added before go before
                 batch = self._new_batch(durability)
                 batch.fill(portion.columns, portion.size)
+                batch.expected = expected
                 self._sender.send(buffer.partition_sender, batch)
             self._sender.flush()
             batches.append(batch)

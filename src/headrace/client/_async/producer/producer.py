@@ -6,12 +6,11 @@ from typing import Any, Unpack
 
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.sent import AsyncSent, AsyncSentMany
-from headrace.client.producer.batch_split import GivenMessages
+from headrace.client.producer.batch_split import given_messages
 from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
 from headrace.client.producer.pending_batch import OutgoingMessage, WhenSent, checked_key
-from headrace.client.producer.topic_metadata import durability_of
+from headrace.client.producer.topic_metadata import durability_of, expected_batch, expected_place
 from headrace.client.results import Receipt, receipt_at
-from headrace.client.times import listed
 from headrace.model.arguments import check_callable
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
@@ -112,6 +111,7 @@ class AsyncProducer:
         topic: str | None = None,
         durability: Durability | str | None = None,
         expected_offset: int | None = None,
+        expected_version: int | None = None,
         **fields: Unpack[MessageFields],
     ) -> Receipt:
         """Publish a message now, and wait for the receipt. Messages that are published concurrently share a batch.
@@ -128,6 +128,8 @@ class AsyncProducer:
             partition: as for `send`.
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
+            expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
+                with `key_versions`.
 
         Returns:
             Where the message is stored, and the durability reached.
@@ -136,6 +138,7 @@ class AsyncProducer:
             InvalidArgument: if an argument is wrong.
             MessageTooLarge: if the message is larger than the topic's `message_bytes_max`.
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
+            UnexpectedVersion: if the message would not get `expected_version`; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
             Closed: if the producer is closed.
 
@@ -148,14 +151,16 @@ class AsyncProducer:
         accumulator = self._accumulator
         asked = accumulator.durability if durability is None else durability_of(durability)
         name = self._topic_of(topic)
-        if accumulator.takes_bytes and type(value) is bytes and key is None and expected_offset is None and not fields:
+        loose = key is None and expected_offset is None and expected_version is None
+        if loose and accumulator.takes_bytes and type(value) is bytes and not fields:
             added = accumulator.add_bare(name, value, asked, observed=1)
             if added is not None:
                 batch, place = added
                 receipt: Receipt = await batch.outcome.wait()
                 return receipt if receipt.count == 1 else receipt_at(receipt, place)
         message = OutgoingMessage(name, value, checked_key(key), **fields)
-        batch, place = await accumulator.add(message, None, asked, expected_offset, urgent=True)
+        expected = expected_place(expected_offset, expected_version, message.key)
+        batch, place = await accumulator.add(message, None, asked, expected, urgent=True)
         return receipt_at(await batch.outcome.wait(), place)
 
     @show_fields
@@ -164,9 +169,11 @@ class AsyncProducer:
         values: Iterable[Any],
         keys: Sequence[bytes | str | None] | None = None,
         *,
+        key: bytes | str | None = None,
         topic: str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> AsyncSentMany:
         """Send messages in as few batches as possible; the fastest way.
@@ -177,6 +184,7 @@ class AsyncProducer:
         Parameters:
             values: any number of values, each as for `send`.
             keys: one for each value, or None where there is none.
+            key: one for all values, instead of `keys`.
             topic: the topic; by default the producer's.
             headers: one mapping for each value, or None.
             timestamps: one for each value, or None.
@@ -185,6 +193,7 @@ class AsyncProducer:
             expires: one for each value, or None.
             partition: the partition for all of them, instead of by key.
             durability: as for `publish`.
+            expected_version: append all of them in one batch, or nothing if the key has not so many messages.
 
         Returns:
             A handle for the receipts.
@@ -202,9 +211,10 @@ class AsyncProducer:
             2
         """
         accumulator = self._accumulator
-        given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
+        given = given_messages(values, keys, key, **columns)
+        expected = expected_batch(expected_version)
         asked = accumulator.durability if durability is None else durability_of(durability)
-        return AsyncSentMany(await accumulator.add_many(self._topic_of(topic), given, partition, asked))
+        return AsyncSentMany(await accumulator.add_many(self._topic_of(topic), given, partition, asked, expected))
 
     @show_fields
     async def publish_many(
@@ -212,9 +222,11 @@ class AsyncProducer:
         values: Iterable[Any],
         keys: Sequence[bytes | str | None] | None = None,
         *,
+        key: bytes | str | None = None,
         topic: str | None = None,
         partition: int | None = None,
         durability: Durability | str | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> list[Receipt]:
         """Publish messages as `send_many` does, and wait for the receipts.
@@ -222,6 +234,7 @@ class AsyncProducer:
         Parameters:
             values: as for `send_many`.
             keys: as for `send_many`.
+            key: as for `send_many`.
             topic: as for `send_many`.
             headers: as for `send_many`.
             timestamps: as for `send_many`.
@@ -230,12 +243,14 @@ class AsyncProducer:
             expires: as for `send_many`.
             partition: as for `send_many`.
             durability: as for `publish`.
+            expected_version: as for `send_many`.
 
         Returns:
             A receipt for each partition that got messages; several for one if other producers' messages came between.
 
         Raises:
             InvalidArgument: if an argument is wrong; nothing was published.
+            UnexpectedVersion: if the key has not `expected_version` messages; nothing was published.
             Timeout: if the receipts do not arrive in time; the messages may still be published.
             Closed: if the producer is closed.
 
@@ -245,7 +260,16 @@ class AsyncProducer:
             >>> sum(receipt.count for receipt in receipts)
             2
         """
-        sent = await self.send_many(values, keys, topic=topic, partition=partition, durability=durability, **columns)
+        sent = await self.send_many(
+            values,
+            keys,
+            key=key,
+            topic=topic,
+            partition=partition,
+            durability=durability,
+            expected_version=expected_version,
+            **columns,
+        )
         return await sent.result()
 
     async def flush(self, timeout: float | None = None) -> None:

@@ -216,9 +216,8 @@ class AsyncSender:
                 self._request(connection, partition_sender, pending_batch)
 
     def _request(self, connection: Connection, partition_sender: PartitionSender, pending_batch: PendingBatch) -> None:
-        head = Publish(
-            partition_sender.topic, partition_sender.partition, pending_batch.durability, pending_batch.expected_offset
-        )
+        expected = pending_batch.expected or ()
+        head = Publish(partition_sender.topic, partition_sender.partition, pending_batch.durability, *expected)
         assert pending_batch.batch is not None
         connection.queue_request(
             head, pending_batch.batch.data, partial(self._answered, partition_sender, pending_batch)
@@ -243,6 +242,7 @@ class AsyncSender:
             answer.duplicate,
             answer.append_time,
             answer.topic_id,
+            answer.stored,
         )
         with self.monitor.guard:
             partition_sender.acknowledged(pending_batch)

@@ -3,20 +3,33 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_workers import HandlerWorkers
+from headrace.client._sync.app.task import AppTask
 from headrace.client._sync.bus import Bus, connect
-from headrace.client._sync.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
-from headrace.client.app.registration import Registered, registered, registered_schedule
+from headrace.client._sync.concurrency import HandlerExecutor, Lock, Monitor, now, stopped_by_signals
+from headrace.client._sync.subjects.responder import Responder
+from headrace.client.app.registration import (
+    Registered,
+    ServedSubject,
+    handled_topics,
+    registered,
+    registered_schedule,
+    served_subject,
+)
+from headrace.client.app.sink_delivery import SINK_SUBSCRIPTION, SinkDelivery
+from headrace.client.app.task_calls import TaskDispatcher
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
-from headrace.model.errors import ConnectionFailed, InvalidArgument
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument
 from headrace.model.representation import described, state_of
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION, SubscriptionSettings
+from headrace.model.topic import checked_tenant_name
 
 logger = logging.getLogger("headrace.client")
 
@@ -44,6 +57,9 @@ class App:
         bus: a bus, or a broker's address; by default $HEADRACE_URL, or else a broker on this machine.
         name: the name of the client in the broker's lists and logs, if the app makes the connection.
         wait: for how many seconds to retry if the broker cannot be reached yet, if the app makes the connection.
+        service: the name under which the app registers as a service while it runs, with the topics and subjects of its
+            handlers. It then reports their failures to the topic `headrace.errors`. By default it does neither.
+        version: the version of the service.
 
     Example:
         >>> app = headrace.App(bus)
@@ -56,13 +72,27 @@ class App:
         b'resize cat.jpg'
     """
 
-    def __init__(self, bus: Bus | str | None = None, *, name: str = "", wait: float = 30.0) -> None:
+    def __init__(
+        self,
+        bus: Bus | str | None = None,
+        *,
+        name: str = "",
+        wait: float = 30.0,
+        service: str = "",
+        version: str = "",
+    ) -> None:
         self._bus = bus
         self._name = name
+        self._service = checked_tenant_name(service, "service") if service else ""
+        self._version = version
         self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
+        self._tasks: dict[tuple[str, str], TaskDispatcher] = {}
+        self._calling: Bus | None = None
+        self._calling_lock = Lock()
+        self._served: list[ServedSubject] = []
         self._monitor = Monitor()
-        self._handlings: list[HandlerWorkers] = []
+        self._handlings: list[HandlerWorkers | Responder] = []
         self._running = False
         self._stopped = False
         self._fatal: BaseException | None = None
@@ -73,7 +103,7 @@ class App:
     def _facts(self) -> Iterator[str]:
         bus = self._bus
         yield repr(bus) if isinstance(bus, Bus) else place_of(parse_address(self._address()))
-        yield f"handlers={len(self._registered)}"
+        yield f"handlers={len(self._registered) + len(self._served)}"
         yield state_of(stopping=self._running and self._stopped, running=self._running, not_running=True)
 
     def _address(self) -> Any:
@@ -81,7 +111,7 @@ class App:
 
     def on(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         concurrency: int = 1,
         subscription: str = DEFAULT_SUBSCRIPTION,
@@ -93,8 +123,8 @@ class App:
         """Register the decorated function as the handler of a topic's messages.
 
         Parameters:
-            topic: the topic.
-            concurrency: how many messages are handled at once.
+            topic: the topic, or a list of topics.
+            concurrency: how many messages of a topic are handled at once.
             subscription: the name of the leased subscription; created if it does not exist, with all messages.
             retry: settings that the subscription shall have, as SubscriptionSettings or by name, such as
                 `{"deliveries_max": 5, "retry_seconds": 10}`; they are set when the app starts. By default they are left
@@ -117,18 +147,19 @@ class App:
         """
 
         def register(handler: Handler) -> Handler:
-            self._register(
-                registered(
-                    handler,
-                    topic,
-                    subscription=subscription,
-                    concurrency=concurrency,
-                    prefetch=prefetch,
-                    retry=retry,
-                    lease=lease,
-                    deserializer=deserializer,
+            for name in handled_topics(topic):
+                self._register(
+                    registered(
+                        handler,
+                        name,
+                        subscription=subscription,
+                        concurrency=concurrency,
+                        prefetch=prefetch,
+                        retry=retry,
+                        lease=lease,
+                        deserializer=deserializer,
+                    )
                 )
-            )
             return handler
 
         return register
@@ -176,6 +207,168 @@ class App:
                     handler, when, zone=zone, name=name, missed=missed, overlap=overlap, retry=retry, lease=lease
                 )
             )
+            return handler
+
+        return register
+
+    def task(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        concurrency: int = 1,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> Callable[[Callable[..., Any]], AppTask]:
+        """Register the decorated function as a task, which others call with `delay` and whose result they can await.
+
+        A topic can have several tasks; concurrency, retry and lease are those of the first.
+
+        Parameters:
+            topic: the topic to which calls are published.
+            name: the name of the task in its messages; by default the function's.
+            concurrency: as for `on`.
+            subscription: as for `on`.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Returns:
+            The decorator, which returns the AppTask.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the topic has a task of that name.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> @app.task("jobs", concurrency=8)
+            ... def resize(name, width=640): ...
+            >>> handle = resize.delay("cat.jpg", width=320)
+        """
+
+        def register(function: Callable[..., Any]) -> AppTask:
+            dispatcher = self._tasks.get((topic, subscription))
+            if dispatcher is None:
+                dispatcher = TaskDispatcher()
+                options: dict[str, Any] = {"concurrency": concurrency, "retry": retry, "lease": lease}
+                self._register(registered(dispatcher, topic, subscription=subscription, **options))
+                self._tasks[topic, subscription] = dispatcher
+            called = name or function.__name__
+            dispatcher.add(called, function)
+            return AppTask(topic, called, function, self)
+
+        return register
+
+    def close(self) -> None:
+        """Close the connection with which tasks are called, if the app has made one.
+
+        Raises:
+            Undelivered: if calls of tasks could not be published; the connection is closed all the same.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> app.close()
+        """
+        calling, self._calling = self._calling, None
+        if calling is not None:
+            calling.close()
+
+    def publishing_bus(self) -> Bus:
+        """Return the bus with which tasks are called: the app's, or a connection of its own, made on first use.
+
+        Returns:
+            The bus; `close` closes a connection of its own.
+
+        Raises:
+            ConnectionFailed: if the broker cannot be reached.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> app.publishing_bus() is bus
+            True
+        """
+        if isinstance(self._bus, Bus):
+            return self._bus
+        with self._calling_lock:
+            if self._calling is None:
+                self._calling = connect(self._address(), name=self._name)
+            return self._calling
+
+    def deliver(
+        self,
+        topic: str,
+        *,
+        to: str,
+        concurrency: int = 1,
+        subscription: str = SINK_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> None:
+        """Deliver a topic's messages to a sink: a file, a web server, or what a plug-in adds.
+
+        A message is acknowledged when the sink has taken it. Otherwise it is delivered again as the subscription's
+        retry settings say, and in the end becomes a dead letter; one that the sink refuses for good does so at once.
+
+        Parameters:
+            topic: the topic.
+            to: the URL of the sink: `file:///path` appends lines of JSON, `http://…` and `https://…` post JSON.
+            concurrency: how many messages are delivered at once; with more than one their order is lost.
+            subscription: the name of the leased subscription; created if it does not exist, with all messages.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Raises:
+            InvalidArgument: if no sink understands the URL, or another argument is wrong.
+            PluginUnavailable: if the plug-in of the sink cannot be used.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> app.deliver("orders", to="file:///dev/null", retry={"deliveries_max": 5})
+        """
+        self._register(
+            registered(
+                SinkDelivery(to),
+                topic,
+                subscription=subscription,
+                concurrency=concurrency,
+                retry=retry,
+                lease=lease,
+            )
+        )
+
+    def serves(
+        self, subject: str, *, concurrency: int = 1, deserializer: str | Deserializer | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated function as the handler of requests to a subject.
+
+        It gets each request as an IncomingRequest with `value`, `headers` and `subject`. What it returns is the reply:
+        bytes, text, None for no value, something that JSON can express, or a `headrace.Reply` with headers. If it
+        raises, the caller gets ServiceFailed with the error's code and text, never with the traceback, which is
+        logged here. All who serve a subject share its requests.
+
+        Parameters:
+            subject: the subject, such as `price.quote`; or a pattern: `*` stands for one token, `#` for any number,
+                `>` at the end for one or more.
+            concurrency: how many requests are handled at once; the broker holds others back, or gives them to others.
+            deserializer: decodes values: `bytes` (the default: no decoding), `str`, `json`, or a callable.
+
+        Returns:
+            The decorator, which returns the function unchanged.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the function cannot be called with a request.
+
+        Example:
+            >>> app = headrace.App(bus)
+            >>> @app.serves("price.quote", concurrency=8, deserializer="json")
+            ... def quote(request):
+            ...     return {"item": request.value["item"], "price": 3.5}
+        """
+
+        def register(handler: Handler) -> Handler:
+            if self._running:
+                raise InvalidArgument("the app is running; register handlers before run()")
+            self._served.append(served_subject(handler, subject, concurrency=concurrency, deserializer=deserializer))
             return handler
 
         return register
@@ -253,13 +446,23 @@ class App:
         return None
 
     def _work(self, bus: Bus) -> None:
-        executor = HandlerExecutor(sum(wanted.concurrency for wanted in self._registered))
+        threads_max = sum(each.concurrency for each in self._registered) + sum(
+            each.concurrency for each in self._served
+        )
+        executor = HandlerExecutor(threads_max)
         missing: set[str] = set()  # topics that handlers wait for, each logged once
         try:
+            reporter = self._register_service(bus) if self._service else None
             for wanted in self._registered:
-                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing)
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.open()
+                handling = HandlerWorkers(bus, wanted, executor, self._failed, missing, reporter)
                 self._handlings.append(handling)
                 handling.begin()
+            for served in self._served:
+                responder = Responder(bus, served, executor, self._failed, reporter)
+                self._handlings.append(responder)
+                responder.begin()
             with self._monitor.guard:
                 while not self._stopped:
                     self._monitor.wait()
@@ -268,6 +471,24 @@ class App:
             while self._handlings:
                 self._handlings.pop().close()
             executor.close()
+            for wanted in self._registered:
+                if isinstance(wanted.handler, SinkDelivery):
+                    wanted.handler.close()
+            if self._service:
+                self._deregister_service(bus)
+
+    def _register_service(self, bus: Bus) -> ErrorReporter:
+        """Register the app as a service, before its handlers use the bus."""
+        topics = sorted({wanted.topic for wanted in self._registered})
+        subjects = sorted({served.subject for served in self._served})
+        instance = bus.services.register(self._service, version=self._version, consumes=topics, serves=subjects)
+        return ErrorReporter(bus._broker, self._service, instance)
+
+    def _deregister_service(self, bus: Bus) -> None:
+        try:
+            bus.services.deregister(self._service)
+        except HeadraceError as error:
+            logger.warning("service not deregistered; it expires  service=%s error=%s", self._service, error)
 
     def _register(self, wanted: Registered) -> None:
         if self._running:

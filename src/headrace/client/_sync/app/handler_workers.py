@@ -4,18 +4,20 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_setup import set_up
 from headrace.client._sync.concurrency import HandlerExecutor, Task, spawn, survives
 from headrace.client._sync.leasing.acknowledger import UnansweredAcks
 from headrace.client._sync.leasing.prefetch import Prefetcher
 from headrace.client.app.handler_results import Reject, Retry
 from headrace.client.app.registration import Registered
+from headrace.client.job_results import fitting_result, reply_id, result_batch
 from headrace.client.leasing.deserializing import JobDeserializer, told
 from headrace.client.leasing.jobs import Job, holdings_of
 from headrace.client.leasing.message_selection import span_ms
 from headrace.client.leasing.prefetch_window import PrefetchWindow
 from headrace.client.times import microseconds
-from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound
+from headrace.model.errors import HeadraceError, SubscriptionNotFound, TopicFailed, TopicNotFound, error_of
 from headrace.model.leasing import Reject as RejectWords
 from headrace.model.leasing import Release, cut_reason
 
@@ -38,8 +40,10 @@ class HandlerWorkers:
         executor: HandlerExecutor,
         on_fatal: Callable[[BaseException], None],
         missing: set[str],
+        reporter: ErrorReporter | None = None,
     ) -> None:
         self._bus = bus
+        self._reporter = reporter
         self._missing = missing
         self._wanted = wanted
         self._executor = executor
@@ -123,9 +127,13 @@ class HandlerWorkers:
         opened = self._unpacking.opened(job)
         if not isinstance(opened, Job):
             self._release(job, reason=opened)
+            if self._reporter is not None:
+                reason = opened.strip().rpartition("\n")[2]  # of its traceback, the line that tells the error
+                error = error_of("cannot_deserialize", f"the value cannot be deserialized: {reason}", False)
+                self._reporter.report(job, error, opened)
             return
         try:
-            self._executor.call(self._wanted.handler, opened)
+            returned = self._executor.call(self._wanted.handler, opened)
             if self._prefetch.disowned:
                 return  # in a child that the handler forked: the parent settles the message
         except Reject as verdict:
@@ -142,7 +150,19 @@ class HandlerWorkers:
                 self._release(job, delay_ms=0, reason=told(error))
                 self._on_fatal(error)
         else:
+            self._done(job, returned)
+
+    def _done(self, job: Job, returned: object) -> None:
+        """Acknowledge a message; with what the handler returned, if the publisher waits for that."""
+        id = reply_id(job.headers) if job.headers else ""
+        if not id:
             self._said.add(self._acknowledger.ack_one(job, watched=False))
+            return
+        result, wrong = fitting_result(returned)
+        if wrong is not None:
+            logger.warning("result not stored  topic=%s offset=%s error=%s", job.topic, job.offset, wrong)
+        batch = result_batch(id, result, self._bus.clock.now_us())
+        self._said.add(self._acknowledger.finish(job, batch))
 
     def _failed(self, job: Job, error: BaseException) -> None:
         logger.warning(
@@ -153,7 +173,10 @@ class HandlerWorkers:
             job.deliveries,
             exc_info=error,
         )
-        self._release(job, reason=told(error))
+        reason = told(error)
+        self._release(job, reason=reason)
+        if self._reporter is not None:
+            self._reporter.report(job, error, reason)
 
     def _retry(self, job: Job, verdict: Retry) -> None:
         try:

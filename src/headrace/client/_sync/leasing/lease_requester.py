@@ -16,7 +16,7 @@ from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX
 
 if TYPE_CHECKING:
-    from headrace.client._sync.bus import Bus
+    from headrace.client._sync.bus_parts import BusParts
 
 _UNDER_WAY_MAX = 2
 """With this many non-waiting requests in flight, further ones are merged until an answer arrives."""
@@ -49,7 +49,7 @@ class LeaseWaiter:
 class LeaseRequester:
     """Leases messages of one subscription for all callers of `lease` on a bus."""
 
-    def __init__(self, bus: "Bus", acknowledger: Acknowledger) -> None:
+    def __init__(self, bus: "BusParts", acknowledger: Acknowledger) -> None:
         self._bus = weakref.ref(bus)  # the bus holds a reference to this object
         self._timers = bus._timers
         self._acknowledger = acknowledger

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 from headrace.client._sync.concurrency import Guard, ResultCell, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -13,12 +13,23 @@ from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client.connection import fork_guard
 from headrace.client.connection.request_router import Bytes
-from headrace.client.producer.batch_split import BatchPlan, CheckedColumns, GivenMessages, plan_batches
+from headrace.client.producer.batch_split import (
+    BatchPlan,
+    CheckedColumns,
+    GivenMessages,
+    given_messages,
+    plan_batches,
+    plan_one_batch,
+)
 from headrace.client.producer.message_fields import MessageColumns, MessageFields, show_fields
 from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, checked_key
 from headrace.client.producer.serializing import to_bytes
-from headrace.client.producer.topic_metadata import TopicMetadata, check_partition
-from headrace.client.times import listed
+from headrace.client.producer.topic_metadata import (
+    TopicMetadata,
+    check_partition,
+    expected_batch,
+    expected_place,
+)
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import (
@@ -159,6 +170,7 @@ class Transaction:
         value: bytes | None,
         *,
         key: bytes | str | None = None,
+        expected_version: int | None = None,
         **fields: Unpack[MessageFields],
     ) -> None:
         """Publish a message with the commit.
@@ -173,6 +185,8 @@ class Transaction:
             priority: as for `bus.publish`.
             expires: as for `bus.publish`.
             partition: as for `bus.publish`.
+            expected_version: commit only if the key has so many messages, with those that were published in the
+                transaction before. Needs a topic with `key_versions`; the commit raises UnexpectedVersion.
 
         Raises:
             InvalidArgument: if an argument is wrong.
@@ -186,8 +200,13 @@ class Transaction:
         if self._nothing_to_do():
             return
         message = OutgoingMessage(topic, value, checked_key(key), **fields)
+        expected_place(None, expected_version, message.key)
         deadline = now() + self._broker.timeout
         metadata = self._metadata_cache.get(topic, deadline)
+        if expected_version is not None:
+            given = GivenMessages([value], *([each] for each in _given_fields(message)))
+            self._publish_expected(topic, given.checked(to_bytes), message.partition, metadata, expected_version)
+            return
         try:
             number, pending_batch = self._put(message, to_bytes(value), metadata)
         except (MessageTooLarge, PartitionNotFound) as refusal:
@@ -203,7 +222,9 @@ class Transaction:
         values: Iterable[bytes],
         *,
         keys: Sequence[bytes | str | None] | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
+        expected_version: int | None = None,
         **columns: Unpack[MessageColumns],
     ) -> None:
         """Publish messages with the commit.
@@ -212,12 +233,14 @@ class Transaction:
             topic: as for `bus.publish_many`.
             values: as for `bus.publish_many`.
             keys: as for `bus.publish_many`.
+            key: as for `bus.publish_many`.
             headers: as for `bus.publish_many`.
             timestamps: as for `bus.publish_many`.
             dues: as for `bus.publish_many`.
             priorities: as for `bus.publish_many`.
             expires: as for `bus.publish_many`.
             partition: as for `bus.publish_many`.
+            expected_version: as for `publish`; all messages have the same key.
 
         Raises:
             InvalidArgument: if an argument is wrong.
@@ -231,10 +254,13 @@ class Transaction:
         """
         if self._nothing_to_do():
             return
-        given = GivenMessages(values if isinstance(values, list | tuple) else listed(values, "values"), keys, **columns)
-        checked = given.checked(to_bytes)
+        checked = given_messages(values, keys, key, **columns).checked(to_bytes)
+        expected_batch(expected_version)
         deadline = now() + self._broker.timeout
         metadata = self._metadata_cache.get(topic, deadline)
+        if expected_version is not None:
+            self._publish_expected(topic, checked, partition, metadata, expected_version)
+            return
         try:
             planned = self._planned(topic, checked, partition, metadata)
         except (MessageTooLarge, PartitionNotFound) as refusal:
@@ -252,6 +278,19 @@ class Transaction:
             self._fail(error)  # a part of the messages must not be committed without the others
             raise
         self._turn += 1
+
+    def _publish_expected(
+        self, topic: str, checked: CheckedColumns, partition: int | None, metadata: TopicMetadata, version: int
+    ) -> None:
+        """Stage messages of one key in a batch of their own, with the version that it must get."""
+        for number, portion in plan_one_batch(topic, checked, partition, 0, metadata, by_key):
+            deadline = now() + self._broker.timeout
+            self._stage(topic, number, metadata, deadline)  # what was published before goes before
+            pending_batch = _pending_batch()
+            pending_batch.fill(portion.columns, portion.size)
+            pending_batch.encode(time.time_ns() // 1000, metadata.codec, NO_PRODUCER, None)
+            assert pending_batch.batch is not None
+            self._send(topic, number, pending_batch.batch.data, deadline, version)
 
     def commit_positions(self, subscription: Subscription) -> None:
         """Commit, with the transaction, the offsets after all messages that the subscription has delivered so far.
@@ -422,6 +461,7 @@ class Transaction:
             TransactionFenced: if another process began a transaction of the same name; nothing was committed.
             TransactionNotFound: if the broker has aborted the transaction; nothing was committed.
             MemberFenced: if a partition of committed positions was assigned to another member; nothing was committed.
+            UnexpectedVersion: if a key has not as many messages as was expected; nothing was committed.
             SubscriptionFull: if a leased subscription is full; nothing was committed, and further commits raise it too.
             Timeout: if the broker does not answer in time; a commit with the same sequence tells whether it happened.
 
@@ -555,9 +595,11 @@ class Transaction:
         del self._gathering[topic, number]
         self._send(topic, number, pending_batch.batch.data, deadline)
 
-    def _send(self, topic: str, number: int, batch: Bytes, deadline: float) -> None:
+    def _send(
+        self, topic: str, number: int, batch: Bytes, deadline: float, expected_version: int | None = None
+    ) -> None:
         assert self._begun is not None
-        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number), batch)
+        staging = _Staging(TransactionStage(self.name, self._begun.epoch, topic, number, expected_version), batch)
         self._under_way.append(staging)
         self._under_way_bytes += len(staging.body)
         try:
@@ -592,6 +634,11 @@ class Transaction:
             # If the first try did arrive after all it does no harm: the commit names those that count.
             answer = self._broker.request(staging.head, staging.body, timeout=deadline - now())
             return answer.stage
+
+
+def _given_fields(message: OutgoingMessage) -> tuple[Any, ...]:
+    """The fields of a message beside its value, in the order of the columns."""
+    return message.key, message.headers, message.timestamp, message.due, message.priority, message.expires
 
 
 def _pending_batch() -> PendingBatch:

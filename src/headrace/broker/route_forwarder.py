@@ -1,0 +1,565 @@
+"""Forwards the messages of one partition along the routes of its topic: in order, and exactly once across crashes."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from crc32c import crc32c
+
+from headrace.broker.active_partition import ActivePartition
+from headrace.broker.failure_log import FailureLog
+from headrace.broker.middleware_chain import SiftedBatch
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Ports
+from headrace.broker.route_facts import RouteTargetBound
+from headrace.broker.route_slice import SliceReader, SourceSlice
+from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, Decision
+from headrace.broker.routed_source import RoutedSource
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.turns import Turns
+from headrace.engines.api import forwarded_by, forwarder_id
+from headrace.model.batch import Batch, Columns, Producer, encode, message_sizes
+from headrace.model.codec import Codec
+from headrace.model.errors import DiskFull, HeadraceError
+from headrace.model.headers import Headers, replaced_headers
+from headrace.model.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
+from headrace.model.requests import TopicCreate
+from headrace.model.route_requests import ROUTE_PREFIX
+from headrace.model.topic import Compression
+
+logger = logging.getLogger("headrace.broker")
+
+_SLICE_MESSAGES = 512
+_SLICE_BYTES = 256 << 10
+"""What is forwarded at a time: one batch for each partition that gets any of it."""
+_TURN_COST = 2000
+"""What all forwarders together may do in one loop turn, in microseconds, about."""
+_MESSAGE_COST = 4
+_APPEND_COST = 40
+_READ_COST = 40
+_OPEN_COST = 500
+_RETRY_US = 1_000_000
+_REST = 2
+_REST_US_MAX = 200_000
+"""After a slice, the disk is left to publishers for so many times as long as the syncs of its targets take, and at most
+for so long; a full slice does not wait.
+"""
+
+Marks = dict[tuple[int, int], int]
+Sift = Callable[[Topic, int, Batch, int], PendingAnswer[SiftedBatch]]
+"""Passes a batch for a topic and partition through the topic's middleware."""
+
+
+class ForwarderQueue:
+    """The forwarders that have something to do; they take turns."""
+
+    def __init__(self, turns: Turns, ports: Ports) -> None:
+        self._turns = turns
+        self.wake_at = ports.wake_at
+        self._waiting: deque[RouteForwarder] = deque()
+        self._is_scheduled = False
+
+    @property
+    def now_us(self) -> int:
+        """The time of the last request or tick."""
+        return self._turns.now_us
+
+    def add(self, forwarder: "RouteForwarder") -> None:
+        """Let a forwarder do some of its work at the end of a loop turn."""
+        if not forwarder.is_queued:
+            forwarder.is_queued = True
+            self._waiting.append(forwarder)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._turns.call_at_turn_end(self._run)
+
+    def _run(self, now_us: int) -> None:
+        self._is_scheduled = False
+        left = _TURN_COST
+        for _ in range(len(self._waiting)):
+            forwarder = self._waiting.popleft()
+            forwarder.is_queued = False
+            left -= forwarder.run(now_us, left)
+            if left <= 0:
+                break
+        if self._waiting:
+            self._schedule()
+
+
+class UndeliveredMessages:
+    """Messages that go to error topics, with the routes and the reasons."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, dict[int, list[tuple[str, str, str]]]] = {}
+        """By error topic and index: the names of routes and targets, and the reasons."""
+
+    def add(self, route: CompiledRoute, indexes: Sequence[int], target: str, reason: str) -> None:
+        """Add messages that a route did not carry to a target, or to any of them."""
+        found = self.by_topic.setdefault(route.error_topic, {})
+        for index in indexes:
+            found.setdefault(index, []).append((route.name, target, reason))
+
+
+class RouteForwarder:
+    """Forwards the messages of one partition. Everything before `position` is in the targets."""
+
+    def __init__(
+        self,
+        source: RoutedSource,
+        number: int,
+        position: int,
+        topics: TopicRegistry,
+        queue: ForwarderQueue,
+        failures: FailureLog,
+        check_room: Callable[[Topic], None],
+        sift: Sift,
+    ) -> None:
+        """A forwarder at an offset; `check_room` raises when a topic takes no messages at the moment.
+
+        `sift` passes batches through the middleware of their targets.
+        """
+        self._sift = sift
+        self._awaited: PendingAnswer[SiftedBatch] | None = None
+        """What the steps wait for."""
+        self._source = source
+        self.number = number
+        self.position = position
+        self.synced_position = position
+        """Everything before it is in the targets and synced there."""
+        self.lost = 0
+        """Messages that were removed before they were forwarded."""
+        self.error = ""
+        """Why nothing can be forwarded at the moment."""
+        self.is_queued = False
+        self._topics = topics
+        self._queue = queue
+        self._failures = failures
+        self._check_room = check_room
+        self._id = forwarder_id(source.topic.id, number)
+        self._active: ActivePartition | None = None
+        self._reader: SliceReader | None = None
+        self._steps: Iterator[int] | None = None
+        self._version = 0
+        self._unsynced: deque[_UnsyncedSlice] = deque()
+        self._retry_us = 0
+        self._rest_us = 0
+        """When the next slice may be forwarded, unless it is a full one."""
+        self._is_stopped = False
+
+    @property
+    def name(self) -> str:
+        """The partition, for logs."""
+        return f"topic={self._source.topic} partition={self.number}"
+
+    @property
+    def behind(self) -> int:
+        """How many messages can be read and are not forwarded yet; 0 before the partition is open."""
+        return 0 if self._active is None else max(self._active.end_offset - self.position, 0)
+
+    def start(self) -> None:
+        """Begin to forward."""
+        self._queue.add(self)
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._is_stopped = True
+        self._steps = None
+        if self._active is not None:
+            self._active.forget(self.plan)
+
+    def plan(self) -> None:
+        """Forward more, if there is more and the time for it has come; called when any of that may have changed."""
+        active = self._active
+        if self._is_stopped or self.is_queued or self._source.holds or self._retry_us:
+            return
+        if active is None:
+            self._queue.add(self)
+            return
+        readable = active.end_offset - self.position
+        if active.gone is not None:
+            return
+        if readable <= 0 and active.partition.first_offset <= self.position:
+            active.listen(self.plan)
+        elif readable >= _SLICE_MESSAGES:
+            self._queue.add(self)
+        elif not self._unsynced:  # else what comes while targets are synced is forwarded together
+            if self._rest_us <= self._queue.now_us:
+                self._queue.add(self)
+            else:
+                self._queue.wake_at(self._rest_us)
+
+    def tick(self, now_us: int) -> None:
+        """Try again what has failed."""
+        if self._retry_us and now_us >= self._retry_us:
+            self._retry_us = 0
+            self._queue.add(self)
+        elif 0 < self._rest_us <= now_us:
+            self._rest_us = 0
+            self.plan()
+        for unsynced in self._unsynced:
+            unsynced.sync_again()
+
+    def run(self, now_us: int, cost_max: int) -> int:
+        """Forward for about this cost; returns what it has taken."""
+        if self._is_stopped or self._source.holds:
+            return 0
+        used = 0
+        key = ("route", self._source.topic.id, self.number)
+        try:
+            if self._steps is None or self._version != self._source.version:
+                self._version = self._source.version
+                self._steps = self._forward(now_us)
+            for cost in self._steps:
+                used += cost
+                if self._awaited is not None:
+                    return used  # the answer adds it to the queue
+                if used >= cost_max or self._version != self._source.version:
+                    self._queue.add(self)
+                    return used
+        except Exception as error:  # noqa: BLE001 logged; other sources go on, and this one tries again
+            self._steps = None
+            self._retry_us = now_us + _RETRY_US
+            self.error = str(error)
+            self._failures.note(key, error, "messages not forwarded; trying again  topic=%s partition=%s",
+                                self._source.topic, self.number)  # fmt: skip
+            return used + _READ_COST
+        self._steps = None
+        if self.error:
+            self.error = ""
+            self._failures.worked(key)
+        self.plan()
+        return used
+
+    def _forward(self, now_us: int) -> Iterator[int]:
+        """Forward one slice; yields the cost of each step."""
+        if self._active is None:
+            yield _OPEN_COST
+            self._open()
+        active, reader = self._active, self._reader
+        assert active is not None
+        assert reader is not None
+        if reader.partition is not active.delivered:  # the topic got middleware that changes deliveries
+            reader = self._reader = SliceReader(active.delivered, self.name)
+        self._skip_removed(active)
+        position, end = self.position, active.end_offset
+        change = self._source.next_change(self.number, position)
+        if change is not None:
+            end = min(end, change)
+        if active.gone is not None or position >= end:
+            return
+        found = reader.read(position, end, _SLICE_MESSAGES, _SLICE_BYTES)
+        yield _READ_COST + _MESSAGE_COST * len(found.offsets)
+        touched: dict[ActivePartition, None] = {}
+        if found.offsets:
+            decision = yield from self._source.table.decide(found.columns, self._source.inactive(self.number, position))
+            if decision.count < len(found.offsets):
+                found.cut(decision.count)
+            yield from self._write_all(_SliceWriter(self._id, found, now_us), decision, touched)
+        self.position = found.end
+        reader.release(found.end)
+        if self._source.changing:
+            self._source.forget_passed()
+        syncs_us = sum(target.partition.sync_latency_us for target in touched)
+        self._rest_us = self._queue.now_us + syncs_us + min(_REST * syncs_us, _REST_US_MAX)
+        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
+        self._unsynced.append(unsynced)
+        unsynced.wait()
+
+    def _write_all(
+        self, writer: "_SliceWriter", decision: Decision, touched: dict[ActivePartition, None]
+    ) -> Iterator[int]:
+        """Append the messages to their targets; those that cannot be delivered come last, to the error topics."""
+        undelivered = UndeliveredMessages()
+        for index, route in decision.failed:
+            undelivered.add(route, [index], "", OVER_BUDGET)
+        targets: dict[str, list[tuple[CompiledRoute, Sequence[int]]]] = {}
+        for taken, indexes in decision.groups:
+            routes: dict[str, CompiledRoute] = {}
+            for route in taken:
+                for target in route.targets:
+                    routes.setdefault(target, route)
+            for target, route in routes.items():
+                targets.setdefault(target, []).append((route, indexes))
+        yield _MESSAGE_COST * len(targets)
+        for target, parts in targets.items():
+            bound = self._source.binding(target, self.number, self.position)
+            if bound is None or not bound.topic_id:
+                for route, indexes in parts:
+                    undelivered.add(route, indexes, target, f"there is no topic {target}")
+                continue
+            topic = self._topics.by_id.get(bound.topic_id)
+            if topic is None:
+                continue  # it was deleted after these messages had been forwarded
+            if writer.found.raw_bytes > bound.message_bytes_max:
+                parts = list(writer.fitting(parts, target, bound.message_bytes_max, undelivered))
+            indexes = parts[0][1] if len(parts) == 1 else sorted(chain.from_iterable(part for _, part in parts))
+            for number, some in writer.by_partition(indexes, self.number, bound.partitions):
+                if topic.middleware is None:
+                    touched[self._write(topic, number, writer, some)] = None
+                else:
+                    refused = yield from self._write_sifted(topic, number, writer, some, touched)
+                    for index, reason in refused.items():
+                        route = next(route for route, part in parts if index in part)
+                        undelivered.add(route, [index], target, reason)
+                yield _APPEND_COST
+        for name, letters in undelivered.by_topic.items():
+            yield from self._write_undelivered(name, letters, writer, touched)
+
+    def _write(self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]) -> ActivePartition:
+        """Append messages to a partition, but for those that are there already."""
+        active = self._topics.active(topic, number)
+        missing = self._missing(active, writer, indexes)
+        if missing:
+            self._check(topic, active)
+            active.forwarded(writer.encoded(missing, topic), writer.now_us)
+        return active
+
+    def _write_sifted(
+        self,
+        topic: Topic,
+        number: int,
+        writer: "_SliceWriter",
+        indexes: Sequence[int],
+        touched: dict[ActivePartition, None],
+    ) -> Generator[int, None, dict[int, str]]:
+        """Append what a topic's middleware leaves of messages; returns why it refuses others.
+
+        After a crash the partition may have the messages already; what is refused must be found again.
+        """
+        active = self._topics.active(topic, number)
+        missing = self._missing(active, writer, indexes)
+        sifted = yield from self._sifted(topic, number, writer, indexes)
+        refused = {indexes[index]: reason for index, reason in sifted.refused.items()}
+        if missing and len(missing) < len(indexes):
+            sifted = yield from self._sifted(topic, number, writer, missing)
+        if missing and sifted.batch is not None:
+            self._check(topic, active)
+            active.forwarded(sifted.batch, writer.now_us)
+        touched[active] = None
+        return refused
+
+    def _sifted(
+        self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]
+    ) -> Generator[int, None, SiftedBatch]:
+        """Wait for the middleware of a topic."""
+        yield _MESSAGE_COST * len(indexes)
+        answer = self._sift(topic, number, writer.encoded(indexes, topic), writer.now_us)
+        if not answer.resolved:
+            answer.then(lambda _: self._queue.add(self))
+            while not answer.resolved:
+                self._awaited = answer
+                yield 0
+                self._awaited = None
+        outcome = answer.outcome
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+        assert outcome is not None
+        return outcome
+
+    def _write_undelivered(
+        self,
+        name: str,
+        letters: dict[int, list[tuple[str, str, str]]],
+        writer: "_SliceWriter",
+        touched: dict[ActivePartition, None],
+    ) -> Iterator[int]:
+        """Append messages to an error topic, with headers that tell why they are there."""
+        bound = self._bound_error_topic(name, writer.now_us)
+        topic = self._topics.by_id.get(bound.topic_id)
+        if topic is None:
+            return
+        active = self._topics.active(topic, self.number % bound.partitions)
+        missing = self._missing(active, writer, sorted(letters))
+        if missing:
+            self._check(topic, active)
+            columns = _picked(writer.found.columns, missing)
+            given = columns.headers or [None] * len(missing)
+            columns.headers = [
+                self._explained(headers, letters[index], writer.found.offsets[index])
+                for index, headers in zip(missing, given, strict=True)
+            ]
+            active.forwarded(writer.encode(columns, writer.codec(topic)), writer.now_us)
+        touched[active] = None
+        yield _APPEND_COST + _MESSAGE_COST * len(letters)
+
+    def _bound_error_topic(self, name: str, now_us: int) -> RouteTargetBound:
+        bound = self._source.binding(name, self.number, self.position)
+        if bound is None or not bound.topic_id:
+            self._topics.create(TopicCreate(name, {"message_bytes_max": MESSAGE_BYTES_MAX}, exist_ok=True), now_us)
+            bound = self._source.binding(name, self.number, self.position)
+            assert bound is not None, "a topic that a route may write to is bound when it is created"
+        return bound
+
+    def _explained(self, headers: Headers | None, letters: list[tuple[str, str, str]], offset: int) -> Headers:
+        """The headers of a message, and why it was not delivered."""
+        routes, targets, reasons = (
+            dict.fromkeys(one for one in column if one) for column in zip(*letters, strict=True)
+        )
+        told = {
+            "name": ", ".join(routes),
+            "target": ", ".join(targets),
+            "reason": "; ".join(reasons),
+            "topic": str(self._source.topic),
+            "partition": str(self.number),
+            "offset": str(offset),
+        }
+        return replaced_headers(
+            headers, {f"{ROUTE_PREFIX}{name}": text.encode() for name, text in told.items() if text}
+        )
+
+    def _missing(self, active: ActivePartition, writer: "_SliceWriter", indexes: Sequence[int]) -> Sequence[int]:
+        """The messages that a partition does not have yet: after a crash it may have some of them."""
+        there = active.partition.forwarded_before(self._id)
+        if not active.partition.durable and self._active is not None:
+            # What was published before a restart is gone from a topic in memory, forwarded or not.
+            there = max(there, self._active.partition.survived_offset)
+        offsets = writer.found.offsets
+        if not indexes or there <= offsets[indexes[0]]:
+            return indexes
+        return [index for index in indexes if offsets[index] >= there]
+
+    def _check(self, topic: Topic, active: ActivePartition) -> None:
+        """Refuse to append where a publisher could not, either."""
+        if self._topics.ballast.dropped and active.partition.durable:
+            raise DiskFull("the disk is full, and the remaining space is reserved for freeing more")
+        self._check_room(topic)
+
+    def _open(self) -> None:
+        source = self._source
+        active = self._active = self._topics.active(source.topic, self.number)
+        self._reader = SliceReader(active.delivered, self.name)
+        if not active.partition.durable and self.position < active.partition.first_offset:
+            self.position = self.synced_position = active.partition.first_offset  # the rest is gone since a restart
+
+    def _skip_removed(self, active: ActivePartition) -> None:
+        """Go on with the first message there is, if retention or a trim has removed some before they were forwarded."""
+        first_offset = active.partition.first_offset
+        if self.position >= first_offset:
+            return
+        count = first_offset - self.position
+        self.lost += count
+        text = "messages removed before they were forwarded  %s first=%d last=%d"
+        logger.warning(text, self.name, self.position, first_offset - 1)
+        self.position = first_offset
+        if not self._unsynced:
+            self.synced_position = first_offset
+
+    def _on_synced(self) -> None:
+        """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
+        while self._unsynced and not self._unsynced[0].waiting:
+            self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
+        if not self._unsynced:
+            self.plan()
+
+
+class _UnsyncedSlice:
+    """A slice that was forwarded, until its targets are synced."""
+
+    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
+        self.end = end
+        self.waiting = len(targets)
+        self._targets = targets
+        self._failed: list[ActivePartition] = []
+        self._on_synced = on_synced
+
+    def wait(self) -> None:
+        """Have the targets synced, and call back."""
+        targets, self._targets = self._targets, []
+        for active in targets:
+            active.when_synced(partial(self._synced, active))
+        if not targets:
+            self._on_synced()
+
+    def sync_again(self) -> None:
+        """Have those targets synced that could not be."""
+        failed, self._failed = self._failed, []
+        for active in failed:
+            active.when_synced(partial(self._synced, active))
+
+    def _synced(self, active: ActivePartition, error: HeadraceError | None) -> None:
+        if error is not None and active.gone is None:
+            self._failed.append(active)
+            return
+        self.waiting -= 1
+        if not self.waiting:
+            self._on_synced()
+
+
+class _SliceWriter:
+    """Encodes messages of one slice; targets that get the same ones share the encoding."""
+
+    def __init__(self, forwarder: int, found: SourceSlice, now_us: int) -> None:
+        self.found = found
+        self.now_us = now_us
+        self._producer: Producer = forwarded_by(forwarder, found.end)
+        self._encoded: dict[tuple[Codec, Sequence[int] | None], Batch] = {}
+        self._hashes: list[int | None] | None = None
+        self._sizes: list[int] | None = None
+
+    def codec(self, topic: Topic) -> Codec:
+        """How a topic's batches are compressed: as the source's, unless the topic says otherwise."""
+        compression = topic.settings.compression
+        return self.found.codec if compression is Compression.PRODUCER else compression.codec
+
+    def encoded(self, indexes: Sequence[int], topic: Topic) -> Batch:
+        """A batch of these messages, with bytes of its own."""
+        codec = self.codec(topic)
+        everything = len(indexes) == len(self.found.offsets)
+        key = codec, None if everything else tuple(indexes)
+        batch = self._encoded.get(key)
+        if batch is None:
+            columns = self.found.columns if everything else _picked(self.found.columns, indexes)
+            batch = self._encoded[key] = self.encode(columns, codec)
+        return batch.copied()
+
+    def encode(self, columns: Columns, codec: Codec) -> Batch:
+        """A batch with the forwarder's stamp."""
+        return encode(columns, self.now_us, codec=codec, producer=self._producer, message_bytes_max=BATCH_BYTES_MAX)
+
+    def fitting(
+        self,
+        parts: Sequence[tuple[CompiledRoute, Sequence[int]]],
+        target: str,
+        bytes_max: int,
+        undelivered: UndeliveredMessages,
+    ) -> Generator[tuple[CompiledRoute, Sequence[int]], Any, None]:
+        """The parts without messages that are larger than a topic allows."""
+        if self._sizes is None:
+            self._sizes = message_sizes(self.found.columns)
+        sizes = self._sizes
+        for route, indexes in parts:
+            for index in indexes:
+                if sizes[index] > bytes_max:
+                    reason = f"the message has {sizes[index]} bytes, and {target} takes {bytes_max} at most"
+                    undelivered.add(route, [index], target, reason)
+            yield route, [index for index in indexes if sizes[index] <= bytes_max]
+
+    def by_partition(
+        self, indexes: Sequence[int], source_number: int, partitions: int
+    ) -> Iterator[tuple[int, Sequence[int]]]:
+        """Divide messages among a target's partitions: by key, and those without one by the source's partition."""
+        keys = self.found.columns.keys
+        if partitions == 1 or keys is None:
+            yield source_number % partitions, indexes
+            return
+        if self._hashes is None:
+            self._hashes = [None if key is None else crc32c(key) for key in keys]
+        hashes, divided = self._hashes, dict[int, list[int]]()
+        for index in indexes:
+            found = hashes[index]
+            number = (source_number if found is None else found) % partitions
+            divided.setdefault(number, []).append(index)
+        yield from divided.items()
+
+
+def _picked(columns: Columns, indexes: Sequence[int]) -> Columns:
+    """The messages at these indexes."""
+    picked = columns.picked(indexes, range(len(columns.values)))
+    picked.places = None
+    return picked

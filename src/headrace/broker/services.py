@@ -1,0 +1,341 @@
+"""Registered services: live instances in memory, kept alive by their sessions, and the policy who may use the bus."""
+
+from typing import Any
+
+import msgspec
+
+from headrace.broker.deadlines import Deadlines
+from headrace.broker.facts import ServicePolicySet
+from headrace.broker.ledger import Ledger
+from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Ports, Session
+from headrace.broker.service_errors import ServiceErrorLog
+from headrace.broker.signal import Signal
+from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subject_trie import SubjectTrie
+from headrace.model.bus_event import EVENTS_SUBJECT
+from headrace.model.errors import InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
+from headrace.model.limits import (
+    SERVICE_BYTES_MAX,
+    SERVICE_INSTANCES_MAX,
+    SERVICE_TTL_MS_MAX,
+    SERVICE_TTL_MS_MIN,
+)
+from headrace.model.request import Request, Verb
+from headrace.model.requests import Done
+from headrace.model.service_requests import (
+    ServiceDefinition,
+    ServiceDeregister,
+    ServiceDescribe,
+    ServiceInfo,
+    ServiceInstance,
+    ServiceList,
+    ServicePolicy,
+    ServicePolicyAlter,
+    ServiceRegister,
+    ServiceRegistered,
+    ServicesFound,
+)
+from headrace.model.subject import checked_pattern, checked_subject
+from headrace.model.topic import (
+    SYSTEM_PREFIX,
+    checked_plain_name,
+    checked_tenant_name,
+    parse_topic,
+    tenant_of,
+)
+
+_EXPIRED_TOGETHER = 100
+"""Maximum instances that expire per tick."""
+_LISTED_TOGETHER = 100
+"""Instances listed per slice."""
+
+_ALWAYS_ADMITTED = frozenset({ServiceRegister, ServiceDeregister})
+"""Requests that a client which is not registered may send, whatever their permissions say."""
+_ADMITTED_VERBS = frozenset({Verb.DESCRIBE, Verb.ADMINISTER})
+"""What those may do that are not registered: look, and administer."""
+_ADMITTED_LOCAL_VERBS = _ADMITTED_VERBS | {Verb.CREATE, Verb.ALTER, Verb.DELETE}
+"""What they may do besides on the broker's machine, so that no policy locks its administrator out."""
+
+Key = tuple[str, str]
+"""A service's name, with its tenant, and an instance of it."""
+
+
+class LiveInstance:
+    """A registered instance of a service, and the sessions that keep it alive."""
+
+    __slots__ = ("client", "definition", "identity", "key", "registered_us", "seen_us", "sessions", "ttl_us")
+
+    def __init__(self, definition: ServiceDefinition, session: Session, ttl_us: int, now_us: int) -> None:
+        self.key = definition.name, definition.instance
+        self.definition = definition
+        self.client = session.client
+        self.identity = session.identity
+        self.sessions = {session}
+        self.ttl_us = ttl_us
+        self.registered_us = now_us
+        self.seen_us = now_us
+
+    def info(self) -> ServiceInstance:
+        """The instance as others see it."""
+        return ServiceInstance(
+            instance=self.definition.instance,
+            version=self.definition.version,
+            client=self.client,
+            address=next((session.address for session in self.sessions), ""),
+            metadata=self.definition.metadata,
+            registered_us=self.registered_us,
+            seen_us=self.seen_us,
+            ttl_ms=self.ttl_us // 1000,
+            connected=bool(self.sessions),
+        )
+
+
+class ServiceRegistry:
+    """All registered instances, by service; and each tenant's policy."""
+
+    def __init__(self, ledger: Ledger, ports: Ports, errors: ServiceErrorLog) -> None:
+        self._ledger = ledger
+        self._ports = ports
+        self._errors = errors
+        self.changed: Signal[LiveInstance, str, int] = Signal()
+        """An instance was `registered`, `altered` or `deregistered`, or has `expired`, with the time."""
+        self.policy_changed: Signal[str, bool, int] = Signal()
+        """A tenant's policy was changed: the tenant, whether it requires registration, and the time."""
+        self._services: dict[str, dict[str, LiveInstance]] = {}
+        """By name and instance."""
+        self._by_client: dict[tuple[str, str], LiveInstance] = {}
+        """The instance that registered last, by tenant and client."""
+        self._count = 0
+        self._deadlines = Deadlines[Key]()
+        self.restricted = set(ledger.state.service_policies)
+        """Tenants that require registration. Requests look only whether there is any."""
+
+    # Admission.
+
+    def check(self, session: Session, request: Request[Any]) -> None:
+        """Refuse what a session asks for that is no registered service of a tenant that requires it."""
+        if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
+            return
+        raise NotRegistered(
+            f"the tenant {session.tenant} admits registered services only, and {session.client or 'this client'} is "
+            "none: register it (bus.services.register, or App(service=...)), or let an administrator run `headrace "
+            "service policy --require-registration off`"
+        )
+
+    def alter_policy(self, session: Session, request: ServicePolicyAlter, now_us: int) -> PendingAnswer[ServicePolicy]:
+        """Set the policy of the session's tenant."""
+        wanted, tenant = request.require_registration, session.tenant
+        if wanted is not (tenant in self.restricted):
+            self._ledger.record(now_us, ServicePolicySet(tenant, wanted))
+            (self.restricted.add if wanted else self.restricted.discard)(tenant)
+            self.policy_changed(tenant, wanted, now_us)
+        return self._ledger.durably(ServicePolicy(wanted))
+
+    # Instances.
+
+    def register(self, session: Session, request: ServiceRegister, now_us: int) -> ServiceRegistered:
+        """Register an instance, or attach another session to one."""
+        definition = _checked(request)
+        key = definition.name, definition.instance
+        ttl_us = request.ttl_ms * 1000
+        known = self._services.get(definition.name, {}).get(definition.instance)
+        if known is not None and known.identity.name != session.identity.name:
+            raise InvalidArgument(
+                f"the instance {definition.instance} of the service {definition.name} is registered by "
+                f"{known.identity.name}; use another instance id"
+            )
+        if known is None:
+            if self._count >= SERVICE_INSTANCES_MAX:
+                raise LimitExceeded(
+                    f"there are {SERVICE_INSTANCES_MAX} registered instances of services, which is the maximum; "
+                    "deregister some"
+                )
+            known = LiveInstance(definition, session, ttl_us, now_us)
+            self._add(known, now_us, "registered")
+        else:
+            known.sessions.add(session)
+            self._forget_client(known)
+            known.client, known.ttl_us = session.client, ttl_us
+            if known.definition != definition:
+                known.definition = definition
+                self.changed(known, "altered", now_us)
+        session.services[key] = known
+        self._by_client[session.tenant, session.client] = known
+        self._see(known, now_us)
+        return ServiceRegistered(request.ttl_ms)
+
+    def deregister(self, session: Session, request: ServiceDeregister, now_us: int) -> Done:
+        """Forget an instance that the session has registered."""
+        name = checked_tenant_name(request.name, "service")
+        known = session.services.get((name, request.instance))
+        if known is not None:
+            for each in list(known.sessions):
+                each.services.pop(known.key, None)
+            known.sessions.clear()
+            session.services.pop(known.key, None)
+            if self._is_live(known):
+                self._remove(known, now_us, "deregistered")
+        return Done()
+
+    def touch(self, session: Session, now_us: int) -> None:
+        """Take a sign of life of a session; an instance that had expired meanwhile is registered again."""
+        for key, known in list(session.services.items()):
+            if self._is_live(known):
+                self._see(known, now_us)
+            elif self._services.get(key[0], {}).get(key[1]) is None and self._count < SERVICE_INSTANCES_MAX:
+                known.registered_us = now_us
+                known.sessions.add(session)
+                self._add(known, now_us, "registered")
+                self._see(known, now_us)
+
+    def disconnect(self, session: Session) -> None:
+        """Detach a closed session from its instances, which stay until their time to live is over."""
+        for known in session.services.values():
+            known.sessions.discard(session)
+        session.services.clear()
+
+    def tick(self, now_us: int) -> None:
+        """Forget instances that gave no sign of life for their time to live."""
+        for name, instance in self._deadlines.pop_due(now_us, _EXPIRED_TOGETHER):
+            known = self._services.get(name, {}).get(instance)
+            if known is not None:
+                self._remove(known, now_us, "expired")
+
+    def next_tick_us(self) -> int | None:
+        """When the next instance may expire."""
+        return self._deadlines.next_us()
+
+    def service_of(self, tenant: str, client: str) -> LiveInstance | None:
+        """The instance that a client has registered."""
+        return self._by_client.get((tenant, client))
+
+    def _see(self, known: LiveInstance, now_us: int) -> None:
+        known.seen_us = now_us
+        self._deadlines.set(known.key, now_us + known.ttl_us)
+
+    def _is_live(self, known: LiveInstance) -> bool:
+        name, instance = known.key
+        return self._services.get(name, {}).get(instance) is known
+
+    def _add(self, known: LiveInstance, now_us: int, action: str) -> None:
+        name, instance = known.key
+        self._services.setdefault(name, {})[instance] = known
+        self._count += 1
+        self._by_client[tenant_of(name), known.client] = known
+        self.changed(known, action, now_us)
+
+    def _remove(self, known: LiveInstance, now_us: int, action: str) -> None:
+        name, instance = known.key
+        others = self._services[name]
+        del others[instance]
+        if not others:
+            del self._services[name]
+        self._count -= 1
+        self._deadlines.remove(known.key)
+        self._forget_client(known)
+        self.changed(known, action, now_us)
+
+    def _forget_client(self, known: LiveInstance) -> None:
+        client = tenant_of(known.key[0]), known.client
+        if self._by_client.get(client) is known:
+            del self._by_client[client]
+
+    # Discovery.
+
+    def listed(self, session: Session, request: ServiceList) -> PendingAnswer[ServicesFound]:
+        """List the services of the session's tenant that match, by name."""
+        names = [request.name] if request.name else sorted(self._services)
+
+        def steps() -> Steps:
+            found, work = list[ServiceInfo](), 0
+            for name in names:
+                instances = self._services.get(name)
+                if tenant_of(name) != session.tenant or not instances:
+                    continue
+                info = self._info(name, instances, schemas=False)
+                if _matches(info, request):
+                    found.append(info)
+                work += len(instances)
+                if work >= _LISTED_TOGETHER:
+                    work = 0
+                    yield
+            return ServicesFound(found, session.tenant in self.restricted)
+
+        return in_slices(self._ports, steps())
+
+    def describe(self, request: ServiceDescribe) -> ServiceInfo:
+        """Describe a service."""
+        name = checked_tenant_name(request.name, "service")
+        instances = self._services.get(name)
+        if not instances:
+            raise ServiceNotFound(
+                f"no instance of the service {name} is registered; `headrace service list` shows those that are"
+            )
+        return self._info(name, instances, schemas=True)
+
+    def _info(self, name: str, instances: dict[str, LiveInstance], *, schemas: bool) -> ServiceInfo:
+        lives = list(instances.values())
+        info = ServiceInfo(name, [live.info() for live in lives], errors=self._errors.total(name))
+        for field in ("produces", "consumes", "serves"):
+            setattr(info, field, sorted({one for live in lives for one in getattr(live.definition, field)}))
+        if schemas:
+            for live in sorted(lives, key=lambda live: live.registered_us):
+                info.schemas = {**info.schemas, **live.definition.schemas}
+        return info
+
+
+def _is_exempt(session: Session, request: Request[Any]) -> bool:
+    """Whether a request is open to those who are not registered."""
+    if type(request) in _ALWAYS_ADMITTED:
+        return True
+    verbs = _ADMITTED_LOCAL_VERBS if session.is_local else _ADMITTED_VERBS
+    for permission in request.declared.permissions:
+        if permission.verb in verbs:
+            continue
+        names = [name.rpartition("/")[2] for name, *_ in permission.names(request)]
+        is_reading = permission.verb is Verb.CONSUME and session.is_local
+        if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
+            return False
+    return not getattr(request, "create", False)  # looking creates nothing; whoever may, says so with another request
+
+
+def _matches(info: ServiceInfo, request: ServiceList) -> bool:
+    return (
+        (not request.produces or str(parse_topic(request.produces)) in info.produces)
+        and (not request.consumes or str(parse_topic(request.consumes)) in info.consumes)
+        and (not request.serves or _serves(info, request.serves))
+    )
+
+
+def _serves(info: ServiceInfo, subject: str) -> bool:
+    """Whether a service answers requests on a subject, by its patterns."""
+    trie = SubjectTrie[str]()
+    for pattern in info.serves:
+        trie.add(pattern, pattern)
+    return bool(trie.match(checked_subject(subject)))
+
+
+def _checked(request: ServiceRegister) -> ServiceDefinition:
+    """The definition with full names, if it is within the limits."""
+    given = request.definition
+    if not SERVICE_TTL_MS_MIN <= request.ttl_ms <= SERVICE_TTL_MS_MAX:
+        raise InvalidArgument(
+            f"ttl_ms must be {SERVICE_TTL_MS_MIN} to {SERVICE_TTL_MS_MAX} milliseconds, not {request.ttl_ms}"
+        )
+    definition = msgspec.structs.replace(
+        given,
+        name=checked_tenant_name(given.name, "service"),
+        instance=checked_plain_name(given.instance, "service instance"),
+        produces=[str(parse_topic(topic)) for topic in given.produces],
+        consumes=[str(parse_topic(topic)) for topic in given.consumes],
+    )
+    for pattern in given.serves:
+        checked_pattern(pattern)
+    size_bytes = len(msgspec.msgpack.encode(definition))
+    if size_bytes > SERVICE_BYTES_MAX:
+        raise InvalidArgument(
+            f"the service {given.name} says {size_bytes} bytes of itself, and {SERVICE_BYTES_MAX} are the most: leave "
+            "out some metadata or schemas"
+        )
+    return definition

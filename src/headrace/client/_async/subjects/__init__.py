@@ -1,0 +1,1 @@
+"""Subjects: publishing, live subscriptions, requests and responders."""

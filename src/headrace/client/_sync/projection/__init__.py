@@ -1,0 +1,1 @@
+"""Projections of events into databases, and aggregates that are folded from them."""

@@ -1,0 +1,182 @@
+"""Answers the requests to a subject with a handler."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from headrace.client._sync.app.error_reporter import ErrorReporter
+from headrace.client._sync.concurrency import HandlerExecutor, Monitor, ResultCell, Task, spawn, survives
+from headrace.client._sync.connection.connection import Connection
+from headrace.client._sync.connection.reconnecting import ReconnectingConnection
+from headrace.client.app.registration import ServedSubject
+from headrace.client.connection.request_router import Bytes, RequestRouter
+from headrace.client.subjects.messages import IncomingRequest
+from headrace.client.subjects.reply_values import decoded_value, failed_reply, reply_request
+from headrace.model.errors import ConnectionFailed, Draining, HeadraceError
+from headrace.model.requests import Done
+from headrace.model.subject_requests import ReplySend, RequestDelivery, ServeClose, ServeOpen, ServeOpened
+
+if TYPE_CHECKING:
+    from headrace.client._sync.bus import Bus
+
+logger = logging.getLogger("headrace.client")
+
+
+class _Assigned(NamedTuple):
+    """A request that is to be handled, and the connection that it came by."""
+
+    router: RequestRouter
+    delivery: RequestDelivery
+    value: bytes
+
+
+class Responder:
+    """Serves one subject, or subjects by pattern: calls the handler with each request, and sends what it returns."""
+
+    def __init__(
+        self,
+        bus: "Bus",
+        wanted: ServedSubject,
+        executor: HandlerExecutor,
+        on_fatal: Callable[[BaseException], None],
+        reporter: ErrorReporter | None = None,
+    ) -> None:
+        self._bus = bus
+        self._reporter = reporter
+        self._wanted = wanted
+        self._executor = executor
+        self._on_fatal = on_fatal
+        self._monitor = Monitor()
+        self._assigned: deque[_Assigned] = deque()
+        self._workers: list[Task] = []
+        self._idle = 0
+        """Workers that wait for a request."""
+        self._broker: ReconnectingConnection | None = None
+        self._connection: Connection | None = None
+        self._number: int | None = None
+        self._opened: ResultCell[None] = ResultCell()
+        self._unserved: ResultCell[None] = ResultCell()
+        """Resolved when the broker sends no more requests."""
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Serve from now on."""
+        self._broker = self._bus._consuming_line()
+        self._broker.listen(self)
+        self._opened.wait(self._broker.timeout)
+
+    def stop(self) -> None:
+        """Take no further requests; any thread may call it."""
+        with self._monitor.guard:
+            if self._stopped:
+                return
+            self._stopped = True
+            connection, number = self._connection, self._number
+            if connection is None or number is None or connection.closed:
+                self._unserved.resolve(None)
+            else:
+                connection.queue_request(ServeClose(number), b"", self._closed)
+        if connection is not None:
+            connection.flush()
+
+    def close(self) -> None:
+        """Wait until the requests in progress are answered."""
+        self.stop()
+        if self._broker is not None:
+            self._broker.forget(self)
+            self._unserved.wait(self._broker.timeout)
+        with self._monitor.guard:
+            self._monitor.notify()
+        for worker in self._workers:
+            worker.join()
+        if self._connection is not None and self._number is not None:
+            self._connection.responders.pop(self._number, None)
+
+    # Notifications of the connection.
+
+    def connection_up(self, connection: Connection) -> None:
+        """Serve on a new connection."""
+        with self._monitor.guard:
+            if self._stopped:
+                return
+            self._connection, self._number = connection, None
+            connection.queue_request(
+                ServeOpen(self._wanted.subject, self._wanted.concurrency),
+                b"",
+                lambda answer, _: self._answered(connection, answer),
+            )
+        connection.flush()
+
+    def connection_drains(self) -> None:
+        """The broker drains; what it has delivered can be answered."""
+
+    def request_delivered(self, router: RequestRouter, delivery: RequestDelivery, value: bytes) -> None:
+        """Hand a request to a worker; the broker sends as many as there can be workers."""
+        with self._monitor.guard:
+            self._assigned.append(_Assigned(router, delivery, value))
+            count = len(self._workers)
+            if len(self._assigned) > self._idle and count < self._wanted.concurrency:
+                self._workers.append(spawn(f"{self._wanted.subject}-{count}", self._work))
+            else:
+                self._monitor.notify(1)
+
+    def _answered(self, connection: Connection, answer: ServeOpened | HeadraceError) -> None:
+        if isinstance(answer, ServeOpened):
+            connection.responders[answer.responder] = self
+            with self._monitor.guard:
+                if self._connection is connection:
+                    self._number = answer.responder
+                stopped = self._stopped
+            if stopped:  # while it was being opened
+                connection.request_nowait(ServeClose(answer.responder), b"", self._closed)
+            self._opened.resolve(None)
+        elif isinstance(answer, ConnectionFailed | Draining):
+            logger.info("responder interrupted; serving again  subject=%s", self._wanted.subject)
+        elif self._opened.done:
+            self._on_fatal(answer)
+        else:
+            self._opened.fail(answer)
+
+    def _closed(self, _answer: Done | HeadraceError, _body: Bytes) -> None:
+        self._unserved.resolve(None)
+
+    # Handling.
+
+    def _work(self) -> None:
+        while (assigned := self._take()) is not None:
+            self._handle(*assigned)
+
+    def _take(self) -> _Assigned | None:
+        with self._monitor.guard:
+            while not self._assigned:
+                if self._unserved.done:
+                    return None
+                self._idle += 1
+                try:
+                    self._monitor.wait()
+                finally:
+                    self._idle -= 1
+            return self._assigned.popleft()
+
+    def _handle(self, router: RequestRouter, delivery: RequestDelivery, value: bytes) -> None:
+        number = delivery.request
+        failure: BaseException | None = None
+        try:
+            decoded = decoded_value(self._wanted.deserializer, value)
+            request = IncomingRequest(delivery.subject, decoded, delivery.headers, delivery.timeout_ms / 1000)
+            head, body = reply_request(number, self._executor.call(self._wanted.handler, request))
+        except Exception as error:  # noqa: BLE001  # a request must not stop the app
+            head, body, failure = self._failed(number, error), b"", error
+        except BaseException as error:  # noqa: BLE001  # `run` raises it after everything else has ended
+            head, body, failure = self._failed(number, error), b"", error
+            if not survives(error):
+                self._on_fatal(error)
+        router.tell(head, body)
+        if failure is not None and self._reporter is not None:
+            self._reporter.report_request(delivery.subject, failure)
+
+    def _failed(self, number: int, error: BaseException) -> ReplySend:
+        told = failed_reply(error)
+        logger.warning("handler failed  subject=%s code=%s", self._wanted.subject, told.code, exc_info=error)
+        return ReplySend(number, error=told)

@@ -1,0 +1,1 @@
+"""Subjects: what is received and replied, for threads and for asyncio alike."""

@@ -1,0 +1,1 @@
+"""Content queries: which messages of a batch have a value that a query asks for."""

@@ -1,0 +1,19 @@
+"""The topics that belong to Headrace itself, and the settings that they are created with."""
+
+from typing import Any
+
+EVENTS_TOPIC = "headrace.events"
+"""Every change of the bus's own structures, as JSON: see `BusEvent`."""
+ERRORS_TOPIC = "headrace.errors"
+"""The errors that services have reported, as JSON: see `ServiceError`."""
+INGRESS_TOPIC = "headrace.ingress"
+"""Messages that were published without a topic, or to a subject that a route takes: routes carry them on."""
+
+_DAY_SECONDS = 86_400.0
+
+SYSTEM_TOPICS: dict[str, dict[str, Any]] = {
+    EVENTS_TOPIC: {"retain_bytes": 16 << 20, "durability": "written"},
+    ERRORS_TOPIC: {"retain_bytes": 64 << 20, "retain_seconds": 30 * _DAY_SECONDS, "durability": "written"},
+    INGRESS_TOPIC: {"retain_seconds": _DAY_SECONDS},
+}
+"""Settings by name, without the tenant: each tenant has topics of its own, created on demand."""

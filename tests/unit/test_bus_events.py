@@ -1,0 +1,427 @@
+"""Observers hear of every change of the bus's structures, in one schema, and never of another tenant's."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from headrace.broker import bus_events, facts, route_facts
+from headrace.broker.facts import AnyFact
+from headrace.broker.leased_facts import LeasedFact
+from headrace.broker.pending_answer import AnswerWithBody
+from headrace.broker.ports import Session
+from headrace.broker.settings import BrokerSettings
+from headrace.model.batch import parse
+from headrace.model.bus_event import BusEvent, EventsRecord, decode_event
+from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.leasing import (
+    Holding,
+    Lease,
+    Redrive,
+    Reject,
+    SubscriptionAlter,
+    SubscriptionCreate,
+    SubscriptionDelete,
+    SubscriptionReset,
+)
+from headrace.model.log_level_requests import LogLevelReset, LogLevelRule, LogLevelSet
+from headrace.model.request import REQUESTS, Request, Verb
+from headrace.model.requests import (
+    Commit,
+    GroupDelete,
+    GroupJoin,
+    GroupLeave,
+    GroupSeek,
+    PartitionOffset,
+    TopicAlter,
+    TopicCreate,
+    TopicDelete,
+    TopicList,
+)
+from headrace.model.route_requests import RouteDefinition, RouteRemove, RouteSet
+from headrace.model.schedule_requests import ScheduleDefinition, SchedulePause, ScheduleRemove, ScheduleSet
+from headrace.model.service_requests import (
+    ServiceDefinition,
+    ServiceDeregister,
+    ServicePolicyAlter,
+    ServiceRegister,
+)
+from headrace.model.subject_requests import SubjectSubscribe
+from headrace.testing.workbench import Workbench
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    bench = Workbench()
+    yield bench
+    bench.close()
+
+
+def events(bench: Workbench, session: Session | None = None) -> list[BusEvent]:
+    """All events of a tenant, which are recorded from now on."""
+    session = session or bench.session
+    bench.ask(EventsRecord(), session=session)
+    topic = "headrace.events" if session.tenant == "default" else f"{session.tenant}/headrace.events"
+    return [decode_event(value) for value in bench.values(topic)]
+
+
+def subjects(bench: Workbench, session: Session | None = None) -> list[str]:
+    return [event.subject for event in events(bench, session)]
+
+
+def leased(bench: Workbench, topic: str = "jobs") -> list[Holding]:
+    answer = bench.ask(Lease(topic, messages_max=10))
+    assert isinstance(answer, AnswerWithBody)
+    return [Holding(one.partition, one.lease, list(one.all_offsets)) for one in answer.answer.portions]
+
+
+def bury(bench: Workbench) -> None:
+    bench.ask(TopicCreate("jobs", exist_ok=True))
+    bench.ask(SubscriptionCreate("jobs", exist_ok=True))
+    bench.publish("jobs", [b"bad"])
+    bench.ask(Reject("jobs", leased(bench), "cannot be read"))
+
+
+def member(bench: Workbench) -> None:
+    bench.ask(TopicCreate("orders", exist_ok=True))
+    bench.ask(GroupJoin("readers", "m1", topics=["orders"]))
+
+
+def schedule(bench: Workbench) -> None:
+    bench.ask(ScheduleSet(ScheduleDefinition("beat", "ticks", "every 1h")))
+
+
+def service(bench: Workbench) -> None:
+    bench.ask(ServiceRegister(ServiceDefinition("billing", "i1"), ttl_ms=1000))
+
+
+def asks(*requests: Request[Any]) -> Callable[[Workbench], None]:
+    def ask(bench: Workbench) -> None:
+        for request in requests:
+            bench.ask(request)
+
+    return ask
+
+
+def then(*steps: Callable[[Workbench], object]) -> Callable[[Workbench], None]:
+    def run(bench: Workbench) -> None:
+        for step in steps:
+            step(bench)
+
+    return run
+
+
+ORDERS, LATER = asks(TopicCreate("orders")), 100_000_000
+QUEUE = then(asks(TopicCreate("jobs")), asks(SubscriptionCreate("jobs")))
+
+ROUTE = RouteSet(RouteDefinition("r", ["bills"], source="orders", key="a"))
+
+CHANGES: dict[str, Callable[[Workbench], None]] = {
+    "topic.created": ORDERS,
+    "topic.altered": then(ORDERS, asks(TopicAlter("orders", {"partitions": 2}))),
+    "topic.deleted": then(ORDERS, asks(TopicDelete("orders"))),
+    "subscription.created": QUEUE,
+    "subscription.altered": then(QUEUE, asks(SubscriptionAlter("jobs", settings={"lease_seconds": 3}))),
+    "subscription.reset": then(QUEUE, asks(SubscriptionReset("jobs"))),
+    "subscription.deleted": then(QUEUE, asks(SubscriptionDelete("jobs"))),
+    "group.created": member,
+    "group.altered": then(member, asks(GroupSeek("readers", "orders"))),
+    "group.deleted": then(ORDERS, asks(Commit("lonely", [PartitionOffset("orders", 0, 0)]), GroupDelete("lonely"))),
+    "member.joined": member,
+    "member.left": then(member, asks(GroupLeave("readers", "m1"))),
+    "member.expired": then(member, lambda bench: bench.tick(LATER)),
+    "schedule.created": schedule,
+    "schedule.altered": then(schedule, asks(ScheduleSet(ScheduleDefinition("beat", "ticks", "every 2h")))),
+    "schedule.paused": then(schedule, asks(SchedulePause("beat"))),
+    "schedule.resumed": then(schedule, asks(SchedulePause("beat"), SchedulePause("beat", False))),
+    "schedule.deleted": then(schedule, asks(ScheduleRemove("beat"))),
+    "route.created": asks(ROUTE),
+    "route.altered": asks(ROUTE, RouteSet(RouteDefinition("r", ["bills"], source="orders", key="b"), replace=True)),
+    "route.deleted": asks(ROUTE, RouteRemove("r")),
+    "service.registered": service,
+    "service.altered": then(service, asks(ServiceRegister(ServiceDefinition("billing", "i1", "2")))),
+    "service.deregistered": then(service, asks(ServiceDeregister("billing", "i1"))),
+    "service.expired": then(service, lambda bench: bench.tick(LATER)),
+    "policy.altered": asks(ServicePolicyAlter(True)),
+    "dead_letter.added": bury,
+    "dead_letter.redriven": then(bury, asks(Redrive("jobs"))),
+    "log_level.set": asks(LogLevelSet(LogLevelRule("topic", "orders", "debug"))),
+    "log_level.reset": asks(LogLevelReset()),
+}
+"""What causes each kind of event."""
+
+FACT_EVENTS: dict[type, set[str]] = {
+    facts.TopicSet: {"topic.created", "topic.altered"},
+    facts.TopicDeleted: {"topic.deleted"},
+    facts.OffsetsCommitted: {"group.created", "group.altered"},
+    facts.GroupDeleted: {"group.deleted"},
+    facts.Committed: {"group.created", "dead_letter.added", "dead_letter.redriven"},
+    facts.ScheduleStored: {"schedule.created", "schedule.altered", "schedule.paused", "schedule.resumed"},
+    facts.ScheduleDeleted: {"schedule.deleted"},
+    route_facts.RouteStored: {"route.created", "route.altered"},
+    route_facts.RouteRemoved: {"route.deleted"},
+    route_facts.RouteAdvanced: set(),  # progress
+    route_facts.RouteTargetBound: set(),  # follows from a topic's event
+    facts.ServicePolicySet: {"policy.altered"},
+    facts.LogLevelStored: {"log_level.set", "log_level.reset"},
+    # About messages, progress or the broker itself, and not about structures:
+    facts.BrokerStarted: set(),
+    facts.ProducersCheckpointed: set(),
+    facts.TransactionApplied: set(),
+    facts.TransactionShared: set(),
+    facts.TransactionUnshared: set(),
+    facts.ScheduleAdvanced: set(),
+    facts.TopicFilesRemoved: set(),
+    facts.IdsReserved: set(),
+    facts.OffsetsReserved: set(),
+}
+LEASED_FACT_EVENTS: dict[str, set[str]] = {
+    "SubscriptionSet": {"subscription.created", "subscription.altered"},
+    "SubscriptionDeleted": {"subscription.deleted"},
+    "SubscriptionStateReset": {"subscription.reset"},
+    # About messages, or parts of a snapshot:
+    "MessagesLeased": set(),
+    "LeaseExtended": set(),
+    "MessagesSettled": set(),
+    "MessagesReleased": set(),
+    "MessageEdited": set(),
+    "IndexSnapshotBegun": set(),
+    "IndexSnapshotChunks": set(),
+    "IndexSnapshotRest": set(),
+    "SubscriptionBroken": set(),
+    "SettledEdits": set(),
+}
+REQUEST_EVENTS: dict[str, set[str]] = {
+    "TopicCreate": {"topic.created"},
+    "TopicAlter": {"topic.altered"},
+    "TopicDelete": {"topic.deleted"},
+    "TopicTrim": set(),  # removes messages
+    "SubscriptionCreate": {"subscription.created"},
+    "SubscriptionAlter": {"subscription.altered"},
+    "SubscriptionReset": {"subscription.reset"},
+    "SubscriptionDelete": {"subscription.deleted"},
+    "Redrive": {"dead_letter.redriven"},
+    "GroupSeek": {"group.altered"},
+    "GroupDelete": {"group.deleted"},
+    "ScheduleSet": {"schedule.created", "schedule.altered"},
+    "ScheduleRemove": {"schedule.deleted"},
+    "SchedulePause": {"schedule.paused", "schedule.resumed"},
+    "ScheduleRun": set(),  # publishes a message
+    "RouteSet": {"route.created", "route.altered"},
+    "RouteRemove": {"route.deleted"},
+    "ServiceRegister": {"service.registered", "service.altered"},
+    "ServiceDeregister": {"service.deregistered"},
+    "ServeOpen": set(),  # lasts as long as the connection, and is counted by SwitchboardDescribe
+    "ServicePolicyAlter": {"policy.altered"},
+    "ErrorReport": set(),  # goes to the topic of errors
+    "LogLevelSet": {"log_level.set"},
+    "LogLevelReset": {"log_level.reset"},
+}
+STRUCTURAL = {Verb.CREATE, Verb.ALTER, Verb.DELETE, Verb.SCHEDULE, Verb.ROUTE, Verb.SERVE, Verb.ADMINISTER}
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_every_change_is_an_event(bench: Workbench, named: str) -> None:
+    CHANGES[named](bench)
+    assert f"$events.{named}" in subjects(bench)
+
+
+def test_every_fact_says_which_events_it_has() -> None:
+    own = set(get_args(AnyFact)) - set(get_args(LeasedFact))
+    assert own == set(FACT_EVENTS), "a new fact: say here which events tell of it"
+    assert {fact.__name__ for fact in get_args(LeasedFact)} == set(LEASED_FACT_EVENTS)
+    told = set().union(*FACT_EVENTS.values(), *LEASED_FACT_EVENTS.values())
+    assert told <= set(CHANGES)
+
+
+def test_every_request_that_changes_structures_says_which_events_it_has() -> None:
+    structural = {
+        request.__name__
+        for request in REQUESTS.values()
+        if any(permission.verb in STRUCTURAL for permission in request.declared.permissions)
+    }
+    assert structural == set(REQUEST_EVENTS), "a new request that changes structures: say here which events tell of it"
+    assert set().union(*REQUEST_EVENTS.values()) <= set(CHANGES)
+
+
+def test_an_event_says_what_when_and_who(bench: Workbench) -> None:
+    session = bench.connect("deployment")
+    bench.ask(TopicCreate("orders", {"partitions": 3}), session=session)
+    event = events(bench)[0]
+    assert (event.kind, event.action, event.name, event.by) == ("topic", "created", "orders", "deployment")
+    assert (event.time_us, event.details["settings"]["partitions"]) == (bench.now_us, 3)
+
+
+def test_ids_are_unique_across_restarts(tmp_path: Path) -> None:
+    ids = []
+    for name in ("orders", "bills"):
+        bench = Workbench(str(tmp_path))
+        bench.ask(TopicCreate(name))
+        ids += [event.id for event in events(bench)]
+        bench.close()
+    assert len(set(ids[-3:])) == len(ids[-3:])
+    assert len(ids) > 3
+
+
+def test_events_are_recorded_after_a_restart(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path))
+    bench.ask(TopicCreate("orders"))
+    assert subjects(bench) == ["$events.topic.created"] * 2
+    bench.ask(TopicDelete("orders"))
+    bench.close()
+    bench = Workbench(str(tmp_path))
+    names = [(event.action, event.name) for event in events(bench)]
+    assert names == [("created", "orders"), ("created", "headrace.events"), ("deleted", "orders")]
+    bench.close()
+
+
+def test_a_broker_that_nobody_observes_has_no_topic_for_events(bench: Workbench) -> None:
+    bench.ask(TopicCreate("orders"))
+    assert [info.topic for info in bench.ask(TopicList("*")).topics] == ["orders"]
+
+
+def test_events_can_be_recorded_from_the_start(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path), settings=BrokerSettings(record_events=True))
+    assert bench.ask(TopicList("*")).topics == []
+    bench.ask(TopicCreate("orders"))
+    bench.run()
+    told = [decode_event(value) for value in bench.values("headrace.events")]
+    assert [(event.action, event.name) for event in told] == [("created", "orders"), ("created", "headrace.events")]
+    bench.close()
+
+
+def test_a_topic_for_events_that_somebody_else_created_gets_those_in_memory(bench: Workbench) -> None:
+    bench.ask(TopicCreate("orders"))
+    bench.ask(TopicCreate("headrace.events"))
+    told = [decode_event(value) for value in bench.values("headrace.events")]
+    assert [event.name for event in told] == ["orders", "headrace.events"]
+    settings = bench.ask(TopicList("headrace.events")).topics[0].settings
+    assert settings["retain_bytes"] == 16 << 20
+
+
+def test_tenants_see_their_own_events_only(bench: Workbench) -> None:
+    acme = bench.connect("a", tenant="acme")
+    bench.ask(TopicCreate("orders"), session=acme)
+    bench.ask(SubscriptionCreate("orders"), session=acme)
+    bench.ask(ServiceRegister(ServiceDefinition("billing", "i1")), session=acme)
+    bench.ask(TopicCreate("secret"))
+    assert [event.name for event in events(bench)] == ["secret", "headrace.events"]
+    told = events(bench, acme)
+    assert [event.name for event in told] == ["orders", "default", "billing", "headrace.events"]
+    assert told[1].details["topic"] == "orders"
+    assert "acme" not in str(told)
+
+
+def test_routes_end_with_their_source(bench: Workbench) -> None:
+    bench.ask(ROUTE)
+    bench.ask(TopicDelete("orders"))
+    told = [(event.kind, event.action) for event in events(bench) if event.action == "deleted"]
+    assert sorted(told) == [("route", "deleted"), ("topic", "deleted")]
+
+
+def test_live_observers_hear_of_changes_without_a_topic(bench: Workbench) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def emit(subject: str, columns: Any, _: int) -> None:
+        heard.append((subject, decode_event(columns.values[0]).name))
+
+    bench.broker._observability.events.emit = emit
+    bench.ask(TopicCreate("orders"), session=bench.connect("a", tenant="acme"))
+    assert heard == [("acme/$events.topic.created", "orders")]
+
+
+def test_observers_subscribe_to_subjects(bench: Workbench) -> None:
+    """A live subscription of a tenant gets its events, and no other tenant's."""
+    session, acme = bench.connect("observer"), bench.connect("observer", tenant="acme")
+    bench.ask(SubjectSubscribe("$events.topic.*"), session=session)
+    bench.ask(SubjectSubscribe("$events.>"), session=acme)
+    bench.ask(TopicCreate("orders"))
+    (pushed,) = bench.pushed
+    assert decode_event(parse(memoryview(pushed.body)).columns().values[0]).name == "orders"
+    bench.ask(ServiceRegister(ServiceDefinition("billing", "i1")))
+    assert len(bench.pushed) == 1
+
+
+def test_observers_hear_of_a_change_when_the_journal_has_it(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path))
+    heard: list[str] = []
+    bench.broker._observability.events.emit = lambda *event: heard.append(event[0])
+    bench.syncing_later = True
+    answer = bench.begin(TopicCreate("orders"))
+    while not answer.resolved:
+        assert heard == []
+        assert bench.step()
+    bench.run()
+    assert heard == ["default/$events.topic.created"]
+    bench.close()
+
+
+def test_a_burst_is_one_batch_per_turn(bench: Workbench) -> None:
+    events(bench)
+    for number in range(300):
+        bench.begin(TopicCreate(f"t{number}"))
+    bench.run()
+    assert len(events(bench)) == 301
+    assert len(bench.batches("headrace.events")) < 10
+
+
+def test_order_is_kept_in_large_bursts(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_events, "_TOGETHER", 7)
+    events(bench)
+    for number in range(50):
+        bench.begin(TopicCreate(f"t{number}"))
+    bench.run()
+    assert [event.name for event in events(bench)][1:] == [f"t{number}" for number in range(50)]
+
+
+def test_too_many_are_counted_and_dropped(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_events, "EVENTS_PENDING_MAX", 3)
+    events(bench)
+    for number in range(10):
+        bench.begin(TopicCreate(f"t{number}"))
+    bench.run()
+    told = events(bench)[1:]
+    assert [event.name for event in told] == ["t0", "t1", "t2"]
+    bench.ask(TopicCreate("last"))
+    dropped = [event for event in events(bench) if event.kind == "event"]
+    assert [event.details for event in dropped] == [{"count": 7}]
+
+
+def test_a_backlog_in_memory_is_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_events, "_BACKLOG", 5)
+    for number in range(20):
+        bench.ask(TopicCreate(f"t{number}"))
+    assert [event.name for event in events(bench)] == [f"t{n}" for n in range(15, 20)] + ["headrace.events"]
+
+
+def test_events_that_cannot_be_stored_do_not_fail_the_change(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    events(bench)
+    active = bench.broker._topics.active(bench.broker._topics.get("headrace.events"), 0)
+
+    def refuse(*_: object) -> None:
+        raise HeadraceError("no room")
+
+    monkeypatch.setattr(active, "publish", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert bench.ask(TopicCreate("orders")).topic == "orders"
+    assert "events not recorded  tenant=default" in caplog.text
+    monkeypatch.undo()
+    bench.ask(TopicCreate("bills"))
+    assert [event.name for event in events(bench)] == ["headrace.events", "bills"]
+
+
+def test_a_deleted_topic_for_events_ends_the_recording(bench: Workbench) -> None:
+    events(bench)
+    bench.ask(TopicDelete("headrace.events"))
+    bench.ask(TopicCreate("orders"))
+    assert [info.topic for info in bench.ask(TopicList("*")).topics] == ["orders"]
+    assert [event.name for event in events(bench)] == ["headrace.events", "orders", "headrace.events"]
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="no event of the bus"):
+        decode_event(b"{}")
