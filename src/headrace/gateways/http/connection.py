@@ -198,7 +198,10 @@ class HttpConnection(HttpToolsProtocol):
             return self._session
         identity = self._authenticate(authorization)
         if isinstance(identity, PendingAnswer):
-            identity = await self.answered(identity)
+            try:
+                identity = await self.answered(identity)
+            except HeadraceError as error:
+                raise HttpError("not_authenticated", str(error)) from error
         if self.is_lost:
             raise ConnectionResetError
         self._disconnect()
