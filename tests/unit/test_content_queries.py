@@ -353,7 +353,7 @@ def test_values_that_are_not_json_match_no_json_query() -> None:
     values = [None, b"", b"{", b"\xff", b'"\\ud800"', b"NaN", b"1e999", b"9" * 5000, b"[1]"]
     for query in ({"jsonpath": "$"}, {"exact": [1]}, {"jsonpath": "$.*"}):
         selection = compile_query(ContentQuery(**query)).select(DecodedValues(values))
-        assert selection == ([8], [], 9)
+        assert selection[:3] == ([8], [], 9)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_hostile_paths_end_within_the_budget(path: str) -> None:
 
 def test_regular_expressions_fail_on_values_too_long_for_them() -> None:
     matcher = compile_query(ContentQuery(regex="[ab]*a[ab]{400}c"))
-    assert matcher.select(DecodedValues([b"ab" * 10, b"ab" * 100_000, None])) == ([], [1], 3)
+    assert matcher.select(DecodedValues([b"ab" * 10, b"ab" * 100_000, None]))[:3] == ([], [1], 3)
 
 
 @pytest.mark.parametrize(
