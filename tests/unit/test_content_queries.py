@@ -404,6 +404,13 @@ def test_hostile_paths_end_within_the_budget(path: str) -> None:
     assert not set(selection.matched) & set(selection.failed)
 
 
+def test_patterns_in_messages_cost_steps() -> None:
+    matcher = compile_query(ContentQuery(jsonpath="$[?search('a', @)]"))
+    few, many = [r"\pL{9}"] * 2, [r"\pL{9}"] * 3
+    values = [msgspec.json.encode(each) for each in (["b", "a"], few, many, ["b" * 101], ["("], ["b"] * 20)]
+    assert matcher.select(DecodedValues(values))[:2] == ([0], [2, 3, 5])
+
+
 def test_regular_expressions_fail_on_values_too_long_for_them() -> None:
     matcher = compile_query(ContentQuery(regex="[ab]*a[ab]{400}c"))
     assert matcher.select(DecodedValues([b"ab" * 10, b"ab" * 100_000, None]))[:3] == ([], [1], 3)
