@@ -304,7 +304,7 @@ def _conditions(draw: st.DrawFn, depth: int) -> str:
 PATHS = _queries().map("${}".format).filter(lambda path: len(path) <= 1000)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(PATHS, DOCUMENTS)
 def test_compiled_paths_select_what_the_library_selects(path: str, document: Any) -> None:
     wrapped = [document] if not isinstance(document, dict | list) else document  # the library decodes a bare string
