@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
     AnyFact,
     OffsetsCommitted,
@@ -20,16 +19,16 @@ from headrace.broker.facts import (
     partition_name,
 )
 from headrace.broker.ledger import Ledger
-from headrace.broker.middleware_chain import MiddlewareChain, make_chain
+from headrace.broker.middleware_chain import MiddlewareChain
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
 from headrace.broker.topic_files import TopicFiles
+from headrace.broker.topic_middleware import TopicMiddleware
 from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
 from headrace.engines.api import (
-    DeliveredPartition,
     DerivedCache,
     Partition,
     PartitionOwner,
@@ -46,7 +45,7 @@ from headrace.model.errors import (
     TopicIsView,
     TopicNotFound,
 )
-from headrace.model.middleware import LoadMiddleware, MiddlewareContext
+from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
@@ -102,13 +101,13 @@ class TopicRegistry:
     def __init__(
         self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
     ) -> None:
-        self._load_middleware = load_middleware
+        cache = DerivedCache()
+        self._middleware = TopicMiddleware(load_middleware, cache)
         self._store = store
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
-        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
@@ -124,7 +123,7 @@ class TopicRegistry:
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
-        self._view_factory = ViewFactory(ports, self._derived_cache)
+        self._view_factory = ViewFactory(ports, cache)
         self._views: dict[int, dict[int, Topic]] = {}
         """The views of each topic that has any, by the ids of both."""
         for fact in ledger.state.topics.values():
@@ -230,7 +229,7 @@ class TopicRegistry:
         else:
             settings = topic_settings(request.settings, self._defaults(request))
             self._check_storage(settings)
-        middleware = self._make_middleware(settings)  # first what may go wrong
+        middleware = self._middleware.make(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
         self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
         topic = Topic(fact, settings)
@@ -294,7 +293,7 @@ class TopicRegistry:
                 f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
                 "partitions, where their versions begin anew; create another topic and copy the messages"
             )
-        middleware = self._altered_middleware(topic, settings)
+        middleware = self._middleware.alter(topic.middleware, topic.settings, settings, anew=bool(topic.failure))
         altered = [(topic, settings)]
         altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
         facts = [
@@ -318,7 +317,7 @@ class TopicRegistry:
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
             if not topic.is_view:
-                self._apply_middleware(topic, active)
+                self._middleware.apply(topic.name, topic.middleware, active)
                 self._ports.background(
                     partial(self._files.store_owner, active, topic.owner(active.number, self._identity))
                 )
@@ -466,40 +465,12 @@ class TopicRegistry:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
         self._counts[str(topic)] = topic.settings.partitions
 
-    def _make_middleware(self, settings: TopicSettings) -> MiddlewareChain | None:
-        if not settings.middleware:
-            return None
-        return make_chain(settings.middleware, self._load_middleware, round(settings.middleware_seconds * 1e6))
-
-    def _altered_middleware(self, topic: Topic, settings: TopicSettings) -> MiddlewareChain | None:
-        """The middleware of other settings; the same object if they are about something else, as it may have state."""
-        before, after = topic.settings, settings
-        unchanged = before.middleware == after.middleware and before.middleware_seconds == after.middleware_seconds
-        if unchanged and not topic.failure:
-            return topic.middleware
-        made = self._make_middleware(settings)
-        # An empty chain follows one that batches may still be on their way through: they keep their order.
-        return MiddlewareChain() if made is None and topic.middleware is not None else made
-
-    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
-        """Let a partition compress and deliver as the topic's middleware says."""
-        chain = topic.middleware
-        active.codec = None if chain is None else chain.codec
-        if chain is None or (not chain.delivering and active.delivered is active.partition):
-            return
-        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
-        delivery = DeliveryMiddleware(chain.delivering, context)
-        if isinstance(active.delivered, DeliveredPartition):
-            active.delivered.use(delivery)
-        else:
-            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
-
     def _open_middleware(self, topic: Topic) -> None:
         """Make a stored topic's middleware; one that cannot be had isolates the topic."""
         if topic.failure or not topic.settings.middleware:
             return
         try:
-            topic.middleware = self._make_middleware(topic.settings)
+            topic.middleware = self._middleware.make(topic.settings)
         except HeadraceError as error:
             logger.error("topic failed; install its middleware, or alter it  topic=%s reason=%s", topic, error)
             topic.failure = str(error)
@@ -541,7 +512,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
-        self._apply_middleware(topic, active)
+        self._middleware.apply(topic.name, topic.middleware, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active
