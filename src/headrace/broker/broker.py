@@ -1,6 +1,6 @@
 """The broker's façade: every gateway calls `Broker.ask`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,7 +31,7 @@ from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
-from headrace.broker.tenant_names import check_plain
+from headrace.broker.tenant_names import check_plain, count_names
 from headrace.broker.topic_middleware import load_nothing
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
@@ -188,7 +188,7 @@ class Broker:
         self._readers = Readers(self._topics, ports)
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
-        parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
+        parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules, self._routes)
         observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
@@ -599,11 +599,11 @@ class Broker:
             time_us=now_us,
             topics=len(topics),
             partitions_open=sum(len(topic.active_partitions) for topic in topics),
-            groups=_count(self._ledger.state.groups, tenant),
-            subscriptions=_count((str(one.topic) for one in self._subscriptions), tenant),
-            schedules=_count(self._ledger.state.schedules, tenant),
+            groups=count_names(self._ledger.state.groups, tenant),
+            subscriptions=count_names((str(one.topic) for one in self._subscriptions), tenant),
+            schedules=count_names(self._ledger.state.schedules, tenant),
             connections=sum(1 for one in self._sessions if tenant in (None, one.tenant)),
-            transactions_open=_count(self._transactions, tenant),
+            transactions_open=count_names(self._transactions, tenant),
             data=self._store.directory or ":memory:",
             **self.surroundings(),
         )
@@ -618,8 +618,3 @@ def _own(session: Session, request: T) -> T:
     if session.names is None:
         check_plain(request.transaction)
     return request
-
-
-def _count(names: Iterable[str], tenant: str | None) -> int:
-    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
-    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))

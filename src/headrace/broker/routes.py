@@ -23,6 +23,7 @@ from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder, Sift
 from headrace.broker.route_graph import RouteGraph
 from headrace.broker.route_table import CompiledRoute
 from headrace.broker.routed_source import RoutedSource
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
@@ -78,6 +79,8 @@ class RouteRegistry:
         self._turns = turns
         self._check_room = check_room
         self._queue = ForwarderQueue(turns, ports)
+        self.changed: Signal[RouteDefinition, str, int] = Signal()
+        """A route was `created`, `altered` or `deleted`, with the time."""
         self._sources: dict[int, RoutedSource] = {}
         self._graph = RouteGraph()
         self._advance_us = 0
@@ -179,6 +182,7 @@ class RouteRegistry:
         if before is not None:
             self._end(before, until)
         routed.start()
+        self.changed(route, "created" if before is None else "altered", now_us)
         return fact
 
     def remove(self, request: RouteRemove, now_us: int) -> PendingAnswer[Done]:
@@ -187,6 +191,7 @@ class RouteRegistry:
         until = self._ends(self._topics.by_id[fact.source_id])
         self._ledger.record(now_us, RouteRemoved(fact.id, fact.source_id, until))
         self._end(fact, until)
+        self.changed(fact.definition, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def _end(self, fact: RouteStored, until: OffsetsByPartition) -> None:
@@ -313,7 +318,7 @@ class RouteRegistry:
                     state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
         return facts
 
-    def _topic_changed(self, topic: Topic, _: int) -> None:
+    def _topic_changed(self, topic: Topic, now_us: int) -> None:
         """A topic was created, deleted or got more partitions."""
         source = self._sources.get(topic.id)
         if source is not None:
@@ -327,6 +332,7 @@ class RouteRegistry:
                 for route in source.routes.values():
                     if route.until is None:
                         self._graph.remove(str(topic), target_names(route.definition))
+                        self.changed(route.definition, "deleted", now_us)
                 del self._sources[topic.id]
         self._topic_altered(topic, 0)
 

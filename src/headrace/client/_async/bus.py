@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
@@ -136,11 +135,6 @@ class AsyncBus(AsyncBusObservation):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
-
-    @property
-    def events(self) -> AsyncEventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return AsyncEventFeed(self, self._broker)
 
     # Publishing.
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
@@ -132,11 +131,6 @@ class Bus(BusObservation):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
-
-    @property
-    def events(self) -> EventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return EventFeed(self, self._broker)
 
     # Publishing.
 
