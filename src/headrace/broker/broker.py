@@ -27,6 +27,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
+from headrace.broker.subject_handlers import subject_handlers
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
@@ -37,9 +38,10 @@ from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
+from headrace.broker.version_gate import check_countable
 from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import Batch, received
-from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
@@ -106,16 +108,6 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
-from headrace.model.subject_requests import (
-    ReplySend,
-    RequestSend,
-    ServeClose,
-    ServeOpen,
-    SubjectPublish,
-    SubjectSubscribe,
-    SubjectUnsubscribe,
-    SwitchboardDescribe,
-)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -380,7 +372,7 @@ class Broker:
             self._leased_requests(),
             self._schedule_requests(),
             self._routes.requests(),
-            self._subject_requests(),
+            subject_handlers(self._switchboard, self._requests),
             self._observability.requests(),
         )
         handlers = {request: handler for part in parts for request, handler in part.items()}
@@ -397,19 +389,6 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
-        }
-
-    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
-        switchboard, requests = self._switchboard, self._requests
-        return {
-            SubjectPublish: switchboard.publish,
-            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
-            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
-            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
-            RequestSend: requests.send,
-            ReplySend: requests.reply,
-            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
-            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -555,16 +534,10 @@ class Broker:
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
         if request.settings.get("key_versions") and not before.settings.key_versions:
-            self._check_countable(before)
+            removing = self._maintenance.is_removing(before) or not self._trimmer.idle
+            check_countable(committing=not self._transactions.idle, removing=removing)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
-
-    def _check_countable(self, topic: Topic) -> None:
-        """Raise Busy while messages of a topic come and go that its versions would have to count."""
-        if not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
-        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
-            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)

@@ -43,9 +43,9 @@ _READ_COST = 40
 _OPEN_COST = 500
 _RETRY_US = 1_000_000
 _REST = 2
-_REST_US_MAX = 100_000
-"""After the syncs of a slice, the disk is left to publishers for so many times as long as they took, and at most for so
-long: each slice has as many syncs as targets.
+_REST_US_MAX = 200_000
+"""After a slice, the disk is left to publishers for so many times as long as the syncs of its targets take, and at most
+for so long; a full slice does not wait.
 """
 
 Marks = dict[tuple[int, int], int]
@@ -265,7 +265,9 @@ class RouteForwarder:
         reader.release(found.end)
         if self._source.changing:
             self._source.forget_passed()
-        unsynced = _UnsyncedSlice(found.end, list(touched), self._queue.now_us, self._on_synced)
+        syncs_us = sum(target.partition.sync_latency_us for target in touched)
+        self._rest_us = self._queue.now_us + syncs_us + min(_REST * syncs_us, _REST_US_MAX)
+        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
         self._unsynced.append(unsynced)
         unsynced.wait()
 
@@ -450,11 +452,8 @@ class RouteForwarder:
 
     def _on_synced(self) -> None:
         """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
-        now_us = self._queue.now_us
         while self._unsynced and not self._unsynced[0].waiting:
-            done = self._unsynced.popleft()
-            self.synced_position = max(self.synced_position, done.end)
-            self._rest_us = now_us + min(_REST * (now_us - done.begun_us), _REST_US_MAX)
+            self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
         if not self._unsynced:
             self.plan()
 
@@ -462,9 +461,8 @@ class RouteForwarder:
 class _UnsyncedSlice:
     """A slice that was forwarded, until its targets are synced."""
 
-    def __init__(self, end: int, targets: list[ActivePartition], begun_us: int, on_synced: Callable[[], None]) -> None:
+    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
         self.end = end
-        self.begun_us = begun_us
         self.waiting = len(targets)
         self._targets = targets
         self._failed: list[ActivePartition] = []

@@ -27,7 +27,8 @@ from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
-from headrace.model.errors import HeadraceError, LimitExceeded, RouteExists, RouteNotFound
+from headrace.broker.views import check_stores
+from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, RouteExists, RouteNotFound
 from headrace.model.limits import ROUTE_CONTENT_MAX, ROUTES_MAX
 from headrace.model.request import Answer, Request
 from headrace.model.requests import Done
@@ -136,12 +137,20 @@ class RouteRegistry:
             return self._ledger.durably(self._info(before))
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
+        self._check_views(route)
         self._check(route, before)
         CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
         topic = self._topics.get_or_create(route.source, now_us)
         for target in route.targets:
             self._topics.get_or_create(target, now_us)
         return self._ledger.durably(self._info(self._store(route, topic, before, now_us)))
+
+    def _check_views(self, route: RouteDefinition) -> None:
+        """Refuse virtual topics: they store nothing; instead of a route from one, make a route by content."""
+        for name, action in ((route.source, "route from"), *((name, "route to") for name in target_names(route))):
+            topic = self._topics.find(name)
+            if topic is not None:
+                check_stores(str(topic), topic.settings, action)
 
     def _check(self, route: RouteDefinition, before: RouteStored | None) -> None:
         """Refuse a route that would close a loop, or is one too many of its kind."""
@@ -289,6 +298,10 @@ class RouteRegistry:
     def _bindings_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Sequence[AnyFact]:
         """The facts that tell what a name means to the sources of routes, when the topic of that name changes."""
         facts: list[AnyFact] = []
+        if settings is not None and settings.view_of is not None and self._state.users.get(name):
+            raise InvalidArgument(
+                f"routes write to {name}, so it cannot be a view: choose another name, or remove them"
+            )
         for source_id in sorted(self._state.users.get(name, ())):
             source, state = self._sources.get(source_id), self._state.sources.get(source_id)
             if source is None or state is None:

@@ -11,16 +11,13 @@ from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import (
     AnyFact,
-    IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
     ProducersCheckpointed,
     TopicDeleted,
-    TopicFilesRemoved,
     TopicSet,
     partition_name,
 )
-from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.ledger import Ledger
 from headrace.broker.middleware_chain import MiddlewareChain
 from headrace.broker.pending_answer import PendingAnswer
@@ -28,15 +25,14 @@ from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
+from headrace.broker.topic_files import TopicFiles
 from headrace.broker.topic_middleware import TopicMiddleware
 from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
 from headrace.engines.api import (
-    DataDirectory,
     DerivedCache,
     Partition,
     PartitionOwner,
     Store,
-    as_headrace_error,
 )
 from headrace.model.errors import (
     HeadraceError,
@@ -136,8 +132,8 @@ class TopicRegistry:
             self._add(topic)
         for topic in self:
             self._attach_view(topic)
-        if store.data is not None:
-            self._check_files(store.data)
+        self._files = TopicFiles(store.data, ledger, ports)
+        self._files.check()
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -322,7 +318,9 @@ class TopicRegistry:
             active.alter(settings, now_us)
             if not topic.is_view:
                 self._middleware.apply(topic.name, topic.middleware, active)
-                self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
+                self._ports.background(
+                    partial(self._files.store_owner, active, topic.owner(active.number, self._identity))
+                )
 
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
@@ -339,7 +337,7 @@ class TopicRegistry:
         for active in active_partitions.values():
             active.end()
         self.changed(topic, now_us)
-        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
+        self._ledger.durably(Done()).then(partial(self._files.remove_once, topic.id, list(active_partitions.values())))
 
     def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
         for companions in self.companions:
@@ -542,67 +540,11 @@ class TopicRegistry:
         active.release(outcome)
         if not isinstance(outcome, HeadraceError):
             owner = topic.owner(active.number, self._identity, journaled=True)
-            self._ports.background(partial(self._store_owner, active, owner))
+            self._ports.background(partial(self._files.store_owner, active, owner))
 
     @property
     def _identity(self) -> str:
         return self._ledger.state.broker_id
-
-    def _store_owner(self, active: ActivePartition, owner: PartitionOwner) -> None:
-        """Store new settings with a partition's files; if that fails, the next opening does it."""
-        try:
-            active.partition.set_owner(owner)
-        except (HeadraceError, OSError) as error:
-            logger.info("settings not stored with the partition  path=%s reason=%s", active.partition.location, error)
-
-    def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
-        """Remove a deleted topic's files, once its deletion is synced."""
-        if not isinstance(outcome, HeadraceError):
-            self._ports.background(partial(self._remove, topic_id, active_partitions))
-
-    def _remove(self, topic_id: int, active_partitions: list[ActivePartition]) -> None:
-        for active in active_partitions:
-            try:
-                active.partition.close()
-            except HeadraceError as error:
-                where = active.partition.location
-                logger.info("partition not closed before its removal  path=%s reason=%s", where, error)
-        try:
-            if self._store.data is not None:
-                self._store.data.delete_topic(topic_id, self._identity)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-        self._ports.call_threadsafe(partial(self._forget_files, topic_id))
-
-    def _forget_files(self, topic_id: int) -> None:
-        try:
-            self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
-        except HeadraceError as error:
-            logger.info(
-                "files of a deleted topic not removed; retrying at the next start  topic_id=%s reason=%s",
-                topic_id,
-                error,
-            )
-
-    def _check_files(self, data: DataDirectory) -> None:
-        """Continue to remove deleted topics' files, and set aside partitions that the journal does not know.
-
-        Raises when the journal must have known one: the journal has lost facts, and a repair needs the files.
-        """
-        state = self._ledger.state
-        unknown = [place for place in data.partitions() if place.topic_id not in state.gone and not knows(state, place)]
-        for place in unknown:
-            if proof := proof_of_loss(data, state, place):
-                raise data.damaged(proof)
-        for place in unknown:
-            data.set_aside.move(place.path, "the journal knows no such partition")
-        if last := max((place.topic_id for place in unknown), default=0):
-            # A power loss may have come before the journal had the topic; its id must not be used again.
-            self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
-        for path in data.unknown_names():
-            logger.warning("unknown file in the data directory; left as it is  path=%s", path)
-        for topic_id in sorted(state.gone):
-            self._ports.background(partial(self._remove, topic_id, []))
 
 
 def _opened(fact: TopicSet) -> Topic:

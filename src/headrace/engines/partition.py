@@ -132,6 +132,11 @@ class Partition:
         """How often compaction has run: batches that were read before may have messages that are no more."""
         return self._rewrites
 
+    @property
+    def sync_latency_us(self) -> int:
+        """How long a small sync takes, about; 0 if nothing is synced."""
+        return round(self._log.sync_latency_s * 1e6)
+
     def check_durability(self, wanted: int) -> None:
         """Raise if messages can never have this durability."""
         if not self.durable and wanted > self._log.append_durability:

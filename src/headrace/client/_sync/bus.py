@@ -206,10 +206,10 @@ class Bus(BusObservation):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        topic = INGRESS_TOPIC if topic is None else topic
-        if not isinstance(topic, str):
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
             expects = reply or expected_offset is not None or expected_version is not None
-            return self._publish_to_all(topic, value, key, expects, fields)
+            return self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = self._jobs.new_handle(self)
@@ -217,7 +217,7 @@ class Bus(BusObservation):
         receipt = producer.publish(
             value,
             key,
-            topic=topic,
+            topic=name,
             durability=durability,
             expected_offset=expected_offset,
             expected_version=expected_version,
@@ -1417,12 +1417,6 @@ class Bus(BusObservation):
             self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-    def _begin_producer(self) -> Producer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
 
 
 def connect(
